@@ -1,0 +1,229 @@
+"""The loop: plan, launch, retire the step before, deliver."""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
+from runtime.request import Delta, FinishReason, GenerationRequest, Sampled, Usage
+from runtime.scheduler import Advance, Scheduler, Sequence, StepPlan
+from runtime.textstream import TextStream
+
+Deliver = Callable[[Delta], None]
+
+
+class Runner(Protocol):
+    """The device side. Launched plans run in order; `collect` waits for one of them.
+
+    Results are aligned with the plan's chunks, None where a chunk does not sample.
+    """
+
+    def launch(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, launched: Any) -> tuple[Sampled | None, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a request must respect. `max_live` bounds running and waiting requests together."""
+
+    context_tokens: int
+    vocab_size: int
+    max_live: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Where the engine stands (the first five) and what it has done since its start."""
+
+    waiting: int = 0
+    running: int = 0
+    waiting_tokens: int = 0  # tokens that exist and no step has computed yet
+    pages_total: int = 0
+    pages_owned: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    preemptions_total: int = 0
+    steps_total: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """One request between its arrival and its last delta; times are the clock's nanoseconds."""
+
+    sequence: Sequence
+    text: TextStream
+    deliver: Deliver
+    arrived: int
+    begun: int | None = None
+    first: int | None = None
+
+
+class Engine:
+    """Requests in, deltas out, on one thread. `depth` steps may be in flight at once."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        token_bytes: Callable[[int], bytes],
+        limits: EngineLimits,
+        depth: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        assert depth >= 1
+        self._scheduler = scheduler
+        self._runner = runner
+        self._token_bytes = token_bytes
+        self._limits = limits
+        self._depth = depth
+        self._clock = clock
+        self._live: dict[str, _Live] = {}
+        self._by_sequence: dict[Sequence, _Live] = {}
+        self._in_flight: deque[tuple[StepPlan, Any]] = deque()
+        self._totals = EngineStatistics()
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
+        """Queue a request that `admissible` has passed; `deliver` gets its deltas."""
+        assert request.id not in self._live
+        live = _Live(
+            self._scheduler.add(request), TextStream(request.stop.strings), deliver, arrived
+        )
+        self._live[request.id] = live
+        self._by_sequence[live.sequence] = live
+
+    def abort(self, request_id: str) -> None:
+        """End a request whose reader has left; one that is unknown has ended already."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self._scheduler.finish(live.sequence)
+            self._end(live, Delta(), FinishReason.ABORTED)
+
+    def step(self) -> bool:
+        """Launch what can be launched, retire what must be; False when there was nothing to do."""
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._note_begun(plan)
+            self._in_flight.append((plan, self._runner.launch(plan)))
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            self._retire(*self._in_flight.popleft())
+            return True
+        return plan is not None
+
+    def fail(self, error: str) -> None:
+        """End every live request with FAILED."""
+        for live in list(self._live.values()):
+            self._end(live, Delta(error=error), FinishReason.FAILED)
+
+    def statistics(self) -> EngineStatistics:
+        scheduler, ledger = self._scheduler, self._scheduler.ledger
+        unfinished = [*scheduler.waiting, *scheduler.running]
+        return dataclasses.replace(
+            self._totals,
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            waiting_tokens=sum(sequence.remaining for sequence in unfinished),
+            pages_total=ledger.pages_total,
+            pages_owned=ledger.pages_owned,
+            preemptions_total=scheduler.preemptions,
+        )
+
+    def _note_begun(self, plan: StepPlan) -> None:
+        now = self._clock()
+        for chunk in plan.chunks:
+            live = self._by_sequence[chunk.sequence]
+            if live.begun is None:
+                live.begun = now
+
+    def _retire(self, plan: StepPlan, launched: Any) -> None:
+        results = self._runner.collect(launched)
+        now = self._clock()
+        for advance in self._scheduler.retire(plan, results):
+            self._deliver(advance, now)
+        self._totals = dataclasses.replace(self._totals, steps_total=self._totals.steps_total + 1)
+
+    def _deliver(self, advance: Advance, now: int) -> None:
+        live = self._by_sequence[advance.sequence]
+        if live.first is None:
+            live.first = now
+        sampled, finish = advance.sampled, advance.finish
+        text, shown = "", tuple[Sampled, ...]()
+        if finish is not FinishReason.STOP:  # an end token is counted, never shown
+            text, shown = live.text.push(self._token_bytes(sampled.token), sampled)
+            if live.text.stopped:
+                finish = FinishReason.STOP
+                self._scheduler.finish(advance.sequence)
+        delta = Delta(text, (sampled.token,), self._asked(live, shown))
+        if finish is None:
+            live.deliver(delta)
+        else:
+            self._end(live, delta, finish)
+
+    def _asked(self, live: _Live, shown: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+        return shown if live.sequence.request.sampling.logprobs is not None else ()
+
+    def _end(self, live: _Live, delta: Delta, finish: FinishReason) -> None:
+        text, shown = live.text.flush()
+        usage = self._usage(live)
+        last = Delta(text, (), self._asked(live, shown), finish, usage, delta.error)
+        del self._live[live.sequence.request.id]
+        del self._by_sequence[live.sequence]
+        totals = self._totals
+        self._totals = dataclasses.replace(
+            totals,
+            prompt_tokens_total=totals.prompt_tokens_total + usage.prompt_tokens,
+            cached_tokens_total=totals.cached_tokens_total + usage.cached_tokens,
+            completion_tokens_total=totals.completion_tokens_total + usage.completion_tokens,
+        )
+        live.deliver(delta.merged(last))
+
+    def _usage(self, live: _Live) -> Usage:
+        now = self._clock()
+        sequence = live.sequence
+        prompt = len(sequence.request.prompt)
+        begun = now if live.begun is None else live.begun
+        first = now if live.first is None else live.first
+        return Usage(
+            prompt_tokens=prompt,
+            cached_tokens=sequence.cached,
+            completion_tokens=len(sequence.tokens) - prompt,
+            queue_ns=begun - live.arrived,
+            prompt_ns=first - begun,
+            decode_ns=now - first,
+        )
+
+
+def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -> GenerationRequest:
+    """The request with its answer's length cut to the context, or an error that says why not."""
+    length = len(request.prompt)
+    if length == 0:
+        raise RequestError("The prompt has no tokens.")
+    if not all(0 <= token < limits.vocab_size for token in request.prompt):
+        raise RequestError(
+            f"The prompt has a token id outside the vocabulary of {limits.vocab_size:,} tokens."
+        )
+    room = limits.context_tokens - length
+    if room < 1:
+        raise PromptTooLongError(
+            f"The prompt has {length:,} tokens; the context holds {limits.context_tokens:,}, "
+            "one of them for the answer. Shorten the prompt or raise `context_tokens`."
+        )
+    if live >= limits.max_live:
+        raise OverloadedError(
+            f"{live:,} requests run and wait here already, the most that this replica takes."
+        )
+    stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
+    return dataclasses.replace(request, stop=stop)
+
+
+def dead(reason: str) -> EngineDeadError:
+    return EngineDeadError(f"The engine has failed and serves nothing any more: {reason}")

@@ -1,0 +1,45 @@
+"""The exception tree of the whole project, one sentence each."""
+
+
+class CaravanError(Exception):
+    """Anything this project refuses or fails at, told in one sentence meant for a person."""
+
+
+class ConfigurationError(CaravanError):
+    """The configuration names something that does not exist or cannot be."""
+
+
+class ModelFileError(CaravanError):
+    """A model file is missing, damaged, or contradicts itself."""
+
+
+class UnsupportedModelError(ModelFileError):
+    """The file is sound, but it needs an architecture, block type or tokenizer not served yet."""
+
+
+class DoesNotFitError(CaravanError):
+    """The device has less memory than the model needs at worst."""
+
+
+class RequestError(CaravanError):
+    """The request cannot be served as it stands; the client has to change it."""
+
+
+class PromptTooLongError(RequestError):
+    """The prompt leaves no room for an answer within the model's context."""
+
+
+class ModelNotFoundError(CaravanError):
+    """No model of that name is served."""
+
+
+class OverloadedError(CaravanError):
+    """Too much is queued already; the same request may be served later."""
+
+
+class EngineDeadError(CaravanError):
+    """The engine loop has failed; this replica serves nothing any more."""
+
+
+class ReplicaLostError(CaravanError):
+    """The replica that worked on the request is gone; the answer stays unfinished."""

@@ -1,0 +1,253 @@
+"""Pages of KV cache: who owns which, which are shared, and which hold a known prefix."""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
+
+from runtime.kv.spec import CacheKind
+from runtime.request import ImageSpan
+
+PageKey = bytes
+
+
+class Owner(Protocol):
+    """What the ledger needs to know of a sequence. `page_keys` is the ledger's own memo."""
+
+    tokens: list[int]
+    confirmed: int
+    page_keys: list[PageKey]
+
+    @property
+    def spans(self) -> tuple[ImageSpan, ...]: ...
+
+    def may_end_at(self, position: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageGrant:
+    """`page` of `group` now holds index `index` of the sequence that asked."""
+
+    group: int
+    index: int
+    page: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """The pages of one sequence in one group: indices begin, begin + 1, ..."""
+
+    begin: int = 0
+    pages: list[int] = field(default_factory=list)
+    published: int = 0  # indices below were offered to the prefix cache already
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.pages)
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        return enumerate(self.pages, self.begin)
+
+
+class _Group:
+    """The pages of one cache group. Invariant: a page is free, idle (cached, unowned) or owned."""
+
+    def __init__(self, kind: CacheKind, pages: int) -> None:
+        self.kind = kind
+        self.free = deque(range(pages))
+        self.owners = [0] * pages
+        self.key_of: dict[int, PageKey] = {}
+        self.by_key: dict[PageKey, int] = {}
+        self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.held: dict[Owner, _Held] = {}
+
+    @property
+    def available(self) -> int:
+        return len(self.free) + len(self.idle)
+
+    def take(self) -> int:
+        """A page that nobody owns; the longest unused cached one when none is free."""
+        if self.free:
+            page = self.free.popleft()
+        else:
+            page, _ = self.idle.popitem(last=False)
+            del self.by_key[self.key_of.pop(page)]
+        assert self.owners[page] == 0
+        self.owners[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        if self.owners[page] == 0:
+            del self.idle[page]
+        self.owners[page] += 1
+
+    def drop(self, page: int) -> None:
+        self.owners[page] -= 1
+        assert self.owners[page] >= 0
+        if self.owners[page] == 0:
+            if page in self.key_of:
+                self.idle[page] = None
+            else:
+                self.free.append(page)
+
+    def publish(self, page: int, key: PageKey) -> None:
+        if page not in self.key_of and key not in self.by_key:
+            self.key_of[page] = key
+            self.by_key[key] = page
+
+
+class PageLedger:
+    """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
+
+    Pages are handed on the moment their owner lets go: device state changes only by launched
+    plans, in order, so a later plan cannot overtake one that still reads the page.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[CacheKind],
+        pages: Sequence[int],
+        *,
+        page_tokens: int,
+        prefix_cache: bool = True,
+    ) -> None:
+        self._groups = [_Group(kind, count) for kind, count in zip(kinds, pages, strict=True)]
+        self._page_tokens = page_tokens
+        self._prefix_cache = prefix_cache
+
+    @property
+    def page_tokens(self) -> int:
+        return self._page_tokens
+
+    @property
+    def pages_total(self) -> int:
+        return sum(len(group.owners) for group in self._groups)
+
+    @property
+    def pages_owned(self) -> int:
+        """Pages that some sequence holds now; cached pages without an owner do not count."""
+        return self.pages_total - sum(group.available for group in self._groups)
+
+    def reserve(self, owner: Owner, end: int) -> list[PageGrant] | None:
+        """Room for positions up to `end`: the new pages, or None and no change."""
+        wanted = [self._missing(group, owner, end) for group in self._groups]
+        if any(len(w) > g.available for w, g in zip(wanted, self._groups, strict=True)):
+            return None
+        grants = []
+        for number, (indices, group) in enumerate(zip(wanted, self._groups, strict=True)):
+            if not indices:
+                continue
+            held = group.held.setdefault(owner, _Held())
+            if not held.pages:
+                held.begin = indices.start
+            for index in indices:
+                page = group.take()
+                held.pages.append(page)
+                grants.append(PageGrant(number, index, page))
+        return grants
+
+    def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
+        """Share the longest cached prefix of a sequence that holds nothing: its length, its pages.
+
+        At least one token is left over, because a step has to compute the next token's logits.
+        """
+        if not self._prefix_cache:
+            return 0, []
+        size = self._page_tokens
+        keys = self._keys(owner, len(owner.tokens) - 1)
+        runs = [_runs(group, keys) for group in self._groups]
+        for count in range(len(keys), 0, -1):
+            length = count * size
+            firsts = [group.kind.first_visible(length) // size for group in self._groups]
+            if owner.may_end_at(length) and all(
+                run[count] <= first for run, first in zip(runs, firsts, strict=True)
+            ):
+                return length, self._share(owner, firsts, keys[:count])
+        return 0, []
+
+    def publish(self, owner: Owner) -> None:
+        """Offer the owner's full, confirmed pages to later sequences with the same prefix."""
+        if not self._prefix_cache:
+            return
+        keys = self._keys(owner, owner.confirmed)
+        for group in self._groups:
+            held = group.held.get(owner)
+            if held is None:
+                continue
+            for index in range(max(held.published, held.begin), len(keys)):
+                group.publish(held.pages[index - held.begin], keys[index])
+            held.published = max(held.published, len(keys))
+
+    def trim(self, owner: Owner) -> None:
+        """Let go of pages that no later row of the owner can see. Publish first."""
+        for group in self._groups:
+            held = group.held.get(owner)
+            if held is None:
+                continue
+            first = group.kind.first_visible(owner.confirmed) // self._page_tokens
+            gone = min(max(0, first - held.begin), len(held.pages))
+            for page in held.pages[:gone]:
+                group.drop(page)
+            del held.pages[:gone]
+            held.begin += gone
+
+    def release(self, owner: Owner) -> None:
+        """Let go of everything, the end of the sequence first: prefixes stay cached longest."""
+        for group in self._groups:
+            held = group.held.pop(owner, None)
+            if held is not None:
+                for page in reversed(held.pages):
+                    group.drop(page)
+
+    def check_idle(self) -> None:
+        """Assert that nobody owns a page and none is lost; for tests and idle engines."""
+        for group in self._groups:
+            assert not any(group.owners) and not group.held, "a page is still owned"
+            assert group.available == len(group.owners), "a page is lost"
+
+    def _missing(self, group: _Group, owner: Owner, end: int) -> range:
+        first = group.kind.first_visible(owner.confirmed) // self._page_tokens
+        held = group.held.get(owner)
+        if held is not None and held.pages:
+            first = held.end
+        return range(first, -(-end // self._page_tokens))
+
+    def _share(self, owner: Owner, firsts: list[int], keys: Sequence[PageKey]) -> list[PageGrant]:
+        grants = []
+        for number, (group, first) in enumerate(zip(self._groups, firsts, strict=True)):
+            pages = [group.by_key[key] for key in keys[first:]]
+            for page in pages:
+                group.share(page)
+            group.held[owner] = _Held(first, pages, published=len(keys))
+            grants += [PageGrant(number, first + i, page) for i, page in enumerate(pages)]
+        return grants
+
+    def _keys(self, owner: Owner, length: int) -> list[PageKey]:
+        """Keys of the owner's full pages within `length`; each names its whole prefix."""
+        keys, size = owner.page_keys, self._page_tokens
+        for index in range(len(keys), length // size):
+            before = keys[-1] if keys else b""
+            content = _content(owner, index * size, (index + 1) * size)
+            keys.append(blake2b(before + content, digest_size=16).digest())
+        return keys[: length // size]
+
+
+def _content(owner: Owner, begin: int, end: int) -> bytes:
+    """What the positions hold, unambiguously: a token id, or an image's digest and an offset."""
+    parts = [b"t%d" % token for token in owner.tokens[begin:end]]
+    for span in owner.spans:
+        for position in range(max(begin, span.start), min(end, span.end)):
+            parts[position - begin] = b"i%s:%d" % (
+                span.digest.hex().encode(),
+                position - span.start,
+            )
+    return b",".join(parts)
+
+
+def _runs(group: _Group, keys: Sequence[PageKey]) -> list[int]:
+    """For each n: the smallest b such that the pages b .. n-1 are all cached."""
+    begins = [0]
+    for index, key in enumerate(keys):
+        begins.append(begins[-1] if key in group.by_key else index + 1)
+    return begins

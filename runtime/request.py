@@ -1,0 +1,147 @@
+"""What goes into the engine and what comes out: requests and deltas, as plain values."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_TOP_LOGPROBS = 20
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"  # an end token or a stop string
+    LENGTH = "length"  # max_tokens reached, or the context is full
+    ABORTED = "aborted"  # the client left
+    FAILED = "failed"  # the engine failed; `Delta.error` says how
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn.
+
+    temperature 0 takes the most likely token. top_k 0 keeps all tokens, top_p 1 and min_p 0
+    switch their filter off. The penalties look at the last `repeat_last_n` tokens of prompt and
+    answer together (0: none of them, None: the whole sequence); repeat_penalty divides positive
+    and multiplies negative logits, the other two subtract. `logprobs` None asks for none, n asks
+    for the drawn token's log-probability and those of the n most likely ones, taken from the raw
+    logits. The random number of a token depends on (seed, position) alone.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.9
+    min_p: float = 0.0
+    seed: int = 0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int | None = 64
+    logprobs: int | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens change the logits of the next one."""
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When to end: after `max_tokens`, at an end token (not emitted), or before a stop string."""
+
+    max_tokens: int
+    end_tokens: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Placeholder positions [start, start + length) of one image.
+
+    `whole`: attention inside is bidirectional, so no step may end inside. `digest` names pixels,
+    processor settings and projector together.
+    """
+
+    start: int
+    length: int
+    whole: bool
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A tokenised prompt and the rules of its continuation; `id` is unique among live requests."""
+
+    id: str
+    prompt: tuple[int, ...]
+    stop: StopRules
+    sampling: SamplingParams = SamplingParams()
+    spans: tuple[ImageSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One candidate token and its log-probability (natural logarithm)."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token a step drew for one sequence; log-probabilities only where they were asked for."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost. Token counts; durations in nanoseconds.
+
+    `prompt_tokens` includes `cached_tokens`, which the prefix cache gave. `queue_ns` runs from
+    arrival to the first step that computes for the request, `prompt_ns` from there to the first
+    sampled token, `decode_ns` from there to the end. `completion_tokens` counts an end token.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_ns: int
+    prompt_ns: int
+    decode_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a request has produced since its last delta; exactly one, the last, has `finish`.
+
+    `tokens` are all ids sampled since then, also those whose text is still held back and the end
+    token. `logprobs` belong to the text in this delta (nothing for text a stop string cut off).
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Sampled, ...] = ()
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    error: str | None = None
+
+    def merged(self, later: "Delta") -> "Delta":
+        """This delta and the one after it as one."""
+        return Delta(
+            self.text + later.text,
+            self.tokens + later.tokens,
+            self.logprobs + later.logprobs,
+            later.finish,
+            later.usage,
+            later.error,
+        )

@@ -1,0 +1,291 @@
+"""Who computes what next: sequences, and the plan of each step.
+
+There are no phases. A sequence's launched count chases its token count; chunked prefill, prefix
+hits, decoding and resumption after preemption are all that one chase.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from runtime.kv.ledger import PageGrant, PageKey, PageLedger
+from runtime.request import (
+    FinishReason,
+    GenerationRequest,
+    ImageSpan,
+    Sampled,
+    SamplingParams,
+)
+
+
+class State(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request on its way. Changed by the scheduler alone."""
+
+    request: GenerationRequest
+    tokens: list[int]  # prompt and answer, as far as the host knows them
+    state: State = State.WAITING
+    slot: int | None = None
+    launched: int = 0  # positions handed to the device
+    confirmed: int = 0  # positions whose step has retired
+    pending: int = 0  # tokens sampled on the device and not yet read back
+    epoch: int = 0  # bumped by preemption, so that steps from before it are told apart
+    cached: int = 0  # prompt tokens that the prefix cache gave at first admission
+    page_keys: list[PageKey] = field(default_factory=list)
+
+    @property
+    def spans(self) -> tuple[ImageSpan, ...]:
+        return self.request.spans
+
+    @property
+    def length(self) -> int:
+        """Tokens that exist, here or on the device."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def produced(self) -> int:
+        return self.length - len(self.request.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that exist and are not yet handed to the device."""
+        return self.length - self.launched
+
+    def may_end_at(self, position: int) -> bool:
+        """Whether a step may end before `position`: not inside an image that must stay whole."""
+        return not any(s.whole and s.start < position < s.end for s in self.request.spans)
+
+    def cut(self, count: int) -> int:
+        """`count` tokens from `launched` on, fewer where the step would split a whole image."""
+        end = self.launched + count
+        for span in self.request.spans:
+            if span.whole and span.start < end < span.end:
+                return max(0, span.start - self.launched)
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class PageWrite:
+    """Entry `index` of the slot's page table in `group` becomes `page`."""
+
+    group: int
+    slot: int
+    index: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLoad:
+    """A sequence enters a slot: all its tokens so far, from position 0, and how it samples."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions [start, start + length) of one sequence in one step.
+
+    `known` are their token ids; it is empty when `feedback`: then the chunk is one position long
+    and its token is the slot's last sampled one, which only the device knows yet. `samples`: the
+    last row draws the token at position start + length.
+    """
+
+    sequence: Sequence
+    epoch: int
+    slot: int
+    start: int
+    length: int
+    known: tuple[int, ...]
+    feedback: bool
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of the device: page table entries, slots to load, then rows to compute."""
+
+    chunks: tuple[Chunk, ...]
+    page_writes: tuple[PageWrite, ...]
+    slot_loads: tuple[SlotLoad, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A sequence got a token the host now knows; `finish` where that ended it."""
+
+    sequence: Sequence
+    sampled: Sampled
+    finish: FinishReason | None
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+    page_writes: list[PageWrite] = field(default_factory=list)
+    slot_loads: list[SlotLoad] = field(default_factory=list)
+    preempted: bool = False
+
+    def write(self, slot: int, grants: list[PageGrant]) -> None:
+        self.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
+
+
+class Scheduler:
+    """Continuous batching over a fixed number of slots and a token budget per step."""
+
+    def __init__(self, ledger: PageLedger, *, slots: int, step_tokens: int) -> None:
+        assert 0 < slots <= step_tokens
+        self.ledger = ledger
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._step_tokens = step_tokens
+        self._free_slots = list(reversed(range(slots)))
+
+    def add(self, request: GenerationRequest) -> Sequence:
+        """Queue a request. Its spans that must stay whole fit into one step."""
+        assert request.prompt and request.stop.max_tokens > 0
+        assert all(not s.whole or s.length <= self._step_tokens for s in request.spans)
+        sequence = Sequence(request, list(request.prompt))
+        self.waiting.append(sequence)
+        return sequence
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can be launched before another step retires."""
+        draft = _Draft(self._step_tokens)
+        for sequence in list(self.running):
+            if sequence.state is State.RUNNING:  # not preempted by an earlier one just now
+                self._continue(sequence, draft)
+        while self.waiting and self._free_slots and draft.budget and not draft.preempted:
+            if not self._admit(self.waiting[0], draft):
+                break
+        if not draft.chunks:
+            return None
+        return StepPlan(tuple(draft.chunks), tuple(draft.page_writes), tuple(draft.slot_loads))
+
+    def retire(self, plan: StepPlan, results: tuple[Sampled | None, ...]) -> list[Advance]:
+        """Take in what a launched step gave, in launch order. Orphans' results are dropped."""
+        advances = []
+        for chunk, sampled in zip(plan.chunks, results, strict=True):
+            sequence = chunk.sequence
+            if sequence.state is State.FINISHED:
+                continue
+            current = chunk.epoch == sequence.epoch
+            if current:
+                sequence.confirmed = chunk.start + chunk.length
+            if chunk.samples:
+                assert sampled is not None
+                sequence.pending -= 1
+                sequence.tokens.append(sampled.token)
+            if current:
+                self.ledger.publish(sequence)
+                self.ledger.trim(sequence)
+            if sampled is not None:
+                finish = _finish_reason(sequence, sampled.token)
+                advances.append(Advance(sequence, sampled, finish))
+                if finish is not None:
+                    self.finish(sequence)
+        return advances
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence for any reason; its slot and pages are free at once."""
+        if sequence.state is State.FINISHED:
+            return
+        if sequence.state is State.RUNNING:
+            self._leave_slot(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.state = State.FINISHED
+
+    def _continue(self, sequence: Sequence, draft: _Draft) -> None:
+        count = self._want(sequence, draft.budget)
+        if count == 0:
+            return
+        grants = self.ledger.reserve(sequence, sequence.launched + count)
+        while grants is None:
+            victim = self.running[-1]  # the latest admitted: never one that is in the draft
+            self._preempt(victim)
+            draft.preempted = True
+            if victim is sequence:
+                return
+            grants = self.ledger.reserve(sequence, sequence.launched + count)
+        self._launch(sequence, count, grants, draft)
+
+    def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
+        if sequence.pending:  # preempted, and a token of it is still on the device
+            return False
+        hit, shared = self.ledger.adopt(sequence)
+        sequence.launched = sequence.confirmed = hit
+        count = self._want(sequence, draft.budget)
+        grants = self.ledger.reserve(sequence, hit + count) if count else None
+        if grants is None:
+            self.ledger.release(sequence)
+            sequence.launched = sequence.confirmed = 0
+            return False
+        self.waiting.popleft()
+        self.running.append(sequence)
+        sequence.state = State.RUNNING
+        sequence.slot = slot = self._free_slots.pop()
+        if sequence.epoch == 0:
+            sequence.cached = hit
+        draft.slot_loads.append(SlotLoad(slot, tuple(sequence.tokens), sequence.request.sampling))
+        self._launch(sequence, count, shared + grants, draft)
+        return True
+
+    def _want(self, sequence: Sequence, budget: int) -> int:
+        if sequence.produced >= sequence.request.stop.max_tokens:
+            return 0
+        return sequence.cut(min(sequence.remaining, budget))
+
+    def _launch(
+        self, sequence: Sequence, count: int, grants: list[PageGrant], draft: _Draft
+    ) -> None:
+        assert sequence.slot is not None
+        start, end = sequence.launched, sequence.launched + count
+        samples = end == sequence.length
+        feedback = start >= len(sequence.tokens)
+        assert not feedback or count == 1
+        known = tuple(sequence.tokens[start:end])
+        assert feedback or len(known) == count
+        draft.chunks.append(
+            Chunk(sequence, sequence.epoch, sequence.slot, start, count, known, feedback, samples)
+        )
+        draft.write(sequence.slot, grants)
+        draft.budget -= count
+        sequence.launched = end
+        sequence.pending += samples
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's place; what it has sampled stays valid."""
+        self.preemptions += 1
+        self._leave_slot(sequence)
+        sequence.state = State.WAITING
+        sequence.launched = sequence.confirmed = 0
+        sequence.epoch += 1
+        self.waiting.appendleft(sequence)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self.ledger.release(sequence)
+        self.running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = None
+
+
+def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
+    stop = sequence.request.stop
+    if token in stop.end_tokens:
+        return FinishReason.STOP
+    if len(sequence.tokens) - len(sequence.request.prompt) >= stop.max_tokens:
+        return FinishReason.LENGTH
+    return None

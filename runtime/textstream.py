@@ -1,0 +1,76 @@
+"""Token bytes to valid text; holds back partial UTF-8 and what may become a stop string."""
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+
+from runtime.request import Sampled
+
+
+class TextStream:
+    """The text of one answer, released as soon as it is certain.
+
+    Bytes are held back while they are an incomplete UTF-8 sequence or the beginning of a stop
+    string. Bytes that can never become valid UTF-8 turn into U+FFFD; an incomplete sequence at
+    the very end is dropped.
+    """
+
+    def __init__(self, stop_strings: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._stops = tuple(stop.encode() for stop in stop_strings if stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        self._released = 0  # bytes handed to the decoder since the beginning
+        self._pieces: deque[tuple[int, int, Sampled]] = deque()  # begin, end in bytes
+
+    def push(self, piece: bytes, sampled: Sampled) -> tuple[str, tuple[Sampled, ...]]:
+        """One more token: the text that is now certain, and the tokens it belongs to.
+
+        After a stop string is complete, `stopped` is set, and the text ends before it.
+        """
+        assert not self.stopped
+        begin = self._released + len(self._held)
+        self._pieces.append((begin, begin + len(piece), sampled))
+        self._held += piece
+        cut = self._find_stop()
+        if cut is not None:
+            self.stopped = True
+            self._drop_pieces_from(self._released + cut)
+            self._held = self._held[:cut]
+            return self.flush()
+        return self._release(len(self._held) - self._possible_stop())
+
+    def flush(self) -> tuple[str, tuple[Sampled, ...]]:
+        """The answer has ended: everything held back that is valid text."""
+        text, done = self._release(len(self._held))
+        rest = tuple(sampled for _, _, sampled in self._pieces)
+        self._pieces.clear()
+        return text, done + rest
+
+    def _release(self, count: int) -> tuple[str, tuple[Sampled, ...]]:
+        text = self._decoder.decode(self._held[:count])
+        self._held = self._held[count:]
+        self._released += count
+        certain = self._released - len(self._decoder.getstate()[0])
+        done = []
+        while self._pieces and self._pieces[0][1] <= certain:
+            done.append(self._pieces.popleft()[2])
+        return text, tuple(done)
+
+    def _find_stop(self) -> int | None:
+        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        return min(places, default=None)
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held bytes that begins some stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+    def _drop_pieces_from(self, offset: int) -> None:
+        while self._pieces and self._pieces[-1][0] >= offset:
+            self._pieces.pop()
