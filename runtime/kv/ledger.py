@@ -155,9 +155,10 @@ class PageLedger:
         if not self._prefix_cache:
             return 0, []
         size = self._page_tokens
-        keys = self._keys(owner, len(owner.tokens) - 1)
+        full = self._extend_keys(owner, len(owner.tokens) - 1)
+        keys = owner.page_keys[:full]
         runs = [_runs(group, keys) for group in self._groups]
-        for count in range(len(keys), 0, -1):
+        for count in range(full, 0, -1):
             length = count * size
             firsts = [group.kind.first_visible(length) // size for group in self._groups]
             if owner.may_end_at(length) and all(
@@ -170,14 +171,14 @@ class PageLedger:
         """Offer the owner's full, confirmed pages to later sequences with the same prefix."""
         if not self._prefix_cache:
             return
-        keys = self._keys(owner, owner.confirmed)
+        full = self._extend_keys(owner, owner.confirmed)
         for group in self._groups:
             held = group.held.get(owner)
             if held is None:
                 continue
-            for index in range(max(held.published, held.begin), len(keys)):
-                group.publish(held.pages[index - held.begin], keys[index])
-            held.published = max(held.published, len(keys))
+            for index in range(max(held.published, held.begin), full):
+                group.publish(held.pages[index - held.begin], owner.page_keys[index])
+            held.published = max(held.published, full)
 
     def trim(self, owner: Owner) -> None:
         """Let go of pages that no later row of the owner can see. Publish first."""
@@ -223,14 +224,17 @@ class PageLedger:
             grants += [PageGrant(number, first + i, page) for i, page in enumerate(pages)]
         return grants
 
-    def _keys(self, owner: Owner, length: int) -> list[PageKey]:
-        """Keys of the owner's full pages within `length`; each names its whole prefix."""
+    def _extend_keys(self, owner: Owner, length: int) -> int:
+        """Make sure the owner's full pages within `length` have keys; how many these are.
+
+        Each key names the whole prefix that ends with its page.
+        """
         keys, size = owner.page_keys, self._page_tokens
         for index in range(len(keys), length // size):
             before = keys[-1] if keys else b""
             content = _content(owner, index * size, (index + 1) * size)
             keys.append(blake2b(before + content, digest_size=16).digest())
-        return keys[: length // size]
+        return length // size
 
 
 def _content(owner: Owner, begin: int, end: int) -> bytes:
