@@ -1,0 +1,88 @@
+"""Byte-level BPE, on the `tokenizers` library."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Regex
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
+
+from model_zoo.tokenizers.pretokenizers import PreTokenizer
+from model_zoo.tokenizers.vocabulary import Vocabulary, required_array
+from runtime.errors import ModelFileError
+
+
+class ByteLevelBPE:
+    """Text is split by expressions, its bytes are written as visible characters, and merged."""
+
+    def __init__(
+        self, metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer
+    ) -> None:
+        merges = _read_merges(metadata, vocabulary.ids)
+        model = BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=pre.whole_pieces)
+        self._native = NativeTokenizer(model)
+        self._native.pre_tokenizer = splitter(pre)
+
+    def surface(self, text: str) -> str:
+        """The form in which special tokens are looked for."""
+        return text
+
+    def plain(self, surface: str) -> str:
+        """The inverse of `surface`."""
+        return surface
+
+    def encode(self, text: str, *, opens: bool) -> list[int]:
+        """Ids of a piece of text without special tokens."""
+        return self._native.encode(text, add_special_tokens=False).ids
+
+    def token_bytes(self, token: str) -> bytes:
+        """What an ordinary token stands for."""
+        return b"".join(map(_character_bytes, token))
+
+
+def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
+    """The library's form of a row of the table: splits text and writes its bytes visibly."""
+    steps = [Split(_compile(expression), "isolated") for expression in pre.expressions]
+    return PreTokenizerSequence([*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    key = "tokenizer.ggml.merges"
+    merges = []
+    for rank, merge in enumerate(required_array(metadata, key)):
+        cut = merge.find(" ", 1) if isinstance(merge, str) else -1
+        if cut < 0:
+            raise ModelFileError(f"`{key}` entry {rank} is {merge!r}, not two tokens and a space.")
+        left, right = merge[:cut], merge[cut + 1 :]
+        if left in ids and right in ids and left + right in ids:  # others can never apply
+            merges.append((left, right))
+    return merges
+
+
+def _compile(expression: str) -> Regex:
+    try:
+        return Regex(expression)
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFileError(
+            f"`tokenizer.ggml.pretokenizer` is not a regular expression: {error}."
+        ) from error
+
+
+def _visible_bytes() -> dict[str, bytes]:
+    """The 256 characters that stand for bytes: printable ones for themselves, others shifted."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in visible]
+    characters = {chr(byte): bytes([byte]) for byte in visible}
+    return characters | {chr(0x100 + n): bytes([byte]) for n, byte in enumerate(hidden)}
+
+
+_VISIBLE = _visible_bytes()
+
+
+def _character_bytes(character: str) -> bytes:
+    known = _VISIBLE.get(character)
+    if known is not None:
+        return known
+    return b" " if character == "\u2581" else character.encode(errors="replace")

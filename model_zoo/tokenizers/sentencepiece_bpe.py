@@ -1,0 +1,72 @@
+"""SentencePiece-BPE, on the `sentencepiece` library."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, required_array
+from runtime.errors import ModelFileError
+
+SPACE = "\u2581"
+_STAND_IN = "\uffff"  # begins names that are in no text
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class SentencePieceBPE:
+    """Spaces become ▁, and the neighbours whose union scores highest merge first."""
+
+    def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+        scores = required_array(metadata, "tokenizer.ggml.scores", length=len(vocabulary.tokens))
+        prefix = flag(metadata, "add_space_prefix")
+        self._add_prefix = True if prefix is None else prefix
+        self._count = len(vocabulary.tokens)
+        self._native = _build(vocabulary, scores)
+
+    def surface(self, text: str) -> str:
+        """The form in which special tokens are looked for."""
+        return text.replace(" ", SPACE)
+
+    def plain(self, surface: str) -> str:
+        """The inverse of `surface`."""
+        return surface.replace(SPACE, " ")
+
+    def encode(self, text: str, *, opens: bool) -> list[int]:
+        """Ids of a piece of text without special tokens; `opens` puts the prefix space before."""
+        if opens and self._add_prefix:
+            text = SPACE + text
+        return [token for token in self._native.encode(text) if token < self._count]
+
+    def token_bytes(self, token: str) -> bytes:
+        """What an ordinary or byte token stands for."""
+        byte = _BYTE_TOKEN.fullmatch(token)
+        if byte:
+            return bytes([int(byte[1], 16)])
+        return self.plain(token).encode(errors="replace")
+
+
+def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcessor:
+    model = ModelProto()
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    model.trainer_spec.byte_fallback = vocabulary.types.count(TokenType.BYTE) == 256
+    unknown, piece = model.SentencePiece.UNKNOWN, model.SentencePiece
+    kinds: dict[int, int] = {TokenType.NORMAL: piece.NORMAL, TokenType.BYTE: piece.BYTE}
+    rows = zip(vocabulary.tokens, scores, vocabulary.types, strict=True)
+    for token, (text, score, kind) in enumerate(rows):
+        if token == vocabulary.unknown_id:
+            model.pieces.add(piece=text, score=score, type=unknown)
+        elif vocabulary.ids[text] != token or not text or "\0" in text:  # the library refuses these
+            model.pieces.add(piece=f"{_STAND_IN}{token}", score=score, type=piece.CONTROL)
+        else:  # special tokens are cut out of the text before: never found in here
+            model.pieces.add(piece=text, score=score, type=kinds.get(kind, piece.CONTROL))
+    if vocabulary.unknown_id is None:
+        model.pieces.add(piece=f"{_STAND_IN}unknown", score=0.0, type=unknown)
+    try:
+        return SentencePieceProcessor(model_proto=model.SerializeToString())
+    except RuntimeError as error:
+        raise ModelFileError(f"`tokenizer.ggml.tokens` makes no vocabulary: {error}.") from error

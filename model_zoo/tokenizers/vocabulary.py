@@ -1,0 +1,180 @@
+"""A model file's vocabulary: its tokens, their types and their roles, checked once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from runtime.errors import ModelFileError
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Texts that end an answer in the model families that use them, whatever ids a file names.
+END_TEXTS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "</s>",
+    }
+)
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_CONTROL_TEXT = re.compile(
+    r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
+)
+# Rows added to fill the embedding table, never trained.
+_PADDING_TEXT = re.compile(r"\[PAD\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens by id; `ids` is the inverse.
+
+    `control` texts steer the model and must never come out of somebody's ordinary text;
+    `user_defined` texts are ordinary text that is always one token.
+    """
+
+    tokens: Sequence[str]
+    types: Sequence[int]
+    ids: Mapping[str, int]
+    bos_id: int | None
+    eos_id: int | None
+    unknown_id: int | None
+    end_tokens: frozenset[int]
+    control: Mapping[str, int]
+    user_defined: Mapping[str, int]
+
+    def id_of(self, text: str) -> int | None:
+        return self.ids.get(text)
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary of `metadata`; ModelFileError names what is missing or contradicts itself."""
+    tokens = required_array(metadata, "tokenizer.ggml.tokens")
+    if not all(isinstance(token, str) for token in tokens):
+        raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
+    types = required_array(metadata, "tokenizer.ggml.token_type", length=len(tokens))
+    ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
+    sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    bos_id = _token_id(metadata, "bos_token_id", len(tokens))
+    eos_id = _token_id(metadata, "eos_token_id", len(tokens))
+    unknown_id = _token_id(metadata, "unknown_token_id", len(tokens))
+    if sentencepiece:
+        bos_id = ids.get("<s>") if bos_id is None else bos_id
+        eos_id = ids.get("</s>") if eos_id is None else eos_id
+        unknown_id = ids.get("<unk>") if unknown_id is None else unknown_id
+    end_tokens = _end_tokens(metadata, tokens, types, ids, eos_id)
+    named = end_tokens | {token for token in (bos_id,) if token is not None}
+    control, user_defined = _special_texts(tokens, types, named)
+    return Vocabulary(
+        tokens, types, ids, bos_id, eos_id, unknown_id, end_tokens, control, user_defined
+    )
+
+
+def required_array(
+    metadata: Mapping[str, Any], key: str, *, length: int | None = None
+) -> list[Any]:
+    """The array under `key`, a plain list or numpy, as a list; `length` None accepts any but 0."""
+    value = metadata.get(key)
+    if value is None:
+        raise ModelFileError(f"The model file has no `{key}`; its tokenizer cannot be built.")
+    if isinstance(value, str | bytes) or not hasattr(value, "__len__"):
+        raise ModelFileError(f"`{key}` is not an array.")
+    items = value.tolist() if hasattr(value, "tolist") else list(value)
+    if length is None and not items:
+        raise ModelFileError(f"`{key}` is empty.")
+    if length is not None and len(items) != length:
+        raise ModelFileError(f"`{key}` has {len(items)} entries for {length} tokens.")
+    return items
+
+
+def flag(metadata: Mapping[str, Any], name: str) -> bool | None:
+    """The boolean `tokenizer.ggml.<name>`; None when the file does not say."""
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    return None if value is None else bool(value)
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key)
+    return None if value is None else _checked_id(value, key, count)
+
+
+def _checked_id(value: Any, key: str, count: int) -> int:
+    try:
+        token = int(value)
+    except (TypeError, ValueError):
+        raise ModelFileError(f"`{key}` is {value!r}, which is not a token id.") from None
+    if not 0 <= token < count:
+        raise ModelFileError(f"`{key}` is {token}, but the vocabulary has {count} tokens.")
+    return token
+
+
+def _end_tokens(
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: Sequence[int],
+    ids: Mapping[str, int],
+    eos_id: int | None,
+) -> frozenset[int]:
+    named = {_token_id(metadata, name, len(tokens)) for name in _END_KEYS} | {eos_id}
+    key = "tokenizer.ggml.eos_token_ids"
+    if metadata.get(key) is not None:
+        named.update(
+            _checked_id(value, key, len(tokens)) for value in required_array(metadata, key)
+        )
+    texts = set(END_TEXTS)
+    if "<|return|>" in ids and "<|call|>" in ids:
+        texts.discard("<|end|>")  # there it ends one channel, not the answer
+    if "<|tool_response>" in ids:
+        texts.discard("</s>")
+    found = {ids[text] for text in texts if text in ids}
+    # Some vocabularies learned `</s>` and its like from web pages, as ordinary text.
+    found = {i for i in found if types[i] != TokenType.NORMAL or _CONTROL_TEXT.fullmatch(tokens[i])}
+    return frozenset(token for token in named | found if token is not None)
+
+
+def _special_texts(
+    tokens: Sequence[str], types: Sequence[int], named: frozenset[int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    control: dict[str, int] = {}
+    user_defined: dict[str, int] = {}
+    for token, (text, kind) in enumerate(zip(tokens, types, strict=True)):
+        steers = token in named or kind in (TokenType.UNKNOWN, TokenType.CONTROL)
+        if steers or (text.startswith("<") and _steers_by_text(text, kind)):
+            if len(text) > 1:  # a single character cannot be told apart from typed text
+                control.setdefault(text, token)
+        elif kind == TokenType.USER_DEFINED and text and not _PADDING_TEXT.fullmatch(text):
+            user_defined.setdefault(text, token)
+    return control, user_defined
+
+
+def _steers_by_text(text: str, kind: int) -> bool:
+    """Whether this is a control token by nature: some converters write another type."""
+    mistyped = kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
+    return mistyped and _CONTROL_TEXT.fullmatch(text) is not None

@@ -1,0 +1,180 @@
+"""Tokenizers against published vectors and against each family's own library."""
+
+import random
+import unicodedata
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+from transformers import GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
+from transformers.convert_slow_tokenizer import TikTokenConverter, bytes_to_unicode
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.tokenization_utils_base import generate_merges
+
+from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.byte_level import splitter
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from tests.reference_data import reference_data, vocabulary_metadata
+
+NAMES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
+BYTE_LEVEL = ("gpt-2", "llama-bpe", "qwen2")
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    metadata = vocabulary_metadata(name)
+    return load_tokenizer(metadata, architecture=metadata["general.architecture"])
+
+
+def vectors(name: str) -> list[tuple[str, list[int]]]:
+    path = reference_data(f"vocab/ggml-vocab-{name}.gguf.inp")
+    with path.open(encoding="utf-8", newline="") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    lines = path.with_suffix(".out").read_text(encoding="utf-8").split("\n")
+    pairs = zip(texts, lines, strict=False)  # both files end in an empty entry
+    return [(text, [int(token) for token in line.split()]) for text, line in pairs]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_vectors_are_met_exactly(name: str) -> None:
+    pairs = vectors(name)
+    assert len(pairs) >= 46
+    for text, expected in pairs:
+        assert tokenizer(name).encode(text) == expected, text
+
+
+WORDS = (
+    *("the", "don't", "WE'LL", "o'clock", "'S", "naïve", "straße", "Ångström", "ﬁne", "ǅungla"),
+    *("Привет", "мир", "東京タワー", "我想在", "한국어", "กาแฟ", "नमस्ते", "العربية", "עברית"),
+    *("x²", "½", "١٢٣", "12345", "3.14", "0x1F", "...", "!?", "</a>", "{x: [1]}", "//", "_", "`"),
+    *("  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2028", "\u200b", " \n ", "\n\n\n", "\x00"),
+    *("👩‍👩‍👧", "🇨🇭", "🏽", "❤️", "▁", "�"),
+)
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    """Words, digits, spaces, many scripts, emoji sequences and assigned code points at large."""
+    random_source = random.Random(seed)
+    assigned = [
+        chr(code)
+        for code in (*range(0x20, 0x3000), *range(0xA000, 0xA700), *range(0x1F300, 0x1F700))
+        if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")
+    ]
+    texts = []
+    for _ in range(count):
+        parts = []
+        for _ in range(random_source.randrange(1, 30)):
+            pool = WORDS if random_source.random() < 0.7 else assigned
+            parts.append(random_source.choice(pool))
+            parts.append(random_source.choice(("", "", " ")))
+        texts.append("".join(parts))
+    return texts
+
+
+def test_qwen2_agrees_with_its_own_tokenizer_class() -> None:
+    metadata = vocabulary_metadata("qwen2")
+    ids = {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    reference = Qwen2Tokenizer(vocab=ids, merges=merges)
+    for text in random_texts(1, 400):
+        composed = unicodedata.normalize("NFC", text)  # which the class does by itself
+        assert tokenizer("qwen2").encode(composed) == reference.encode(composed), composed
+
+
+def test_gpt2_agrees_with_its_own_tokenizer_class() -> None:
+    metadata = vocabulary_metadata("gpt-2")
+    ids = {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    reference = GPT2Tokenizer(vocab=ids, merges=merges)
+    for text in random_texts(2, 400):
+        assert tokenizer("gpt-2").encode(text) == reference.encode(text), text
+
+
+class RanksConverter(TikTokenConverter):
+    """Llama 3 is published as byte sequences with ranks; the library derives the merges itself."""
+
+    @staticmethod
+    def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
+        characters = {character: byte for byte, character in bytes_to_unicode().items()}
+        metadata = vocabulary_metadata("llama-bpe")
+        types = metadata["tokenizer.ggml.token_type"]
+        return {
+            bytes(characters[character] for character in text): rank
+            for rank, text in enumerate(metadata["tokenizer.ggml.tokens"])
+            if types[rank] == 1
+        }
+
+
+def test_llama3_agrees_with_merges_derived_from_its_ranks() -> None:
+    reference = RanksConverter("").converted()
+    for text in random_texts(3, 400):
+        assert tokenizer("llama-bpe").encode(text) == reference.encode(text).ids, text
+
+
+def test_sentencepiece_agrees_with_the_llama_tokenizer_class() -> None:
+    metadata = vocabulary_metadata("llama-spm")
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    types = metadata["tokenizer.ggml.token_type"]
+    ids = {text: i for i, text in enumerate(tokens)}
+    skipped = [text for text, kind in zip(tokens, types, strict=True) if kind != 1]
+    merges = generate_merges(ids, dict(zip(tokens, scores, strict=True)), skipped)
+    reference = LlamaTokenizer(vocab=ids, merges=merges, legacy=False)
+    for text in random_texts(4, 400):
+        started = "x" + text  # the class gives text that starts with a space no further one
+        expected = reference.encode(started, add_special_tokens=False)
+        assert tokenizer("llama-spm").encode(started) == expected, started
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_text_is_split_as_in_the_library_of_the_family(name: str) -> None:
+    published = GGUF_PRE_TOKENIZER_SPLITS.get(name)
+    gpt2 = ByteLevel(add_prefix_space=False)
+    if published:
+        split = Split(Regex(published), "isolated")
+        reference = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    elif name in ("refact", "starcoder", "command-r", "smollm"):
+        reference = Sequence([Digits(individual_digits=True), gpt2])
+    elif name == "stablelm2":  # has the expression of qwen2
+        reference = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
+    else:
+        reference = gpt2
+    subject = splitter(PRE_TOKENIZERS[name])
+    for text in random_texts(6, 200):
+        assert subject.pre_tokenize_str(text) == reference.pre_tokenize_str(text), text
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+def test_bytes_of_the_tokens_are_the_bytes_of_the_text(name: str) -> None:
+    subject = tokenizer(name)
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.text(max_size=200))
+    def check(text: str) -> None:
+        assert b"".join(map(subject.token_bytes, subject.encode(text))) == text.encode()
+
+    check()
+    for text in random_texts(5, 200):
+        assert b"".join(map(subject.token_bytes, subject.encode(text))) == text.encode()
+
+
+def test_sentencepiece_bytes_are_the_text_behind_its_prefix_space() -> None:
+    subject = tokenizer("llama-spm")
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="▁")))
+    def check(text: str) -> None:
+        expected = b" " + text.encode() if text else b""
+        assert b"".join(map(subject.token_bytes, subject.encode(text))) == expected
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_texts_are_tokens_only_when_asked_for(name: str) -> None:
+    subject = tokenizer(name)
+    for text, token in subject.vocabulary.control.items():
+        assert token not in subject.encode(f"a {text} b")
+        assert token in subject.encode(f"a {text} b", parse_special=True)

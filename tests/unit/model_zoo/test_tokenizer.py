@@ -1,0 +1,266 @@
+"""Tokenizers from small hand-made metadata: end tokens, special tokens, bytes, damaged files."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.specials import any_of
+from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.unit.model_zoo.tiny_vocabulary import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    byte_level_metadata,
+    sentencepiece_metadata,
+)
+
+CHATML = {"<|endoftext|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": CONTROL}
+
+
+def load(metadata: dict[str, Any], architecture: str = "qwen2") -> Tokenizer:
+    return load_tokenizer(metadata, architecture=architecture)
+
+
+def ends(special: dict[str, int], **keys: Any) -> set[str]:
+    tokenizer = load(byte_level_metadata(special, **keys))
+    return {tokenizer.token_text(token) for token in tokenizer.end_tokens}
+
+
+def test_every_key_that_names_an_end_token_counts() -> None:
+    special = dict.fromkeys(("<A>", "<B>", "<C>", "<D>", "<E>", "<F>"), CONTROL)
+    first = 258
+    named = ends(
+        special,
+        eos_token_id=first,
+        eot_token_id=first + 1,
+        eom_token_id=first + 2,
+        eos_token_ids=np.array([first, first + 3, first + 4], dtype=np.int32),
+    )
+    assert named == {"<A>", "<B>", "<C>", "<D>", "<E>"}
+
+
+def test_known_end_texts_count_without_any_key() -> None:
+    assert ends({**CHATML, "<end_of_turn>": NORMAL, "<think>": CONTROL}) == {
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<end_of_turn>",
+    }
+
+
+def test_harmony_end_of_message_does_not_end_the_answer() -> None:
+    assert ends({"<|end|>": CONTROL}) == {"<|end|>"}
+    harmony = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}
+    assert ends(harmony) == {"<|return|>", "<|call|>"}
+
+
+def test_slash_s_is_ordinary_beside_tool_responses_and_when_learned_from_text() -> None:
+    assert ends({"</s>": CONTROL}) == {"</s>"}
+    assert ends({"</s>": CONTROL, "<|tool_response>": CONTROL}) == {"<|tool_response>"}
+    assert ends({"</s>": NORMAL}) == set()
+
+
+def test_old_llama3_file_without_pre_tokenizer_is_read_as_llama3() -> None:
+    special = {"<|begin_of_text|>": CONTROL, "<|end_of_text|>": CONTROL, "<|eot_id|>": CONTROL}
+    metadata = byte_level_metadata(special, bos_token_id=258, eos_token_id=259)
+    del metadata["tokenizer.ggml.pre"]
+    tokenizer = load(metadata, "llama")
+    assert tokenizer.end_tokens == {259, 260}
+    assert tokenizer.add_bos and tokenizer.encode_prompt("a") == [258, *tokenizer.encode("a")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"pre": "llama-bpe"}, True),
+        ({"pre": "tekken"}, True),
+        ({"pre": "qwen2"}, False),
+        ({"pre": "gpt-2"}, False),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False),
+        ({"pre": "qwen2", "add_bos_token": True}, True),
+    ],
+)
+def test_bos_follows_the_file_and_else_its_pre_tokenizer(
+    keys: dict[str, Any], expected: bool
+) -> None:
+    tokenizer = load(byte_level_metadata({"<bos>": CONTROL}, bos_token_id=258, **keys))
+    assert tokenizer.add_bos is expected
+    assert tokenizer.encode_prompt("he") == ([258, 256] if expected else [256])
+
+
+def test_prompt_that_brings_its_own_bos_gets_no_second_one() -> None:
+    tokenizer = load(sentencepiece_metadata({}))
+    assert tokenizer.encode_prompt("<s>") == tokenizer.encode_prompt("") == [1]
+    assert tokenizer.encode_prompt("<s>he") == tokenizer.encode_prompt("he")
+    assert tokenizer.encode_prompt("<s><s>he").count(1) == 1
+
+
+def test_file_without_a_bos_token_gets_none() -> None:
+    tokenizer = load(byte_level_metadata(CHATML, pre="llama-bpe"))
+    assert tokenizer.bos_id is None and not tokenizer.add_bos
+    assert tokenizer.encode_prompt("he") == [256]
+
+
+def test_longest_special_token_wins() -> None:
+    special = {"<a>": CONTROL, "<a><b>": CONTROL, "<b>": CONTROL, "<a><b><c>": USER_DEFINED}
+    tokenizer = load(byte_level_metadata(special))
+    texts = [
+        tokenizer.token_text(t)
+        for t in tokenizer.encode("<b><a><b><a><b><c><a>", parse_special=True)
+    ]
+    assert texts == ["<b>", "<a><b>", "<a><b><c>", "<a>"]
+
+
+def test_any_of_matches_the_longest_of_many_texts_and_nothing_else() -> None:
+    texts = ["<a>", "<ab>", "<abc>", "▁", "▁▁", "▁▁▁", "a.b", "(", "<unused1>", "<unused10>"]
+    pattern = re.compile(any_of(texts))
+    for text in texts:
+        assert pattern.match(text + "|")[0] == text
+    assert pattern.search("axb <a < abc ) unused1") is None
+
+
+def test_user_defined_tokens_are_found_in_ordinary_text() -> None:
+    tokenizer = load(byte_level_metadata({"<think>": USER_DEFINED, "<|im_end|>": USER_DEFINED}))
+    assert tokenizer.encode("he<think>") == [256, 258]
+    assert 259 not in tokenizer.encode("<|im_end|>")  # a control token, whatever its type says
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [259]
+
+
+def test_padding_rows_are_never_encoded() -> None:
+    tokenizer = load(byte_level_metadata({"[PAD258]": USER_DEFINED}))
+    assert 258 not in tokenizer.encode("[PAD258]", parse_special=True)
+
+
+def test_token_bytes_may_be_half_a_character() -> None:
+    tokenizer = load(byte_level_metadata({}))
+    tokens = tokenizer.encode("é👍")
+    assert [tokenizer.token_bytes(token) for token in tokens] == [
+        bytes([byte]) for byte in "é👍".encode()
+    ]
+    assert tokenizer.decode(tokens) == "é👍"
+    assert tokenizer.token_text(tokens[0]) == "�"
+
+
+def test_control_and_unused_tokens_have_no_bytes_but_a_name() -> None:
+    special = {"<|im_end|>": CONTROL, "<gone>": UNUSED, "<think>": USER_DEFINED}
+    tokenizer = load(byte_level_metadata(special))
+    assert [tokenizer.token_bytes(token) for token in (258, 259, 260)] == [b"", b"", b"<think>"]
+    assert tokenizer.token_text(258) == "<|im_end|>"
+    assert tokenizer.id_of("<|im_end|>") == 258 and tokenizer.id_of("<absent>") is None
+
+
+def test_user_defined_text_keeps_its_own_bytes_in_byte_level_bpe() -> None:
+    tokenizer = load(byte_level_metadata({"a▁Ġb": USER_DEFINED}))
+    (token,) = tokenizer.encode("a▁Ġb")
+    assert tokenizer.token_bytes(token) == "a▁Ġb".encode()
+
+
+def test_sentencepiece_tokens_give_spaces_and_raw_bytes() -> None:
+    tokenizer = load(sentencepiece_metadata({}))
+    tokens = tokenizer.encode("hello é")
+    assert [tokenizer.token_text(t) for t in tokens[:3]] == [" he", "ll", "o"]
+    assert [tokenizer.token_bytes(t) for t in tokens[-2:]] == [b"\xc3", b"\xa9"]
+    assert tokenizer.decode(tokens) == " hello é"
+
+
+def test_space_prefix_stands_at_the_start_and_behind_control_tokens_once() -> None:
+    tokenizer = load(sentencepiece_metadata({}))
+
+    def names(text: str) -> list[str]:
+        return [tokenizer.token_text(t) for t in tokenizer.encode(text, parse_special=True)]
+
+    assert names("he") == [" he"]
+    assert names(" he") == [" ", " he"]  # as the library does at the start of a text
+    assert names("</s>he") == ["</s>", " he"]
+    assert names("</s> he") == ["</s>", " he"]
+    assert names("</s>\nhe") == ["</s>", "\n", "he"]
+
+
+def test_space_prefix_is_left_out_where_the_file_says_so() -> None:
+    tokenizer = load(sentencepiece_metadata({}, add_space_prefix=False))
+    assert [tokenizer.token_text(t) for t in tokenizer.encode("he he")] == ["he", " he"]
+
+
+def test_user_defined_run_of_spaces_is_one_sentencepiece_token() -> None:
+    for text in ("▁▁▁", "   "):  # converters write either form
+        tokenizer = load(sentencepiece_metadata({text: USER_DEFINED}, add_space_prefix=False))
+        (token,) = tokenizer.encode("   ")
+        assert tokenizer.token_bytes(token) == b"   "
+
+
+def test_lone_surrogates_become_replacement_characters() -> None:
+    for metadata in (byte_level_metadata({}), sentencepiece_metadata({}, add_space_prefix=False)):
+        tokenizer = load(metadata)
+        assert tokenizer.decode(tokenizer.encode("a\ud83d")) == "a�"
+        assert tokenizer.decode(tokenizer.encode("\ud83d\udc4d")) == "👍"
+
+
+def test_sentencepiece_vocabulary_may_hold_doubles_and_empty_tokens() -> None:
+    metadata = sentencepiece_metadata({})
+    for text in ("he", "", ""):
+        metadata["tokenizer.ggml.tokens"].append(text)
+        metadata["tokenizer.ggml.token_type"].append(NORMAL)
+        metadata["tokenizer.ggml.scores"].append(0.0)
+    tokenizer = load(metadata)
+    assert tokenizer.decode(tokenizer.encode("hello")) == " hello"
+
+
+def test_numeric_arrays_may_be_numpy_arrays() -> None:
+    metadata = sentencepiece_metadata({})
+    plain = load(metadata).encode("hello é</s>")
+    for key, kind in (("scores", np.float32), ("token_type", np.int32)):
+        name = f"tokenizer.ggml.{key}"
+        metadata[name] = np.array(metadata[name], dtype=kind)
+    assert load(metadata).encode("hello é</s>") == plain
+
+
+def test_expression_in_the_file_wins_over_the_table() -> None:
+    metadata = byte_level_metadata({}, pretokenizer=".")
+    assert load(metadata).encode("he") == [load(metadata).id_of("h"), load(metadata).id_of("e")]
+
+
+@pytest.mark.parametrize("key", ["model", "tokens", "token_type", "merges"])
+def test_missing_key_is_named(key: str) -> None:
+    metadata = byte_level_metadata({})
+    del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{key}"):
+        load(metadata)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"token_type": [1, 1]}, "token_type.*2 entries for 258 tokens"),
+        ({"tokens": []}, "tokens.*empty"),
+        ({"tokens": [7]}, "tokens.*not text"),
+        ({"merges": ["h e", "nonsense"]}, "merges.*entry 1.*nonsense"),
+        ({"merges": "h e"}, "merges.*not an array"),
+        ({"bos_token_id": 258}, "bos_token_id.*258.*258 tokens"),
+        ({"eot_token_id": -1}, "eot_token_id.*-1"),
+        ({"eos_token_ids": [0, 999]}, "eos_token_ids.*999"),
+        ({"eos_token_ids": 5}, "eos_token_ids.*not an array"),
+        ({"eos_token_id": "x"}, "eos_token_id.*not a token id"),
+        ({"pretokenizer": "(((("}, "pretokenizer.*not a regular expression"),
+    ],
+)
+def test_damaged_value_is_named(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError, match=named):
+        load(byte_level_metadata({}, **keys))
+
+
+def test_sentencepiece_needs_one_score_for_each_token() -> None:
+    metadata = sentencepiece_metadata({})
+    del metadata["tokenizer.ggml.scores"]
+    with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.scores"):
+        load(metadata)
+    with pytest.raises(ModelFileError, match=r"scores.*1 entries"):
+        load(sentencepiece_metadata({}, scores=[0.0]))
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", "bert"), ("model", "t5"), ("pre", "unheard")])
+def test_kinds_not_served_are_refused_by_name(key: str, value: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=value):
+        load(byte_level_metadata({}, **{key: value}))
