@@ -1,0 +1,237 @@
+"""What a model needs at worst, and whether it fits; decided once, at start."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from runtime.errors import DoesNotFitError
+from runtime.kv.pool import page_bytes
+from runtime.kv.spec import CacheKind, CacheLayout
+from runtime.model import DecoderModel
+from runtime.sampler import Sampler
+from runtime.staging import buffer_words
+
+_LEFT_FREE = 0.1  # of what is available: what others allocate, and what allocators waste
+_PER_STEP_IN_FLIGHT = 2  # a step launched before the last one retires still holds that one's pages
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose, and the pages of each cache group.
+
+    `available_bytes` is all that the engine may use, the weights among it; `headroom_bytes` is
+    what stays free of it. `cache_tokens`: positions the cache holds in all.
+    """
+
+    weight_bytes: int
+    activation_bytes: int
+    sampler_bytes: int
+    cache_bytes: int
+    available_bytes: int
+    headroom_bytes: int
+    pages: tuple[int, ...]
+    cache_tokens: int
+
+
+def plan_memory(
+    model: DecoderModel,
+    layout: CacheLayout,
+    *,
+    device: torch.device,
+    kv_dtype: torch.dtype,
+    slots: int,
+    step_tokens: int,
+    context_tokens: int,
+    cache_tokens: int | None,
+    memory_bytes: int | None,
+) -> MemoryPlan:
+    """Divide the memory; with `cache_tokens` None the cache takes as much as is useful and free.
+
+    Raises DoesNotFitError when the cache cannot hold one full context beside the rest. A given
+    `memory_bytes` is used to the last byte; of measured memory a tenth is left free.
+    """
+    weights = model.weight_bytes
+    activations = model.activation_bytes(step_tokens, slots)
+    sampler = _sampler_bytes(model, layout, slots, step_tokens, context_tokens)
+    available = _measured(device, weights) if memory_bytes is None else memory_bytes
+    usable = available if memory_bytes is not None else int(available * (1 - _LEFT_FREE))
+    room = usable - weights - activations - sampler
+    cache = _CacheSizes(layout, kv_dtype, slots, step_tokens, context_tokens)
+    tokens = cache.tokens_within(room) if cache_tokens is None else cache_tokens
+    _check_one_context(tokens, context_tokens)
+    plan = MemoryPlan(
+        weights,
+        activations,
+        sampler,
+        cache.nbytes(tokens),
+        available,
+        available - weights - activations - sampler - cache.nbytes(tokens),
+        cache.pages(tokens),
+        cache.held(tokens),
+    )
+    if plan.cache_bytes > room:
+        raise DoesNotFitError(_refusal(plan, device, usable))
+    return plan
+
+
+def available_bytes(device: torch.device) -> int:
+    """What may still be allocated: on a CPU within the machine and its control groups."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + kept
+    return min(_machine_bytes(), *_control_group_bytes())
+
+
+class _CacheSizes:
+    """How many pages a cache of so many tokens has in each group, and what they take."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        dtype: torch.dtype,
+        slots: int,
+        step_tokens: int,
+        context_tokens: int,
+    ) -> None:
+        self._page_tokens = layout.page_tokens
+        self._slots = slots
+        self._page_bytes = [page_bytes(layout, g, dtype) for g in range(len(layout.groups))]
+        in_flight = _PER_STEP_IN_FLIGHT * step_tokens
+        self._per_sequence = [
+            pages_of_one(group.cache.kind, context_tokens, in_flight, layout.page_tokens)
+            for group in layout.groups
+        ]
+        self._context_pages = -(-context_tokens // layout.page_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Every slot with a full context: more than that is never used at once."""
+        return self._slots * self._context_pages * self._page_tokens
+
+    def pages(self, tokens: int) -> tuple[int, ...]:
+        wanted = -(-tokens // self._page_tokens)
+        return tuple(min(self._slots * one, wanted) for one in self._per_sequence)
+
+    def held(self, tokens: int) -> int:
+        return min(-(-tokens // self._page_tokens) * self._page_tokens, self.most_tokens)
+
+    def nbytes(self, tokens: int) -> int:
+        pages = self.pages(tokens)
+        return sum(count * size for count, size in zip(pages, self._page_bytes, strict=True))
+
+    def tokens_within(self, budget: int) -> int:
+        """The most tokens whose pages fit, but one full context at least."""
+        low, high = self._context_pages, self._slots * self._context_pages
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.nbytes(middle * self._page_tokens) <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self._page_tokens
+
+
+def pages_of_one(kind: CacheKind, context_tokens: int, in_flight: int, page_tokens: int) -> int:
+    """The pages that one sequence holds at most, with `in_flight` positions not yet confirmed."""
+    if kind.first_visible(context_tokens - 1) == 0:
+        return -(-context_tokens // page_tokens)
+    return max(
+        -(-min(confirmed + in_flight, context_tokens) // page_tokens)
+        - kind.first_visible(confirmed) // page_tokens
+        for confirmed in range(context_tokens)
+    )
+
+
+def _refusal(plan: MemoryPlan, device: torch.device, usable: int) -> str:
+    needed = plan.available_bytes - plan.headroom_bytes
+    return (
+        f"The model needs {needed:,} bytes on {device}: {plan.weight_bytes:,} for weights, "
+        f"{plan.activation_bytes:,} for activations, {plan.sampler_bytes:,} for sampling, "
+        f"{plan.cache_bytes:,} for a cache of {plan.cache_tokens:,} tokens. It may use {usable:,} "
+        f"of the {plan.available_bytes:,} bytes available. Lower `context_tokens`, `cache_tokens`, "
+        "`max_sequences` or `step_tokens`, or free memory."
+    )
+
+
+def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
+    if cache_tokens < context_tokens:
+        raise DoesNotFitError(
+            f"`cache_tokens` is {cache_tokens:,}, less than one context of {context_tokens:,} "
+            "tokens. Raise it, or lower `context_tokens`."
+        )
+
+
+def _sampler_bytes(
+    model: DecoderModel, layout: CacheLayout, slots: int, step_tokens: int, context_tokens: int
+) -> int:
+    """Slot state, worst-case workspace, and the staging buffers (two on the host)."""
+    words = buffer_words(
+        layout, slots=slots, step_tokens=step_tokens, context_tokens=context_tokens
+    )
+    state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens)
+    workspace = Sampler.workspace_bytes(
+        slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size
+    )
+    return state + workspace + 2 * 4 * words
+
+
+def _measured(device: torch.device, weight_bytes: int) -> int:
+    """On CUDA the weights are there already; on a CPU they are file pages, which count as free."""
+    free = available_bytes(device)
+    return free + weight_bytes if device.type == "cuda" else free
+
+
+def _machine_bytes() -> int:
+    fields = _numbers(Path("/proc/meminfo"))
+    if "MemAvailable:" in fields:
+        return fields["MemAvailable:"] * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _control_group_bytes(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """What each limit above this process leaves, with file cache counted as free."""
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names = ("memory.max", "memory.current", "inactive_file", "active_file")
+            yield from _limits_above(root, path, *names)
+        elif "memory" in controllers.split(","):
+            names = (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+                "total_active_file",
+            )
+            yield from _limits_above(root / "memory", path, *names)
+
+
+def _limits_above(
+    root: Path, path: str, limit: str, usage: str, *reclaimable: str
+) -> Iterator[int]:
+    group = root / path.lstrip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(root):
+            break
+        text = _text(folder / limit)
+        if text is None or not text.isdigit():  # absent here, or "max"
+            continue
+        statistics = _numbers(folder / "memory.stat")
+        used = int(_text(folder / usage) or 0) - sum(statistics.get(n, 0) for n in reclaimable)
+        yield max(0, int(text) - used)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text().strip() if path.is_file() else None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of "name number ..."."""
+    pairs = (line.split() for line in (_text(path) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}

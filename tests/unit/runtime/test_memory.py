@@ -1,0 +1,215 @@
+"""What is reserved, what is refused, and what the machine is said to have."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.errors import DoesNotFitError
+from runtime.kv.ledger import PageLedger
+from runtime.kv.pool import KVPool
+from runtime.kv.spec import CacheLayout, Chunked, Full, LayerCache, Sliding
+from runtime.memory import (
+    MemoryPlan,
+    _control_group_bytes,
+    available_bytes,
+    plan_memory,
+)
+from runtime.request import GenerationRequest, Sampled, StopRules
+from runtime.scheduler import Scheduler
+
+CPU = torch.device("cpu")
+WEIGHTS, ACTIVATIONS = 1_000_000, 300_000
+MODEL = SimpleNamespace(
+    vocab_size=500,
+    weight_bytes=WEIGHTS,
+    activation_bytes=lambda tokens, outputs: ACTIVATIONS + tokens + outputs,
+)
+FULL = LayerCache(Full(), 2, 8, 8)
+LOCAL = LayerCache(Sliding(32), 2, 8, 8)
+
+
+def plan(
+    *,
+    layers: tuple[LayerCache, ...] = (FULL, FULL),
+    memory_bytes: int | None = 10**9,
+    cache_tokens: int | None = None,
+    slots: int = 4,
+    step_tokens: int = 32,
+    context_tokens: int = 250,
+) -> MemoryPlan:
+    return plan_memory(
+        MODEL,
+        CacheLayout.of(layers, page_tokens=16),
+        device=CPU,
+        kv_dtype=torch.float32,
+        slots=slots,
+        step_tokens=step_tokens,
+        context_tokens=context_tokens,
+        cache_tokens=cache_tokens,
+        memory_bytes=memory_bytes,
+    )
+
+
+def test_with_room_to_spare_every_slot_gets_a_full_context():
+    memory = plan()
+    assert memory.pages == (4 * 16,)
+    assert memory.cache_tokens == 4 * 16 * 16
+    assert memory.cache_bytes == 64 * 16 * 2 * 16 * 4 * 2
+    assert memory.weight_bytes == WEIGHTS
+    assert memory.activation_bytes == ACTIVATIONS + 32 + 4
+
+
+def test_what_is_reserved_and_what_stays_free_add_up_to_what_is_there():
+    memory = plan(memory_bytes=3_000_000)
+    parts = memory.weight_bytes + memory.activation_bytes + memory.sampler_bytes
+    assert parts + memory.cache_bytes + memory.headroom_bytes == memory.available_bytes == 3_000_000
+
+
+def test_the_planned_cache_is_what_the_pool_then_takes():
+    layers = (FULL, LOCAL, FULL, LOCAL)
+    memory = plan(layers=layers, cache_tokens=600)
+    pool = KVPool(
+        CacheLayout.of(layers, page_tokens=16),
+        pages=memory.pages,
+        slots=4,
+        pages_per_sequence=16,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in range(4))
+    assert memory.cache_bytes == taken
+
+
+def test_with_less_memory_the_cache_shrinks_to_the_last_page_that_fits():
+    roomy = plan()
+    page = roomy.cache_bytes // 64
+    needed = roomy.available_bytes - roomy.headroom_bytes
+    tight = plan(memory_bytes=needed - 10 * page + 5)
+    assert tight.pages == (54,) and tight.headroom_bytes == 5
+    assert plan(memory_bytes=needed - 48 * page).pages == (16,)
+
+
+def test_less_than_one_context_is_refused_with_the_bytes_and_the_fix():
+    roomy = plan(cache_tokens=250)
+    needed = roomy.available_bytes - roomy.headroom_bytes
+    assert plan(memory_bytes=needed).pages == (16,)
+    with pytest.raises(DoesNotFitError) as refused:
+        plan(memory_bytes=needed - 1)
+    text = str(refused.value)
+    assert f"{needed:,}" in text and f"{needed - 1:,}" in text and f"{WEIGHTS:,}" in text
+    assert "context_tokens" in text
+
+
+def test_a_given_cache_size_is_taken_or_refused_but_never_changed():
+    memory = plan(cache_tokens=601)
+    assert memory.pages == (38,) and memory.cache_tokens == 608
+    needed = memory.available_bytes - memory.headroom_bytes
+    with pytest.raises(DoesNotFitError):
+        plan(cache_tokens=601, memory_bytes=needed - 1)
+
+
+def test_a_given_cache_size_below_one_context_is_refused():
+    with pytest.raises(DoesNotFitError, match="cache_tokens"):
+        plan(cache_tokens=249)
+
+
+def test_a_cache_is_never_larger_than_all_slots_can_use():
+    assert plan(cache_tokens=10**6).pages == plan().pages
+
+
+def test_a_tenth_of_measured_memory_is_left_free(monkeypatch):
+    roomy = plan()
+    needed = roomy.available_bytes - roomy.headroom_bytes
+    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: needed)
+    memory = plan(memory_bytes=None)
+    assert memory.available_bytes == needed
+    page = roomy.cache_bytes // 64
+    assert 0 <= memory.headroom_bytes - 0.1 * needed < page + 1
+
+
+def test_sliding_groups_are_bounded_by_their_window():
+    memory = plan(layers=(FULL, LOCAL), context_tokens=4000)
+    full, local = memory.pages
+    assert full == 4 * 250
+    assert 4 * 2 < local < 4 * 12
+
+
+@pytest.mark.parametrize("kind", [Sliding(37), Sliding(5), Chunked(48), Chunked(16)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_sequence_runs_in_the_pages_reserved_for_one(kind, depth):
+    context, step_tokens, page_tokens = 400, 23, 16
+    memory = plan(
+        layers=(LayerCache(kind, 1, 4, 4),),
+        slots=1,
+        step_tokens=step_tokens,
+        context_tokens=context,
+    )
+    assert memory.pages[0] < context // page_tokens
+    ledger = PageLedger([kind], memory.pages, page_tokens=page_tokens)
+    scheduler = Scheduler(ledger, slots=1, step_tokens=step_tokens)
+    scheduler.add(GenerationRequest("r", tuple(range(300)), StopRules(context - 300)))
+    flying = []
+    while scheduler.waiting or scheduler.running:
+        step = scheduler.plan()
+        if step is not None:
+            flying.append(step)
+        assert flying, "nothing in flight and nothing to launch: too few pages"
+        if step is None or len(flying) >= depth:
+            first = flying.pop(0)
+            scheduler.retire(
+                first, tuple(Sampled(1) if chunk.samples else None for chunk in first.chunks)
+            )
+    assert scheduler.preemptions == 0
+
+
+def test_available_memory_is_a_plausible_number_of_bytes():
+    assert 10**7 < available_bytes(CPU) < 10**14
+
+
+def control_groups(tmp_path: Path, membership: str, files: dict[str, str]) -> list[int]:
+    (tmp_path / "membership").write_text(membership)
+    for name, text in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return sorted(_control_group_bytes(tmp_path / "fs", tmp_path / "membership"))
+
+
+def test_control_groups_of_the_unified_kind_limit_at_every_level(tmp_path):
+    files = {
+        "a/b/memory.max": "1000\n",
+        "a/b/memory.current": "900\n",
+        "a/b/memory.stat": "anon 600\nfile 300\ninactive_file 200\nactive_file 50\n",
+        "a/memory.max": "5000",
+        "a/memory.current": "4500",
+    }
+    assert control_groups(tmp_path, "0::/a/b\n", files) == [350, 500]
+
+
+def test_control_groups_without_a_limit_do_not_limit(tmp_path):
+    files = {"a/memory.max": "max\n", "a/memory.current": "900\n"}
+    assert control_groups(tmp_path, "0::/a\n", files) == []
+    assert list(_control_group_bytes(tmp_path / "none", tmp_path / "nothing")) == []
+
+
+def test_control_groups_of_the_older_kind_limit_too(tmp_path):
+    files = {
+        "memory/c/memory.limit_in_bytes": "2000",
+        "memory/c/memory.usage_in_bytes": "1500",
+        "memory/c/memory.stat": "total_inactive_file 100\ntotal_active_file 20\n",
+    }
+    membership = "12:cpu,cpuacct:/x\n7:memory:/c\n0::/\n"
+    assert control_groups(tmp_path, membership, files) == [620]
+
+
+def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
+    # Inside a container the membership may name a path that the mounted tree does not have.
+    files = {"memory.max": "800", "memory.current": "300"}
+    assert control_groups(tmp_path, "0::/outer/unknown\n", files) == [500]
+
+
+def test_a_plan_is_a_value():
+    assert dataclasses.replace(plan()) == plan()

@@ -1,0 +1,176 @@
+"""A plan becomes tensors: rows, what they see, pages, loads, and the order of drawing."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from runtime.kv.pool import KVPool
+from runtime.kv.spec import CacheLayout, Chunked, Full, LayerCache, Sliding
+from runtime.model import RowSpan
+from runtime.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
+from runtime.sampler import Path, Sampler
+from runtime.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
+from runtime.staging import Stage
+
+CPU = torch.device("cpu")
+KINDS = (Full(), Sliding(6), Chunked(8))
+SLOTS, STEP_TOKENS, CONTEXT, PAGE_TOKENS, VOCAB = 4, 32, 64, 4, 1000
+
+
+@pytest.fixture
+def stage() -> Stage:
+    layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in KINDS], page_tokens=PAGE_TOKENS)
+    pool = KVPool(
+        layout,
+        pages=(20, 20, 20),
+        slots=SLOTS,
+        pages_per_sequence=CONTEXT // PAGE_TOKENS,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    sampler = Sampler(slots=SLOTS, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)
+    return Stage(
+        layout,
+        pool,
+        sampler,
+        slots=SLOTS,
+        step_tokens=STEP_TOKENS,
+        context_tokens=CONTEXT,
+        device=CPU,
+    )
+
+
+def chunk(
+    slot: int,
+    start: int,
+    length: int,
+    *,
+    samples: bool = True,
+    sampling: SamplingParams | None = None,
+    spans: tuple[ImageSpan, ...] = (),
+) -> Chunk:
+    request = GenerationRequest(
+        f"r{slot}", (1,) * CONTEXT, StopRules(9), sampling or SamplingParams(), spans
+    )
+    sequence = Sequence(request, list(request.prompt))
+    return Chunk(sequence, 0, slot, start, length, (1,) * length, False, samples)
+
+
+def plan(*chunks: Chunk, writes=(), loads=()) -> StepPlan:
+    return StepPlan(tuple(chunks), tuple(writes), tuple(loads))
+
+
+def test_rows_lie_flat_in_the_order_of_the_chunks(stage):
+    staged = stage.stage(plan(chunk(2, 5, 3), chunk(0, 40, 1), chunk(3, 0, 2)))
+    assert staged.positions.tolist() == [5, 6, 7, 40, 0, 1]
+    assert staged.positions.dtype == torch.int64
+    assert staged.row_slot.tolist() == [2, 2, 2, 0, 3, 3]
+    assert staged.row_slot.dtype == torch.int32
+    assert staged.spans == (RowSpan(0, 3, 2, 5), RowSpan(3, 4, 0, 40), RowSpan(4, 6, 3, 0))
+
+
+def test_each_row_sees_what_the_kind_of_its_group_allows(stage):
+    chunks = [chunk(0, 0, 9), chunk(1, 3, 11), chunk(2, 30, 1), chunk(3, 16, 8)]
+    staged = stage.stage(plan(*chunks))
+    places = [c.start + i for c in chunks for i in range(c.length)]
+    for kind, (begin, end) in zip(KINDS, staged.visible, strict=True):
+        assert begin.tolist() == [kind.first_visible(place) for place in places]
+        assert end.tolist() == [place + 1 for place in places]
+        assert begin.dtype == end.dtype == torch.int32
+
+
+def test_rows_of_a_whole_image_see_its_end_and_other_rows_do_not(stage):
+    whole, split = ImageSpan(5, 4, True, b"a"), ImageSpan(12, 6, False, b"b")
+    staged = stage.stage(
+        plan(chunk(0, 3, 11, spans=(whole, split)), chunk(1, 9, 4, spans=(whole, split)))
+    )
+    ends = [4, 5, 9, 9, 9, 9, 10, 11, 12, 13, 14, 10, 11, 12, 13]
+    for _, end in staged.visible:
+        assert end.tolist() == ends
+
+
+def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(stage):
+    sort = SamplingParams(top_k=0)
+    greedy = SamplingParams(temperature=0.0)
+    staged = stage.stage(
+        plan(
+            chunk(0, 0, 4, sampling=sort),
+            chunk(1, 7, 2, samples=False, sampling=greedy),
+            chunk(2, 9, 1, sampling=greedy),
+            chunk(3, 2, 3, sampling=SamplingParams(top_k=13)),
+        )
+    )
+    assert staged.drawing == (2, 3, 0)
+    assert staged.output_rows.tolist() == [6, 9, 3]
+    draws = staged.draws
+    assert draws.slots.tolist() == [2, 3, 0]
+    assert draws.positions.tolist() == [10, 5, 4]
+    counts = dict(zip(Path, draws.counts, strict=True))
+    assert counts == {Path.GREEDY: 1, Path.TOP: 1, Path.SORTED: 1, Path.WHOLE: 0}
+    assert draws.width == 13
+
+
+def test_only_rows_that_ask_are_penalised_and_scored(stage):
+    greedy = SamplingParams(temperature=0.0)
+    replace = dataclasses.replace
+    staged = stage.stage(
+        plan(
+            chunk(0, 20, 1, sampling=replace(greedy, repeat_penalty=1.1, repeat_last_n=9)),
+            chunk(1, 20, 1, sampling=replace(greedy, logprobs=3)),
+            chunk(2, 20, 1, sampling=replace(greedy, logprobs=0, repeat_last_n=None)),
+            chunk(3, 12, 1, sampling=replace(greedy, presence_penalty=1, repeat_last_n=None)),
+        )
+    )
+    assert staged.draws.penalised.tolist() == [0, 3]
+    assert staged.draws.window == 13  # the whole sequence of slot 3, the longer of the two
+    assert staged.draws.scored.tolist() == [1, 2]
+    assert staged.draws.alternatives == 3
+
+
+def test_a_plan_that_draws_nothing_has_no_outputs(stage):
+    staged = stage.stage(plan(chunk(0, 0, 7, samples=False)))
+    assert staged.output_rows.shape == (0,) and staged.drawing == ()
+    assert sum(staged.draws.counts) == 0
+
+
+def test_page_writes_are_those_of_the_pool(stage):
+    writes = [PageWrite(0, 1, 3, 17), PageWrite(2, 3, 15, 19)]
+    staged = stage.stage(plan(chunk(0, 0, 1), writes=writes))
+    cells = [stage._pool.table_cell(w.group, w.slot, w.index) for w in writes]
+    assert staged.page_cells.tolist() == cells and staged.page_cells.dtype == torch.int64
+    assert staged.pages.tolist() == [17, 19] and staged.pages.dtype == torch.int32
+
+
+@pytest.mark.parametrize("odd", [0, 1])  # 64-bit values after an odd number of 32-bit ones
+def test_loads_carry_tokens_and_parameters_exactly(stage, odd):
+    sampling = SamplingParams(
+        temperature=0.3, top_k=7, top_p=0.4, min_p=0.1, seed=2**63 - 3, repeat_last_n=5
+    )
+    everything = SamplingParams(top_k=0, seed=-9, repeat_last_n=None)
+    loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
+    staged = stage.stage(plan(chunk(1, 9, 1), loads=loads))
+    assert staged.loads is not None
+    tokens = [(slot, part.tolist()) for slot, part in staged.loads.tokens]
+    assert tokens == [(1, list(range(900, 910 + odd))), (3, [7])]
+    assert staged.loads.slots.tolist() == [1, 3]
+    expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(staged.loads.floats[0], expected)
+    assert staged.loads.ints.tolist() == [[2**63 - 3, 7, 5], [-9, VOCAB, CONTEXT]]
+
+
+def test_a_staged_step_survives_the_staging_of_the_next(stage):
+    first = stage.stage(plan(chunk(0, 0, 5)))
+    stage.stage(plan(chunk(1, 30, 20)))
+    assert first.row_slot.tolist() == [0] * 5
+    assert first.visible[0][1].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_largest_plan_fits_into_the_buffers(stage):
+    indices = range(CONTEXT // PAGE_TOKENS)
+    writes = [PageWrite(g, s, i, 0) for g in range(3) for s in range(SLOTS) for i in indices]
+    everything = SamplingParams(repeat_penalty=2.0, logprobs=20)
+    loads = [SlotLoad(s, (1,) * CONTEXT, everything) for s in range(SLOTS)]
+    chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(SLOTS)]
+    staged = stage.stage(plan(*chunks, writes=writes, loads=loads))
+    assert staged.positions.shape == (STEP_TOKENS,)
