@@ -61,7 +61,7 @@ def test_a_prefix_survives_its_owner_until_pages_run_short() -> None:
     ledger.release(first)
     other = Owner([99] * 4)
     compute(ledger, other, 4)  # takes the end of the cached prefix, the least useful page
-    again = Owner(list(range(12)) + [0])
+    again = Owner([*range(12), 0])
     assert ledger.adopt(again)[0] == 8
     ledger.release(again)
     ledger.release(other)
