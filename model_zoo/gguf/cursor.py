@@ -1,0 +1,121 @@
+"""Reading a file's header step by step: nothing is read or allocated before its size is checked."""
+
+import mmap
+import struct
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import ModelFileError
+
+MAX_STRING_BYTES = 1 << 30
+MAX_ARRAY_COUNT = 1 << 30
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_LENGTH_BYTES = _U64.size
+
+
+class Cursor:
+    """A position in the mapped bytes of the file called `name`; it only moves forward."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self.position = 0
+        self.name = name
+        self.size = len(data)
+        self._data = data
+
+    @property
+    def remaining(self) -> int:
+        return self.size - self.position
+
+    def error(self, problem: str) -> ModelFileError:
+        return ModelFileError(f"{self.name}: {problem}.")
+
+    def advance(self, count: int, thing: str) -> int:
+        """Step over `count` bytes and give their begin; the file must have them."""
+        begin = self.position
+        if count > self.remaining:
+            raise self.error(
+                f"the file ends in {thing}: it needs {count:,} bytes at byte {begin:,}, "
+                f"but the file has only {self.size:,}"
+            )
+        self.position = begin + count
+        return begin
+
+    def peek(self, count: int) -> bytes:
+        """The next `count` bytes, or what is left of the file."""
+        return self._data[self.position : self.position + count]
+
+    def u32(self, thing: str) -> int:
+        return self.scalar(_U32, thing)
+
+    def u64(self, thing: str) -> int:
+        return self.scalar(_U64, thing)
+
+    def count(self, thing: str, *, least_bytes: int) -> int:
+        """A signed 64-bit count of things that take `least_bytes` each in the rest of the file."""
+        value = self.u64(thing)
+        if value >= 1 << 63:
+            raise self.error(f"{thing} is negative ({value - (1 << 64):,})")
+        if value * least_bytes > self.remaining:
+            raise self.error(
+                f"{thing} is {value:,}, but the remaining {self.remaining:,} bytes of the file "
+                f"hold {self.remaining // least_bytes:,} at most"
+            )
+        return value
+
+    def scalar(self, layout: struct.Struct, thing: str) -> Any:
+        begin = self.advance(layout.size, thing)
+        return layout.unpack_from(self._data, begin)[0]
+
+    def numbers(self, dtype: np.dtype, count: int, thing: str) -> np.ndarray:
+        """[count] of `dtype`, copied out of the file."""
+        begin = self.advance(count * dtype.itemsize, thing)
+        return np.frombuffer(self._data, dtype=dtype, count=count, offset=begin).copy()
+
+    def raw_string(self, thing: str) -> bytes:
+        length = self.u64(f"the length of {thing}")
+        self._check_string(length, thing)
+        begin = self.advance(length, thing)
+        return self._data[begin : begin + length]
+
+    def string(self, thing: str) -> str:
+        """A text value; bytes that are not UTF-8 become U+FFFD, as display would show them."""
+        return self.raw_string(thing).decode(errors="replace")
+
+    def identifier(self, thing: str) -> str:
+        """A text that names something, so it must be UTF-8."""
+        raw = self.raw_string(thing)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"{thing} is not UTF-8: {raw[:64]!r}") from None
+
+    def strings(self, count: int, thing: str) -> list[str]:
+        """`count` text values: one loop, since vocabularies have hundreds of thousands."""
+        texts = []
+        data, size, position = self._data, self.size, self.position
+        for index in range(count):
+            begin = position + _LENGTH_BYTES
+            if begin > size:
+                raise self._in_array(thing, index, count)
+            (length,) = _U64.unpack_from(data, position)
+            position = begin + length
+            if length > MAX_STRING_BYTES or position > size:
+                self.position = begin
+                self._check_string(length, f"text {index:,} of {thing}")
+                raise self._in_array(thing, index, count)
+            texts.append(data[begin:position].decode(errors="replace"))
+        self.position = position
+        return texts
+
+    def _check_string(self, length: int, thing: str) -> None:
+        if length > MAX_STRING_BYTES:
+            raise self.error(f"{thing} is {length:,} bytes long; {MAX_STRING_BYTES:,} is the limit")
+        if length > self.remaining:
+            raise self.error(
+                f"{thing} is {length:,} bytes long, but only {self.remaining:,} are left"
+            )
+
+    def _in_array(self, thing: str, index: int, count: int) -> ModelFileError:
+        return self.error(f"the file ends in {thing}, in text {index:,} of {count:,}")

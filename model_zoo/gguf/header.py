@@ -1,0 +1,260 @@
+"""The GGUF header: versions 2 and 3, every count and offset checked before use."""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from model_zoo.gguf.cursor import MAX_ARRAY_COUNT, Cursor
+from runtime.errors import ModelFileError, UnsupportedModelError
+from runtime.quant import BLOCK_TYPES, BlockType
+
+# Arrays of numbers are read-only numpy arrays, arrays of texts lists of str.
+MetadataValue = int | float | bool | str | list[str] | np.ndarray
+
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+MAX_NAME_BYTES = 63
+_BOOL, _STRING, _ARRAY, _U32 = 7, 8, 9, 4
+_NUMBERS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    _U32: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_LEAST_PAIR_BYTES = 8 + 4 + 1
+_LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
+_LEAST_STRING_BYTES = 8
+_OTHER_FORMATS = {
+    b"FUGG": "is a big-endian GGUF file; convert it to little-endian",
+    b"lmgg": "is a GGML file, the format before GGUF; convert it to GGUF",
+    b"fmgg": "is a GGMF file, a format before GGUF; convert it to GGUF",
+    b"tjgg": "is a GGJT file, the format before GGUF; convert it to GGUF",
+    b"algg": "is an old GGLA adapter file; convert it to GGUF",
+    b"PK\x03\x04": "is a zip archive, perhaps a PyTorch checkpoint; convert it to GGUF",
+    b"vers": "is a Git LFS pointer, not the model; fetch the file itself with `git lfs pull`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file: `shape` in torch order, `begin` in bytes from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    begin: int
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before a file's data, which begins at byte `data_begin`."""
+
+    version: int
+    metadata: Mapping[str, MetadataValue]
+    tensors: Mapping[str, TensorInfo]
+    data_begin: int
+
+
+def read_header(cursor: Cursor) -> Header:
+    """ModelFileError names the file, what is wrong in it and the limit that it breaks."""
+    version = _version(cursor)
+    tensor_count = cursor.count("the number of tensors", least_bytes=_LEAST_TENSOR_BYTES)
+    pair_count = cursor.count("the number of metadata keys", least_bytes=_LEAST_PAIR_BYTES)
+    metadata: dict[str, MetadataValue] = {}
+    alignment = DEFAULT_ALIGNMENT
+    for index in range(pair_count):
+        key, kind = _key(cursor, index, metadata)
+        metadata[key] = value = _value(cursor, kind, f"`{key}`")
+        if key == "general.alignment":
+            alignment = _alignment(cursor, kind, value)
+    entries = [_Entry.read(cursor, index) for index in range(tensor_count)]
+    data_begin = _padded(cursor.position, alignment)
+    tensors = _placed(cursor, entries, data_begin, alignment)
+    return Header(version, MappingProxyType(metadata), MappingProxyType(tensors), data_begin)
+
+
+def _version(cursor: Cursor) -> int:
+    begin = cursor.peek(9)
+    if not begin.startswith(b"GGUF"[: len(begin)]):
+        raise _not_gguf(cursor, begin)
+    cursor.u32("the magic number")
+    version = cursor.u32("the version")
+    if version and version & 0xFFFF == 0:
+        raise cursor.error(_OTHER_FORMATS[b"FUGG"])
+    if version not in (2, 3):
+        raise cursor.error(f"its GGUF version is {version}; versions 2 and 3 can be read")
+    return version
+
+
+def _not_gguf(cursor: Cursor, begin: bytes) -> ModelFileError:
+    if begin[8:] == b"{":
+        return cursor.error("is a safetensors file; convert it to GGUF")
+    magic = begin[:4]
+    return cursor.error(_OTHER_FORMATS.get(magic, f"is not a GGUF file: it begins with {magic!r}"))
+
+
+def _key(cursor: Cursor, index: int, seen: Mapping[str, MetadataValue]) -> tuple[str, int]:
+    key = cursor.identifier(f"metadata key {index}")
+    if not key:
+        raise cursor.error(f"metadata key {index} is empty")
+    if key in seen:
+        raise cursor.error(f"metadata key `{key}` occurs twice")
+    return key, cursor.u32(f"the type of `{key}`")
+
+
+def _value(cursor: Cursor, kind: int, thing: str) -> MetadataValue:
+    if kind in _NUMBERS:
+        return cursor.scalar(_NUMBERS[kind], thing)
+    if kind == _BOOL:
+        return cursor.scalar(_NUMBERS[0], thing) != 0
+    if kind == _STRING:
+        return cursor.string(thing)
+    if kind == _ARRAY:
+        return _array(cursor, thing)
+    raise cursor.error(f"{thing} has the unknown value type {kind}; types 0 to 12 exist")
+
+
+def _array(cursor: Cursor, thing: str) -> list[str] | np.ndarray:
+    kind = cursor.u32(f"the element type of {thing}")
+    if kind == _ARRAY:
+        raise cursor.error(f"{thing} is an array of arrays, which GGUF does not allow")
+    if kind not in _NUMBERS and kind not in (_BOOL, _STRING):
+        raise cursor.error(f"{thing} has the unknown element type {kind}; types 0 to 12 exist")
+    dtype = np.dtype(_NUMBERS[0 if kind in (_BOOL, _STRING) else kind].format)
+    least_bytes = _LEAST_STRING_BYTES if kind == _STRING else dtype.itemsize
+    count = cursor.count(f"the length of {thing}", least_bytes=least_bytes)
+    if count > MAX_ARRAY_COUNT:
+        raise cursor.error(f"{thing} has {count:,} elements; {MAX_ARRAY_COUNT:,} is the limit")
+    if kind == _STRING:
+        return cursor.strings(count, thing)
+    numbers = cursor.numbers(dtype, count, thing)
+    numbers = numbers != 0 if kind == _BOOL else numbers
+    numbers.flags.writeable = False
+    return numbers
+
+
+def _alignment(cursor: Cursor, kind: int, value: MetadataValue) -> int:
+    if kind != _U32:
+        raise cursor.error(f"`general.alignment` has value type {kind}; it must be {_U32} (uint32)")
+    assert isinstance(value, int)
+    if value == 0 or value & (value - 1):
+        raise cursor.error(f"`general.alignment` is {value}; it must be a power of two")
+    return value
+
+
+def _padded(count: int, alignment: int) -> int:
+    return -(-count // alignment) * alignment
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor as the header describes it; `offset` counts from the begin of the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def read(cls, cursor: Cursor, index: int) -> "_Entry":
+        name = _tensor_name(cursor, index)
+        shape = _shape(cursor, name)
+        type = _block_type(cursor, name)
+        row = shape[-1]
+        if row % type.block_elements:
+            raise cursor.error(
+                f"tensor `{name}` has rows of {row:,} weights, which are no multiple of the "
+                f"{type.block_elements} in a block of {type.name}"
+            )
+        offset = cursor.u64(f"the offset of tensor `{name}`")
+        return cls(name, shape, type, offset, prod(shape[:-1]) * type.row_bytes(row))
+
+
+def _tensor_name(cursor: Cursor, index: int) -> str:
+    name = cursor.identifier(f"the name of tensor {index}")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise cursor.error(
+            f"the name of tensor {index} has {len(name.encode()):,} bytes; "
+            f"{MAX_NAME_BYTES} is the limit"
+        )
+    return name
+
+
+def _shape(cursor: Cursor, name: str) -> tuple[int, ...]:
+    """The file counts dimensions from the fastest varying one, torch from the slowest."""
+    count = cursor.u32(f"the number of dimensions of tensor `{name}`")
+    if not 1 <= count <= MAX_DIMENSIONS:
+        raise cursor.error(
+            f"tensor `{name}` has {count:,} dimensions; 1 to {MAX_DIMENSIONS} are allowed"
+        )
+    sizes = [cursor.u64(f"the dimensions of tensor `{name}`") for _ in range(count)]
+    for size in sizes:
+        if size >= 1 << 63:
+            raise cursor.error(
+                f"tensor `{name}` has a negative dimension ({size - (1 << 64):,}); "
+                "dimensions are 0 or more"
+            )
+    if prod(max(size, 1) for size in sizes) >= 1 << 63:
+        raise cursor.error(
+            f"tensor `{name}` has the dimensions {sizes}; 2^63 - 1 weights is the limit"
+        )
+    return tuple(reversed(sizes))
+
+
+def _block_type(cursor: Cursor, name: str) -> BlockType:
+    number = cursor.u32(f"the type of tensor `{name}`")
+    if number in BLOCK_TYPES:
+        return BLOCK_TYPES[number]
+    known = {kind.value: kind.name for kind in GGMLQuantizationType}
+    supported = ", ".join(type.name for type in BLOCK_TYPES.values())
+    if number in known:
+        raise UnsupportedModelError(
+            f"{cursor.name}: tensor `{name}` has the type {known[number]}, which is not "
+            f"supported; supported are {supported}."
+        )
+    raise UnsupportedModelError(
+        f"{cursor.name}: tensor `{name}` has type id {number}, which is unknown or was removed "
+        f"from GGUF; supported are {supported}."
+    )
+
+
+def _placed(
+    cursor: Cursor, entries: list[_Entry], data_begin: int, alignment: int
+) -> dict[str, TensorInfo]:
+    """The tensors where they lie: one behind the other, each padded to the alignment."""
+    tensors: dict[str, TensorInfo] = {}
+    expected = 0
+    for entry in entries:
+        if entry.name in tensors:
+            raise cursor.error(f"tensor `{entry.name}` occurs twice")
+        if entry.offset != expected:
+            raise cursor.error(
+                f"tensor `{entry.name}` begins at offset {entry.offset:,} of the data, but the "
+                f"tensors before it end at {expected:,} (alignment {alignment})"
+            )
+        begin = data_begin + entry.offset
+        if begin + entry.nbytes > cursor.size:
+            raise cursor.error(
+                f"tensor `{entry.name}` ends at byte {begin + entry.nbytes:,}, but the file has "
+                f"only {cursor.size:,}; it is truncated"
+            )
+        tensors[entry.name] = TensorInfo(entry.name, entry.shape, entry.type, begin, entry.nbytes)
+        expected = _padded(entry.offset + entry.nbytes, alignment)
+    return tensors

@@ -1,0 +1,129 @@
+"""Typed access to a file's metadata; converters write the same key with different types."""
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from model_zoo.gguf.header import MetadataValue
+from runtime.errors import ModelFileError
+
+T = TypeVar("T", int, float, str, bool)
+
+_GLOBAL = ("general.", "tokenizer.", "split.")
+_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_MAX_SIZE = (1 << 31) - 1
+# Deeper than any model, and few enough that a damaged count asks for little.
+MAX_LAYERS = 1024
+
+
+class Metadata:
+    """A file's metadata as its architecture reads it.
+
+    Keys are written without the architecture's name, except general, tokenizer and split keys. All
+    errors are ModelFileErrors that name the file and the whole key.
+    """
+
+    def __init__(self, values: Mapping[str, MetadataValue], *, path: Path) -> None:
+        self.path = path
+        self._values = values
+        self._prefix = ""
+        self._prefix = f"{self.require('general.architecture', str)}."
+
+    @property
+    def architecture(self) -> str:
+        return self._prefix[:-1]
+
+    def full_key(self, key: str) -> str:
+        return key if key.startswith(_GLOBAL) else self._prefix + key
+
+    def error(self, key: str, problem: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: `{self.full_key(key)}` {problem}.")
+
+    def has(self, key: str) -> bool:
+        return self.full_key(key) in self._values
+
+    def length(self, key: str) -> int | None:
+        """How many elements the array under `key` has; None when it is absent or no array."""
+        value = self._values.get(self.full_key(key))
+        return len(value) if isinstance(value, list | np.ndarray) else None
+
+    def require(self, key: str, kind: type[T]) -> T:
+        """The value under `key`, as `kind`."""
+        return self._converted(key, self._required(key), kind)
+
+    @overload
+    def get(self, key: str, kind: type[T], default: T) -> T: ...
+    @overload
+    def get(self, key: str, kind: type[T], default: None = None) -> T | None: ...
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """The value under `key`, as `kind`; `default` when the file has none."""
+        value = self._values.get(self.full_key(key))
+        return default if value is None else self._converted(key, value, kind)
+
+    def require_size(self, key: str, *, at_most: int = _MAX_SIZE) -> int:
+        """The integer under `key`, from 1 to `at_most`."""
+        return self._size(key, self.require(key, int), at_most)
+
+    def get_size(self, key: str, default: int, *, at_most: int = _MAX_SIZE) -> int:
+        return self._size(key, self.get(key, int, default), at_most)
+
+    def get_positive(self, key: str, default: float | None = None) -> float:
+        """The number above 0 under `key`; it is required where there is no default."""
+        value = self.require(key, float) if default is None else self.get(key, float, default)
+        if value <= 0:
+            raise self.error(key, f"is {value:g}; it must be above 0")
+        return value
+
+    def require_array(self, key: str, kind: type[T]) -> tuple[T, ...]:
+        """The array under `key`, each element as `kind`."""
+        value = self._required(key)
+        if not isinstance(value, list | np.ndarray):
+            raise self.error(key, f"is {value!r}, not an array")
+        return tuple(self._converted(key, item, kind) for item in value)
+
+    def get_array(self, key: str, kind: type[T]) -> tuple[T, ...] | None:
+        return self.require_array(key, kind) if self.has(key) else None
+
+    def require_per_layer(self, key: str, layers: int) -> tuple[int, ...]:
+        """A positive integer for each layer, from an array or from one value for all."""
+        assert layers <= MAX_LAYERS
+        value = self._required(key)
+        if not isinstance(value, list | np.ndarray):
+            return (self.require_size(key),) * layers
+        if len(value) != layers:
+            raise self.error(key, f"has {len(value):,} entries for {layers:,} layers")
+        return tuple(self._size(key, item, _MAX_SIZE) for item in self.require_array(key, int))
+
+    def get_per_layer(self, key: str, layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
+        return self.require_per_layer(key, layers) if self.has(key) else default
+
+    def _required(self, key: str) -> MetadataValue:
+        value = self._values.get(self.full_key(key))
+        if value is None:
+            raise self.error(key, "is missing")
+        return value
+
+    def _size(self, key: str, value: int, at_most: int) -> int:
+        if value < 1:
+            raise self.error(key, f"is {value:,}; it must be 1 or more")
+        if value > at_most:
+            raise self.error(key, f"is {value:,}; {at_most:,} is the limit")
+        return value
+
+    def _converted(self, key: str, value: Any, kind: type[T]) -> Any:
+        """`value` as `kind` where nothing is lost: any width, whole floats as integers."""
+        value = value.item() if isinstance(value, np.generic) else value
+        if kind is str and isinstance(value, str):
+            return value
+        if kind is bool and isinstance(value, int) and value in (0, 1):
+            return bool(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if kind is float and number and isfinite(value):
+            return float(value)
+        if kind is int and number and abs(value) < 1 << 64 and value == int(value):
+            return int(value)
+        shown = repr(value) if not isinstance(value, list | np.ndarray) else "an array"
+        raise self.error(key, f"is {shown[:80]}, not {_WORDS[kind]}")

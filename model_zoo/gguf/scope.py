@@ -1,0 +1,262 @@
+"""Layers from a file's tensors, by name: what is missing, misshapen or left over is an error."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.layers.linear import Embedding, FusedLinear, Linear
+from model_zoo.layers.norm import RMSNorm
+from runtime.errors import ModelFileError
+from runtime.quant import Weight, block_type
+
+Progress = Callable[[int, int], None]
+# Torch order; None where any size is right.
+Shape = tuple[int | None, ...]
+META = torch.device("meta")
+
+
+class TensorScope:
+    """The tensors under a name prefix, as layers on `device`.
+
+    Matrices stay in the file's types: on a CPU views of the map, elsewhere copied once. A model is
+    best built twice, first on the device "meta": that reads and copies nothing, and `check` then
+    names all that is wrong with the file. On "meta" and after an error, layers hold no data.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+    ) -> None:
+        self._tensors = _Tensors(file, device, progress)
+        self._prefix = ""
+        self.device = device
+        self.dtype = dtype
+
+    @property
+    def loaded_bytes(self) -> int:
+        """What all layers hold so far, tensors that they share counted once."""
+        return self._tensors.loaded_bytes
+
+    def scope(self, *parts: str | int) -> "TensorScope":
+        """The tensors whose names go on with these parts: `w.scope("blk", 3)`."""
+        inner = object.__new__(TensorScope)
+        inner._tensors = self._tensors
+        inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
+        inner.device, inner.dtype = self.device, self.dtype
+        return inner
+
+    def has(self, name: str) -> bool:
+        return self._full(name) in self._tensors.file.tensors
+
+    @overload
+    def linear(
+        self, name: str, *, shape: Shape, alt: str | None = ..., optional: Literal[False] = ...
+    ) -> Linear: ...
+    @overload
+    def linear(
+        self, name: str, *, shape: Shape, alt: str | None = ..., optional: Literal[True]
+    ) -> Linear | None: ...
+    def linear(
+        self, name: str, *, shape: Shape, alt: str | None = None, optional: bool = False
+    ) -> Linear | None:
+        """The matrix `name` (out, in), or where the file has none `alt`; its bias if it has one."""
+        if alt is not None and not self.has(name):
+            name = alt
+        if optional and not self.has(name):
+            return None
+        weight = self._tensors.weight(self._full(name), shape)
+        return Linear(weight, self._bias(name, shape[0]))
+
+    def fused_linear(
+        self, shapes: Mapping[str, tuple[int, int]], *, whole: str | None = None
+    ) -> FusedLinear:
+        """Matrices of the same input, by name; `whole`: one tensor with the rows of all.
+
+        They are multiplied as one where that costs nothing: when they have one type and lie end to
+        end in the file, or are copied to a device anyway. On a CPU, joining others would turn
+        pages of the file, which the system can drop and read again, into memory of our own.
+        """
+        sizes = tuple(out for out, _ in shapes.values())
+        hidden = next(iter(shapes.values()))[1]
+        if whole is not None and self.has(whole):
+            return FusedLinear((self.linear(whole, shape=(sum(sizes), hidden)),), sizes)
+        weights = {self._full(name): shape for name, shape in shapes.items()}
+        biases = [self._bias(name, out) for name, (out, _) in shapes.items()]
+        joined = self._tensors.joined(weights)
+        if joined is None:
+            parts = [self._tensors.weight(name, shape) for name, shape in weights.items()]
+            return FusedLinear(tuple(map(Linear, parts, biases)), sizes)
+        return FusedLinear((Linear(joined, _joined_bias(biases, sizes)),), sizes)
+
+    def embedding(self, name: str, *, shape: Shape) -> Embedding:
+        return Embedding(self._tensors.weight(self._full(name), shape), self.dtype)
+
+    @overload
+    def rms_norm(
+        self, name: str, eps: float, *, size: int, optional: Literal[False] = ...
+    ) -> RMSNorm: ...
+    @overload
+    def rms_norm(
+        self, name: str, eps: float, *, size: int, optional: Literal[True]
+    ) -> RMSNorm | None: ...
+    def rms_norm(
+        self, name: str, eps: float, *, size: int, optional: bool = False
+    ) -> RMSNorm | None:
+        if optional and not self.has(name):
+            return None
+        return RMSNorm(self.vector(name, size=size), eps)
+
+    @overload
+    def vector(self, name: str, *, size: int, optional: Literal[False] = ...) -> Tensor: ...
+    @overload
+    def vector(self, name: str, *, size: int, optional: Literal[True]) -> Tensor | None: ...
+    def vector(self, name: str, *, size: int, optional: bool = False) -> Tensor | None:
+        """`name` as float32 [size]."""
+        if optional and not self.has(name):
+            return None
+        return self._tensors.vector(self._full(name), size)
+
+    def ignore(self, *names: str) -> None:
+        """These tensors may be there; nothing uses them."""
+        self._tensors.claimed.update(map(self._full, names))
+
+    def unclaimed(self) -> tuple[str, ...]:
+        """The tensors of the whole file that no layer has asked for, in the file's order."""
+        tensors = self._tensors
+        return tuple(name for name in tensors.file.tensors if name not in tensors.claimed)
+
+    def check(self) -> None:
+        """ModelFileError unless every tensor asked for is there and sound, and no other is."""
+        problems = {
+            "missing": list(dict.fromkeys(self._tensors.missing)),
+            "of the wrong shape": list(dict.fromkeys(self._tensors.misshapen)),
+            "not known to this architecture": list(self.unclaimed()),
+        }
+        found = [
+            f"{len(names):,} {'is' if len(names) == 1 else 'are'} {what} ({', '.join(names)})"
+            for what, names in problems.items()
+            if names
+        ]
+        if found:
+            raise ModelFileError(f"{self._tensors.file.path}: of its tensors, {'; '.join(found)}.")
+
+    def _bias(self, name: str, size: int | None) -> Tensor | None:
+        full = f"{self._prefix}{name}.bias"
+        if full not in self._tensors.file.tensors:
+            return None
+        return self._tensors.vector(full, size).to(self.dtype)
+
+    def _full(self, name: str) -> str:
+        return f"{self._prefix}{name}.weight"
+
+
+class _Tensors:
+    """A file's tensors on one device, and the account of which were asked for."""
+
+    def __init__(self, file: GGUFFile, device: torch.device, progress: Progress | None) -> None:
+        self.file = file
+        self.claimed: set[str] = set()
+        self.missing: list[str] = []
+        self.misshapen: list[str] = []
+        self.loaded_bytes = 0
+        self._device = device
+        self._progress = progress
+        self._fetched_bytes = 0
+        self._total_bytes = sum(info.nbytes for info in file.tensors.values())
+        self._weights: dict[str, Weight] = {}
+
+    def weight(self, name: str, shape: Shape) -> Weight:
+        if not self._claim(name, shape):
+            return _nothing(len(shape))
+        if name not in self._weights:
+            self._fetch(name)
+            self._weights[name] = weight = self.file.weight(name).to(self._device)
+            self.loaded_bytes += weight.nbytes
+        return self._weights[name]
+
+    def joined(self, shapes: Mapping[str, tuple[int, int]]) -> Weight | None:
+        """The rows of all as one weight; None where they must or should stay apart."""
+        infos = [self.file.tensors.get(name) for name in shapes]
+        if not all(info and info.shape == shapes[info.name] for info in infos):
+            return None
+        joined = self.file.adjacent_rows(list(shapes))
+        parts = [self.file.weight(name) for name in shapes]
+        if joined is None and (self._device.type == "cpu" or len({p.type for p in parts}) > 1):
+            return None
+        for name, shape in shapes.items():
+            self._claim(name, shape)
+            self._fetch(name)
+        if joined is None:
+            joined = _stacked(parts, self._device)
+        joined = joined.to(self._device)
+        self.loaded_bytes += joined.nbytes
+        return joined
+
+    def vector(self, name: str, size: int | None) -> Tensor:
+        if not self._claim(name, (size,)):
+            return torch.empty(1, device=META)
+        self._fetch(name)
+        vector = self.file.weight(name).dequantize().to(self._device)
+        self.loaded_bytes += vector.nbytes
+        return vector
+
+    def _claim(self, name: str, shape: Shape) -> bool:
+        """Whether the file has this tensor in this shape; noted if not."""
+        self.claimed.add(name)
+        info = self.file.tensors.get(name)
+        if info is None:
+            self.missing.append(name)
+            return False
+        expected = zip(info.shape, shape, strict=False)
+        if len(info.shape) == len(shape) and all(want in (None, is_) for is_, want in expected):
+            return True
+        wanted = " x ".join("any" if size is None else str(size) for size in shape)
+        self.misshapen.append(f"{name} is {' x '.join(map(str, info.shape))}, not {wanted}")
+        return False
+
+    def _fetch(self, name: str) -> None:
+        """Read from disk now, so that loading takes the time and can tell how far it is."""
+        if self._device == META:
+            return
+        for count in self.file.fetch(name):
+            self._fetched_bytes += count
+            if self._progress is not None:
+                self._progress(self._fetched_bytes, self._total_bytes)
+
+
+def _nothing(dimensions: int) -> Weight:
+    """Stands in for a tensor that is not there, until `check` says so."""
+    shape = (0,) * dimensions
+    return Weight(torch.empty(shape, dtype=torch.uint8, device=META), block_type("F32"), shape)
+
+
+def _stacked(parts: list[Weight], device: torch.device) -> Weight:
+    """All rows in one new weight, each copied straight to the device."""
+    first = parts[0]
+    rows = sum(part.shape[0] for part in parts)
+    data = torch.empty(rows, first.data.shape[1], dtype=torch.uint8, device=device)
+    begin = 0
+    for part in parts:
+        data[begin : begin + part.shape[0]].copy_(part.data)
+        begin += part.shape[0]
+    return Weight(data, first.type, (rows, *first.shape[1:]))
+
+
+def _joined_bias(biases: list[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    if not present:
+        return None
+    like = present[0]
+    return torch.cat(
+        [
+            like.new_zeros(size) if bias is None else bias
+            for bias, size in zip(biases, sizes, strict=True)
+        ]
+    )

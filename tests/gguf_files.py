@@ -1,0 +1,61 @@
+"""Writing a GGUF file again with some of it changed, by the format's own package."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGUFValueType
+
+_PLAIN_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+    list: GGUFValueType.ARRAY,
+}
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    *,
+    keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray | None] | None = None,
+) -> Path:
+    """Copy `source` to `target`; `keys` and `tensors` replace, add, or where None remove.
+
+    Tensors that are given are float32, in numpy's order of dimensions.
+    """
+    reader = gguf.GGUFReader(source)
+    keys, tensors = dict(keys or {}), dict(tensors or {})
+    writer = gguf.GGUFWriter(target, keys.pop("general.architecture", "llama"))
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        if name not in keys:
+            kinds = [*field.types, None]
+            writer.add_key_value(name, field.contents(), kinds[0], kinds[1])
+    for name, value in keys.items():
+        if value is not None:
+            writer.add_key_value(name, value, _PLAIN_TYPES[type(value)])
+    for tensor in reader.tensors:
+        if tensor.name not in tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for name, array in tensors.items():
+        if array is not None:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def matrices(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a file as float32, in numpy's order of dimensions."""
+    return {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }

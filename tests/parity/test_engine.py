@@ -1,0 +1,158 @@
+"""The whole engine on a tiny llama: its answers are those of `transformers`, alone or in a crowd."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from model_zoo.chat_model import ChatModel
+from model_zoo.registry import load
+from runtime.aio import AsyncEngine
+from runtime.assembly import EngineOptions, assemble
+from runtime.errors import ConfigurationError, DoesNotFitError
+from runtime.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+from tests.tiny_models import write_tiny_llama
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    twin = write_tiny_llama(path, config="llama3_rope")
+    return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@contextlib.contextmanager
+def running(model: ChatModel, **options) -> Iterator[AsyncEngine]:
+    settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
+    engine, _ = assemble(
+        model.decoder,
+        model.tokenizer.token_bytes,
+        device=CPU,
+        options=EngineOptions(**settings),
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+async def collect(engine: AsyncEngine, request: GenerationRequest) -> Delta:
+    merged = Delta()
+    async with contextlib.aclosing(engine.stream(request)) as deltas:
+        async for delta in deltas:
+            merged = merged.merged(delta)
+    return merged
+
+
+def answers(engine: AsyncEngine, requests: Sequence[GenerationRequest], *, together: bool):
+    async def main() -> list[Delta]:
+        if together:
+            return await asyncio.gather(*[collect(engine, request) for request in requests])
+        return [await collect(engine, request) for request in requests]
+
+    return asyncio.run(main())
+
+
+def mixed_requests(vocab_size: int) -> list[GenerationRequest]:
+    """Prompts that share prefixes, and every way to sample."""
+    r = random.Random(7)
+    base = tuple(r.randrange(vocab_size) for _ in range(60))
+    ways = [
+        SamplingParams(temperature=0),
+        SamplingParams(seed=1),
+        SamplingParams(top_k=0, top_p=1.0, seed=2),
+        SamplingParams(top_k=0, top_p=0.8, seed=3, logprobs=3),
+        SamplingParams(min_p=0.1, seed=4),
+        SamplingParams(repeat_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2, seed=5),
+    ]
+    requests = []
+    for number in range(24):
+        shared = r.choice([0, 20, 48])
+        own = tuple(r.randrange(vocab_size) for _ in range(r.randint(1, 70)))
+        stop = StopRules(r.randint(5, 40))
+        sampling = ways[number % len(ways)]
+        requests.append(GenerationRequest(str(number), base[:shared] + own, stop, sampling))
+    return requests
+
+
+def test_greedy_answers_are_those_of_transformers(tiny) -> None:
+    model, twin = tiny
+    r = random.Random(3)
+    prompts = [[r.randrange(model.tokenizer.vocab_size) for _ in range(n)] for n in (1, 9, 50, 90)]
+    requests = [
+        GenerationRequest(
+            str(i), tuple(p), StopRules(20), SamplingParams(temperature=0, logprobs=0)
+        )
+        for i, p in enumerate(prompts)
+    ]
+    with running(model) as engine:
+        results = answers(engine, requests, together=True)
+    for prompt, delta in zip(prompts, results, strict=True):
+        tokens = torch.tensor([prompt + list(delta.tokens)])
+        logprobs = torch.log_softmax(twin(tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
+        best = logprobs.max(dim=-1)
+        assert list(delta.tokens) == best.indices.tolist()
+        ours = torch.tensor([sampled.logprob for sampled in delta.logprobs])
+        assert torch.allclose(ours, best.values, atol=1e-4)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("cache_tokens", [256, None])
+def test_a_crowd_gets_what_each_request_gets_alone(tiny, depth: int, cache_tokens) -> None:
+    model, _ = tiny
+    requests = mixed_requests(model.tokenizer.vocab_size)
+    with running(model, prefix_cache=False, step_tokens=256) as engine:
+        alone = answers(engine, requests, together=False)
+    with running(model, depth=depth, cache_tokens=cache_tokens) as engine:
+        crowd = answers(engine, requests, together=True)
+    statistics = engine.statistics()  # after closing: the loop has told its last
+    assert [d.tokens for d in crowd] == [d.tokens for d in alone]
+    assert [d.text for d in crowd] == [d.text for d in alone]
+    for one, other in zip(crowd, alone, strict=True):
+        assert [s.token for s in one.logprobs] == [s.token for s in other.logprobs]
+    assert statistics.cached_tokens_total > 0
+    assert (statistics.preemptions_total > 0) == (cache_tokens is not None)
+    assert statistics.pages_owned == 0
+
+
+def test_a_follow_up_reuses_the_conversation_s_pages(tiny) -> None:
+    model, _ = tiny
+    first = GenerationRequest("a", tuple(range(50, 90)), StopRules(30), SamplingParams(seed=1))
+    with running(model) as engine:
+        [delta] = answers(engine, [first], together=False)
+        turn = first.prompt + delta.tokens + (5, 6, 7)
+        [again] = answers(engine, [GenerationRequest("b", turn, StopRules(4))], together=False)
+    assert delta.usage is not None and delta.usage.cached_tokens == 0
+    # The last token of the answer was never computed, so 69 positions are there: four pages.
+    assert again.usage is not None and again.usage.cached_tokens == 64
+
+
+def test_a_full_context_ends_with_length(tiny) -> None:
+    model, _ = tiny
+    request = GenerationRequest("a", (5,) * 250, StopRules(100), SamplingParams(seed=1))
+    with running(model) as engine:
+        [delta] = answers(engine, [request], together=False)
+    assert delta.finish is FinishReason.LENGTH and len(delta.tokens) == 6
+
+
+def test_too_little_memory_is_refused_with_bytes(tiny) -> None:
+    model, _ = tiny
+    with pytest.raises(DoesNotFitError, match="bytes"):
+        with running(model, memory_bytes=100_000):
+            pass
+
+
+def test_options_that_contradict_the_model_are_refused(tiny) -> None:
+    model, _ = tiny
+    with pytest.raises(ConfigurationError, match="512"):
+        with running(model, context_tokens=1000):
+            pass
+    with pytest.raises(ConfigurationError, match="step_tokens"):
+        with running(model, max_sequences=64):
+            pass
