@@ -1,0 +1,140 @@
+"""Attention over paged keys and values, and writing them."""
+
+import ctypes
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.native import address, library
+from runtime.model import AttentionPlan, LayerPages, RowSpan
+
+# Bounds what the twin gathers and scores at once.
+_TWIN_ELEMENTS = 1 << 25
+
+
+def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
+    """Put keys [tokens, kv_heads, key_dim] and values [.., value_dim] into their cells."""
+    for rows, stored in ((keys, pages.keys), (values, pages.values)):
+        cells = stored.view(-1, *stored.shape[2:])
+        cells.index_copy_(0, plan.write_cell, rows.to(stored.dtype))
+
+
+def paged_attention(
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, *, scale: float
+) -> Tensor:
+    """queries [tokens, heads, key_dim] -> [tokens, heads, value_dim], in the type of the queries.
+
+    Row r attends to the positions visible_begin[r] <= p < visible_end[r] of its slot, query head h
+    to kv head h // (heads / kv_heads); scores and softmax in float32. A row that sees nothing
+    gives zeros. On a CPU with a C compiler, the bits of a row do not depend on the other rows.
+    """
+    if queries.device.type == "cpu" and (kernels := library()) is not None:
+        return _paged_attention_cpu(kernels, queries, pages, plan, scale)
+    return paged_attention_twin(queries, pages, plan, scale=scale)
+
+
+def paged_attention_twin(
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, *, scale: float
+) -> Tensor:
+    """The specification of `paged_attention`: gather the pages, then plain softmax attention."""
+    shape = (*queries.shape[:2], pages.values.shape[-1])
+    result = queries.new_zeros(shape)
+    for spans, length in _alike(plan.spans):
+        extent = _extent(plan, spans)
+        row_elements = queries.shape[1] * extent
+        span_elements = extent * pages.keys.shape[2] * max(pages.keys.shape[3], shape[2])
+        rows_at_once = max(1, min(length, _TWIN_ELEMENTS // max(1, row_elements)))
+        per_span = max(1, span_elements, rows_at_once * row_elements)
+        spans_at_once = max(1, _TWIN_ELEMENTS // per_span)
+        for first in range(0, len(spans), spans_at_once):
+            some = spans[first : first + spans_at_once]
+            for offset in range(0, length, rows_at_once):
+                rows = _rows(some, offset, min(length, offset + rows_at_once), queries.device)
+                result[rows] = _attend(queries[rows], pages, plan, rows, extent, scale)
+    return result
+
+
+def _alike(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
+    """Spans by their number of rows, so that all decoding sequences go together."""
+    by_length: dict[int, list[RowSpan]] = {}
+    for span in spans:
+        by_length.setdefault(span.end - span.begin, []).append(span)
+    for length, members in by_length.items():
+        yield members, length
+
+
+def _extent(plan: AttentionPlan, spans: list[RowSpan]) -> int:
+    """The position after the last that these rows see; off the CPU a bound, without waiting."""
+    if plan.visible_end.device.type == "cpu":
+        return max(int(plan.visible_end[span.begin : span.end].max()) for span in spans)
+    return max(span.start + span.end - span.begin for span in spans)
+
+
+def _rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) -> Tensor:
+    """Row numbers [spans, end - begin] of rows begin..end of each span."""
+    rows = [range(span.begin + begin, span.begin + end) for span in spans]
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _attend(
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, rows: Tensor, extent: int, scale: float
+) -> Tensor:
+    """queries [spans, rows, heads, key_dim] -> [spans, rows, heads, value_dim]."""
+    page_tokens, kv_heads = pages.keys.shape[1:3]
+    used = plan.page_table[plan.row_slot[rows[:, 0]].long(), : -(-extent // page_tokens)]
+    used = used.long().clamp(0, pages.keys.shape[0] - 1)
+    keys = pages.keys[used].flatten(1, 2)[:, :extent].float()
+    values = pages.values[used].flatten(1, 2)[:, :extent].float()
+    begin, end = plan.visible_begin[rows].unsqueeze(-1), plan.visible_end[rows].unsqueeze(-1)
+    position = torch.arange(extent, device=queries.device)
+    visible = (position >= begin) & (position < end)
+    # What no row sees may be anything, and nothing times infinity is not nothing.
+    values = values.masked_fill(~visible.any(dim=1)[:, :, None, None], 0.0)
+    grouped = queries.unflatten(2, (kv_heads, -1)).float()
+    scores = torch.einsum("srkgd,spkd->srkgp", grouped, keys) * scale
+    hidden = ~visible[:, :, None, None, :]
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).masked_fill(hidden, 0.0)
+    result = torch.einsum("srkgp,spkd->srkgd", weights, values)
+    return result.flatten(2, 3).to(queries.dtype)
+
+
+class _Job(ctypes.Structure):
+    """`caravan_attention_job` in cpu/attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "queries", "keys", "values", "page_table", "row_slot", "visible_begin", "visible_end",
+            "result",
+        )),
+        ("table_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in (
+            "type", "page_tokens", "rows", "heads", "kv_heads", "key_dim", "value_dim",
+        )),
+        ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+_PAGE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def _paged_attention_cpu(
+    kernels: ctypes.CDLL, queries: Tensor, pages: LayerPages, plan: AttentionPlan, scale: float
+) -> Tensor:
+    rows, heads, key_dim = queries.shape
+    page_tokens, kv_heads, value_dim = pages.values.shape[1:]
+    assert pages.keys.dtype == pages.values.dtype and heads % kv_heads == 0
+    assert plan.page_table.stride(1) == 1 and plan.page_table.dtype == torch.int32
+    wide = queries.float().contiguous()
+    result = torch.empty(rows, heads, value_dim)
+    job = _Job(
+        address(wide), address(pages.keys), address(pages.values), plan.page_table.data_ptr(),
+        address(plan.row_slot), address(plan.visible_begin), address(plan.visible_end),
+        address(result), plan.page_table.stride(0), _PAGE_TYPES[pages.keys.dtype],
+        page_tokens, rows, heads, kv_heads, key_dim, value_dim, scale,
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    scratch = torch.empty(threads * kernels.caravan_attention_scratch(ctypes.byref(job)))
+    tiles = torch.empty(rows + 1, dtype=torch.int32)
+    kernels.caravan_attention(ctypes.byref(job), address(scratch), address(tiles), threads)
+    return result.to(queries.dtype)

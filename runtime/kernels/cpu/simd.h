@@ -1,0 +1,289 @@
+/* Sixteen floats at a time: AVX-512, AVX2 or plain C, with the same order of operations.
+ *
+ * Lane l of every accumulator belongs to the elements k with k % 16 == l, and v_sum adds the lanes
+ * in one fixed tree; so a dot product does not depend on the loop that computes it. */
+#ifndef CARAVAN_SIMD_H
+#define CARAVAN_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+/* Before a loop whose bounds are constants and whose values belong in registers. */
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL(n) PRAGMA(GCC unroll n)
+
+typedef uint8_t b16 __attribute__((vector_size(16)));
+
+typedef uint8_t b32 __attribute__((vector_size(32)));
+typedef uint16_t h16 __attribute__((vector_size(32)));
+
+INLINE b16 b_load(const void *p) { b16 v; memcpy(&v, p, 16); return v; }
+INLINE b32 b_load32(const void *p) { b32 v; memcpy(&v, p, 32); return v; }
+/* Shifts in pairs of bytes; what crosses from the neighbour is for the caller to mask. */
+INLINE b32 b_left(b32 b, const int n) { return (b32)((h16)b << n); }
+INLINE b32 b_right(b32 b, const int n) { return (b32)((h16)b >> n); }
+INLINE b16 b_first(b32 b) {
+#if defined(__AVX2__)
+    return (b16)_mm256_castsi256_si128((__m256i)b);
+#else
+    b16 half;
+    memcpy(&half, &b, 16);
+    return half;
+#endif
+}
+INLINE b16 b_second(b32 b) {
+#if defined(__AVX2__)
+    return (b16)_mm256_extracti128_si256((__m256i)b, 1);
+#else
+    b16 half;
+    memcpy(&half, (const char *)&b + 16, 16);
+    return half;
+#endif
+}
+
+INLINE float half_to_float_portable(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff, bits;
+    float f;
+    if (magnitude >= 0x7c00) {
+        bits = sign | 0x7f800000 | (magnitude & 0x3ff) << 13;
+    } else if (magnitude >= 0x0400) {
+        bits = sign | ((magnitude << 13) + 0x38000000);
+    } else {
+        f = (float)magnitude * 5.9604644775390625e-8f;
+        memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+INLINE float half_at(const void *p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+#if defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
+    return half_to_float_portable(h);
+#endif
+}
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+
+/* Sums of 16 lanes kept in registers. */
+#define ROWS_TILE 4
+#define OUTS_TILE 6
+typedef __m512 v16;
+
+INLINE v16 v_zero(void) { return _mm512_setzero_ps(); }
+INLINE v16 v_all(float f) { return _mm512_set1_ps(f); }
+INLINE v16 v_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void v_store(float *p, v16 a) { _mm512_storeu_ps(p, a); }
+INLINE v16 v_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
+INLINE v16 v_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
+INLINE v16 v_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
+INLINE v16 v_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE v16 v_u8(b16 b) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)b)); }
+INLINE v16 v_i8(b16 b) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b)); }
+INLINE v16 v_half(const void *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+INLINE v16 v_bfloat(const void *p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+INLINE float v_sum(v16 a) {
+    __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+/* a * 2^n for integral n */
+INLINE v16 v_scale2(v16 a, v16 n) { return _mm512_scalef_ps(a, n); }
+INLINE v16 v_round(v16 a) { return _mm512_roundscale_ps(a, 0); }
+
+/* The half at p in every lane. */
+INLINE v16 v_all_half(const void *p) {
+    int16_t h;
+    memcpy(&h, p, 2);
+    return _mm512_cvtph_ps(_mm256_set1_epi16(h));
+}
+
+/* Nibbles n stand for scale * n + base: a table of sixteen, looked up. */
+typedef v16 nibbles;
+INLINE nibbles nibbles_of(float scale, float base) {
+    const v16 ramp = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return v_fma(ramp, v_all(scale), v_all(base));
+}
+/* Nibbles n stand for (n - 8) * the half at p. */
+INLINE nibbles signed_nibbles_of(const void *p) {
+    const v16 ramp = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return v_mul(ramp, v_all_half(p));
+}
+INLINE v16 nibbles_low(nibbles t, b16 b) {
+    return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32((__m128i)b), t);
+}
+INLINE v16 nibbles_high(nibbles t, b16 b) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32((__m128i)b), 4), t);
+}
+
+/* Numbers n below 32 stand for scale * n + base. */
+typedef struct { v16 low, high; } fives;
+INLINE fives fives_of(float scale, float base) {
+    const v16 ramp = _mm512_setr_ps(16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
+    return (fives){nibbles_of(scale, base), v_fma(ramp, v_all(scale), v_all(base))};
+}
+INLINE v16 fives_at(fives t, b16 b) {
+    return _mm512_permutex2var_ps(t.low, _mm512_cvtepu8_epi32((__m128i)b), t.high);
+}
+
+#else /* eight or fewer lanes in hardware */
+
+#define ROWS_TILE 2
+#define OUTS_TILE 3
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+typedef struct { __m256 lo, hi; } v16;
+#define V_MAP2(name, op) INLINE v16 name(v16 a, v16 b) { return (v16){op(a.lo, b.lo), op(a.hi, b.hi)}; }
+V_MAP2(v_add, _mm256_add_ps)
+V_MAP2(v_mul, _mm256_mul_ps)
+V_MAP2(v_div, _mm256_div_ps)
+V_MAP2(v_max, _mm256_max_ps)
+INLINE v16 v_all(float f) { return (v16){_mm256_set1_ps(f), _mm256_set1_ps(f)}; }
+INLINE v16 v_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void v_store(float *p, v16 a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) {
+    return (v16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+INLINE v16 v_u8(b16 b) {
+    __m128i i = (__m128i)b;
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(i)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(i, 8)))};
+}
+INLINE v16 v_i8(b16 b) {
+    __m128i i = (__m128i)b;
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(i)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(i, 8)))};
+}
+INLINE v16 v_half(const void *p) {
+    const __m128i *h = (const __m128i *)p;
+    return (v16){_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+INLINE __m256 bfloats(const __m128i *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+INLINE v16 v_bfloat(const void *p) {
+    return (v16){bfloats((const __m128i *)p), bfloats((const __m128i *)p + 1)};
+}
+INLINE float v_sum(v16 a) {
+    __m256 b = _mm256_add_ps(a.lo, a.hi);
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+INLINE __m256 scale2_half(__m256 a, __m256 n) {
+    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
+}
+INLINE v16 v_scale2(v16 a, v16 n) { return (v16){scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi)}; }
+INLINE v16 v_round(v16 a) { return (v16){_mm256_round_ps(a.lo, 0), _mm256_round_ps(a.hi, 0)}; }
+
+#else /* plain C, in vectors that the compiler splits */
+
+#undef UNROLL
+#define UNROLL(n)
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+typedef int8_t c16 __attribute__((vector_size(16)));
+#define EACH for (int i = 0; i < 16; i++)
+INLINE v16 v_all(float f) { return (v16){0} + f; }
+INLINE v16 v_load(const float *p) { v16 r; memcpy(&r, p, 64); return r; }
+INLINE void v_store(float *p, v16 a) { memcpy(p, &a, 64); }
+INLINE v16 v_add(v16 a, v16 b) { return a + b; }
+INLINE v16 v_mul(v16 a, v16 b) { return a * b; }
+INLINE v16 v_div(v16 a, v16 b) { return a / b; }
+INLINE v16 v_max(v16 a, v16 b) {
+    const i16 first = (i16)(a > b);
+    return (v16)((first & (i16)a) | (~first & (i16)b));
+}
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { return c + a * b; }
+INLINE v16 v_u8(b16 b) { return __builtin_convertvector(__builtin_convertvector(b, i16), v16); }
+INLINE v16 v_i8(b16 b) { return __builtin_convertvector(__builtin_convertvector((c16)b, i16), v16); }
+INLINE v16 v_half(const void *p) {
+    float f[16];
+    EACH f[i] = half_at((const char *)p + 2 * i);
+    return v_load(f);
+}
+INLINE v16 v_bfloat(const void *p) {
+    uint16_t halves[16];
+    i16 words;
+    memcpy(halves, p, 32);
+    EACH words[i] = (int32_t)((uint32_t)halves[i] << 16);
+    return (v16)words;
+}
+INLINE float v_sum(v16 a) {
+    float f[16];
+    v_store(f, a);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) f[i] += f[i + width];
+    return f[0];
+}
+INLINE v16 v_scale2(v16 a, v16 n) {
+    return a * (v16)((__builtin_convertvector(n, i16) + 127) << 23);
+}
+INLINE v16 v_round(v16 a) {
+    EACH a[i] = rintf(a[i]);
+    return a;
+}
+
+#endif
+
+INLINE v16 v_zero(void) { return v_all(0.0f); }
+INLINE v16 v_all_half(const void *p) { return v_all(half_at(p)); }
+
+typedef struct { v16 scale, base; } nibbles;
+INLINE nibbles nibbles_of(float scale, float base) { return (nibbles){v_all(scale), v_all(base)}; }
+INLINE nibbles signed_nibbles_of(const void *p) { return nibbles_of(half_at(p), -8.0f * half_at(p)); }
+INLINE v16 nibbles_low(nibbles t, b16 b) { return v_fma(v_u8(b & 15), t.scale, t.base); }
+INLINE v16 nibbles_high(nibbles t, b16 b) { return v_fma(v_u8(b >> 4), t.scale, t.base); }
+
+typedef nibbles fives;
+INLINE fives fives_of(float scale, float base) { return nibbles_of(scale, base); }
+INLINE v16 fives_at(fives t, b16 b) { return v_fma(v_u8(b), t.scale, t.base); }
+
+#endif
+
+/* The largest lane. */
+INLINE float v_top(v16 a) {
+    float lanes[16], top;
+    v_store(lanes, a);
+    top = lanes[0];
+    for (int i = 1; i < 16; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+}
+
+/* e^x for x <= 88, no less than e^-87.5: Cody and Waite's reduction, Cephes' polynomial. */
+INLINE v16 v_exp(v16 x) {
+    x = v_max(v_all(-87.5f), x); /* in this order a NaN stays one */
+    const v16 n = v_round(v_mul(x, v_all(1.44269504f)));
+    v16 r = v_fma(n, v_all(-0.693359375f), x), y = v_all(1.9875691500e-4f);
+    r = v_fma(n, v_all(2.12194440e-4f), r);
+    y = v_fma(y, r, v_all(1.3981999507e-3f));
+    y = v_fma(y, r, v_all(8.3334519073e-3f));
+    y = v_fma(y, r, v_all(4.1665795894e-2f));
+    y = v_fma(y, r, v_all(1.6666665459e-1f));
+    y = v_fma(y, r, v_all(5.0000001201e-1f));
+    y = v_add(v_fma(v_mul(r, r), y, r), v_all(1.0f));
+    return v_scale2(y, n);
+}
+
+#endif

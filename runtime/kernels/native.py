@@ -1,0 +1,188 @@
+"""The CPU kernels: C compiled on first use for this very machine, or nothing and the reason why."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+_SOURCES = Path(__file__).parent / "cpu"
+_COMPILERS = ("gcc", "cc", "clang")
+# Without contraction, sums are rounded the same way in every path; see matmul.c.
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC",
+          "-fvisibility=hidden", "-Wno-psabi")  # fmt: skip
+_COMPILE_TIMEOUT_S = 300
+
+_pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {
+    "caravan_matmul_knows": ([_int], _int),
+    "caravan_matmul_scratch": ([_int, _int], _int64),
+    "caravan_matmul": (
+        [_int, _pointer, _pointer, _int64, _int, _int, _int, _pointer, _pointer, _int],
+        None,
+    ),
+    "caravan_attention_scratch": ([_pointer], _int64),
+    "caravan_attention": ([_pointer, _pointer, _pointer, _int], None),
+    "caravan_rms_norm": ([_pointer, _pointer, _float, _int, _int, _pointer, _int], None),
+    "caravan_rope_interleaved": (
+        [_pointer, _pointer, _pointer, _int, _int, _int, _int, _pointer, _int],
+        None,
+    ),
+    "caravan_silu_mul": ([_pointer, _pointer, _int64, _pointer, _int], None),
+}
+
+
+class NativeUnavailableError(Exception):
+    """No native kernels on this machine; the message says why."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None after one warning; the callers then use the torch twins."""
+    try:
+        return load(build())
+    except NativeUnavailableError as error:
+        _log.warning("CPU kernels are not available, using slow torch code instead: %s", error)
+        return None
+
+
+def address(tensor: Tensor) -> int:
+    """Where the elements of a contiguous tensor begin."""
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def build(*, flags: Sequence[str] = FLAGS, directory: Path | None = None) -> Path:
+    """Compile the sources unless this compiler, source, flags and CPU have been seen before."""
+    directory = directory or _writable(cache_directory(os.environ))
+    reasons = []
+    for compiler in _available_compilers(os.environ):
+        try:
+            target = directory / f"kernels-{_fingerprint(compiler, flags)}.so"
+            if not target.exists():
+                _compile(compiler, flags, target)
+            return target
+        except (OSError, subprocess.SubprocessError) as error:
+            reasons.append(_reason(compiler, error))
+    raise NativeUnavailableError("; ".join(reasons) or "there is no C compiler (gcc, cc or clang)")
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Open a built library on the OpenMP runtime that torch already runs: one pool of threads."""
+    try:
+        ctypes.CDLL(_openmp_runtime(), mode=ctypes.RTLD_GLOBAL)
+        kernels = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailableError(str(error)) from error
+    for name, (arguments, result) in _SIGNATURES.items():
+        function = getattr(kernels, name)
+        function.argtypes, function.restype = arguments, result
+    return kernels
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """`$CARAVAN_CACHE`, else the user's cache directory."""
+    if chosen := environ.get("CARAVAN_CACHE"):
+        return Path(chosen)
+    if standard := environ.get("XDG_CACHE_HOME"):
+        return Path(standard) / "caravan"
+    return Path(os.path.expanduser("~")) / ".cache" / "caravan"
+
+
+def _writable(directory: Path) -> Path:
+    """The directory, or a private temporary one where nothing can be written to it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="caravan-"))
+
+
+def _available_compilers(environ: Mapping[str, str]) -> list[str]:
+    names = (environ["CC"],) if environ.get("CC") else _COMPILERS
+    return [path for name in names if (path := shutil.which(name))]
+
+
+def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S
+    )
+    digest = hashlib.sha256(version.stdout)
+    for part in (*flags, platform.machine(), _processor()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(_SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """The model and features that `-march=native` goes by."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
+    """Build beside the target and rename, so that several processes may do it at once."""
+    _log.info("Compiling CPU kernels with %s into %s.", compiler, target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        objects = [Path(folder) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.c"))]
+        running = [
+            subprocess.Popen(
+                [compiler, *flags, "-c", str(_SOURCES / f"{o.stem}.c"), "-o", str(o)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            for o in objects
+        ]
+        try:
+            for process in running:
+                _, complaint = process.communicate(timeout=_COMPILE_TIMEOUT_S)
+                if process.returncode:
+                    raise subprocess.CalledProcessError(
+                        process.returncode, process.args, stderr=complaint
+                    )
+        finally:
+            for process in running:
+                process.kill()
+        # Linked without -fopenmp: the OpenMP functions come from the runtime that torch loaded.
+        built = Path(folder) / "kernels.so"
+        command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
+        subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S)
+        os.replace(built, target)
+
+
+def _reason(compiler: str, error: Exception) -> str:
+    stderr = getattr(error, "stderr", None)
+    lines = stderr.decode(errors="replace").strip().splitlines() if stderr else []
+    return f"{compiler}: {lines[0] if lines else error}"
+
+
+def _openmp_runtime() -> str:
+    """The OpenMP library in this process: torch's own, since torch is imported above."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        maps = []
+    mapped = {line.split()[-1] for line in maps if "/" in line}
+    beside_torch = map(str, (Path(torch.__file__).parent / "lib").glob("lib*omp*"))
+    for path in (*sorted(mapped), *beside_torch):
+        if Path(path).name.startswith(("libgomp", "libiomp", "libomp")):
+            return path
+    raise NativeUnavailableError("torch runs without an OpenMP library")

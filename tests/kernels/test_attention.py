@@ -1,0 +1,202 @@
+"""Paged attention: the twin against plain softmax attention, the fast path against the twin."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.kernels import attention as room
+from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
+from runtime.kernels.native import library
+from runtime.model import AttentionPlan, LayerPages, RowSpan
+
+SCALE = 0.2
+# (slot, start, rows) per sequence: prefill, decode, and both in one batch.
+BATCHES = {
+    "one decoding row": ((0, 0, 1),),
+    "decoding": ((2, 130, 1), (0, 63, 1), (1, 64, 1), (3, 0, 1)),
+    "prefill": ((1, 0, 100),),
+    "prefill and decode": ((0, 5, 70), (2, 129, 1), (1, 64, 1), (3, 0, 90), (4, 62, 3)),
+}
+# heads, kv heads, key and value dimensions, page size
+SHAPES = {
+    "every head its own": (5, 5, 128, 128, 32),
+    "four share": (8, 2, 64, 64, 16),
+    "three share, odd sizes": (6, 2, 80, 72, 7),
+    "all share, tiny": (71, 1, 10, 18, 3),
+}
+
+
+def fast() -> None:
+    if library() is None:
+        pytest.skip("no C compiler here, so there is no fast path to test")
+
+
+def scene(
+    batch: str, shape: str, *, window: int | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, LayerPages, AttentionPlan]:
+    """Queries, pages and plan. Whatever no row sees is NaN; pages lie in random order."""
+    heads, kv_heads, key_dim, value_dim, page_tokens = SHAPES[shape]
+    draw = torch.Generator().manual_seed(len(batch) + len(shape))
+    per_slot = -(-max(start + rows for _, start, rows in BATCHES[batch]) // page_tokens)
+    table = torch.randperm(5 * per_slot, generator=draw).view(5, per_slot).int()
+    cells = (5 * per_slot, page_tokens, kv_heads)
+    keys = torch.full((*cells, key_dim), torch.nan, dtype=dtype)
+    values = torch.full((*cells, value_dim), torch.nan, dtype=dtype)
+    slots, ends, writes, spans = [], [], [], []
+    for slot, start, rows in BATCHES[batch]:
+        spans.append(RowSpan(len(slots), len(slots) + rows, slot, start))
+        for position in range(start + rows):
+            page, offset = int(table[slot, position // page_tokens]), position % page_tokens
+            keys[page, offset] = torch.randn(kv_heads, key_dim, generator=draw).to(dtype)
+            values[page, offset] = torch.randn(kv_heads, value_dim, generator=draw).to(dtype)
+            if position >= start:
+                slots.append(slot)
+                ends.append(position + 1)
+                writes.append(page * page_tokens + offset)
+    visible_end = torch.tensor(ends, dtype=torch.int32)
+    begin = visible_end - window if window else torch.zeros_like(visible_end)
+    plan = AttentionPlan(
+        table, torch.tensor(slots, dtype=torch.int32), begin.clamp(min=0), visible_end,
+        torch.tensor(writes), tuple(spans),
+    )  # fmt: skip
+    queries = torch.randn(len(slots), heads, key_dim, generator=draw)
+    return queries, LayerPages(keys, values, 0), plan
+
+
+def by_definition(queries: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
+    """Row by row, in float64."""
+    page_tokens, kv_heads, value_dim = pages.values.shape[1:]
+    group = queries.shape[1] // kv_heads
+    result = torch.zeros(*queries.shape[:2], value_dim, dtype=torch.float64)
+    for row in range(len(queries)):
+        seen = range(int(plan.visible_begin[row]), int(plan.visible_end[row]))
+        table = plan.page_table[plan.row_slot[row]].tolist()
+        where = [table[p // page_tokens] * page_tokens + p % page_tokens for p in seen]
+        keys = pages.keys.flatten(0, 1)[where].double().repeat_interleave(group, dim=1)
+        values = pages.values.flatten(0, 1)[where].double().repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * SCALE
+        result[row] = torch.einsum("hp,phd->hd", scores.softmax(dim=1), values)
+    return result
+
+
+def rows_of(plan: AttentionPlan, begin: int, end: int) -> AttentionPlan:
+    """The plan of some rows of one sequence."""
+    spans = [
+        replace(s, begin=0, end=end - begin, start=s.start + begin - s.begin)
+        for s in plan.spans
+        if s.begin <= begin and end <= s.end
+    ]
+    return AttentionPlan(
+        plan.page_table, plan.row_slot[begin:end], plan.visible_begin[begin:end],
+        plan.visible_end[begin:end], plan.write_cell[begin:end], tuple(spans),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_twin_is_softmax_attention(batch: str, shape: str, window: int | None) -> None:
+    queries, pages, plan = scene(batch, shape, window=window)
+    got = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    expected = by_definition(queries, pages, plan).float()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, pages, plan = scene("prefill and decode", "four share")
+    whole = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    monkeypatch.setattr(room, "_TWIN_ELEMENTS", 5000)
+    pieces = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("window", [None, 1, 20, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_fast_path_agrees_with_the_twin(
+    batch: str, shape: str, window: int | None, dtype: torch.dtype
+) -> None:
+    fast()
+    queries, pages, plan = scene(batch, shape, window=window, dtype=dtype)
+    got = paged_attention(queries, pages, plan, scale=SCALE)
+    expected = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(shape: str, window: int | None) -> None:
+    fast()
+    queries, pages, plan = scene("prefill and decode", shape, window=window)
+    together = paged_attention(queries, pages, plan, scale=SCALE)
+    for span in plan.spans:
+        for rows in (1, 2, 3, 64):
+            for begin in range(span.begin, span.end - rows + 1, rows):
+                some = rows_of(plan, begin, begin + rows)
+                apart = paged_attention(queries[begin : begin + rows], pages, some, scale=SCALE)
+                assert torch.equal(apart, together[begin : begin + rows]), (begin, rows)
+
+
+@pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
+def test_rows_may_see_forward_within_an_image_and_nothing_at_all(attention) -> None:
+    queries, pages, plan = scene("prefill", "four share")
+    end = plan.visible_end.clone()
+    end[20:40] = 40  # an image: its rows see each other in both directions
+    begin = plan.visible_begin.clone()
+    begin[50], begin[60] = end[50], 90  # one row sees nothing, another less than nothing
+    plan = replace(plan, visible_begin=begin, visible_end=end)
+    got = attention(queries, pages, plan, scale=SCALE)
+    expected = by_definition(queries, pages, plan).float()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert not got[50].any() and not got[60].any() and got[51].all()
+
+
+@pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
+def test_large_scores_do_not_overflow(attention) -> None:
+    queries, pages, plan = scene("decoding", "four share")
+    got = attention(queries * 1000, pages, plan, scale=SCALE)
+    expected = by_definition(queries * 1000, pages, plan).float()
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_written_is_what_attention_reads(dtype: torch.dtype) -> None:
+    queries, pages, plan = scene("prefill", "three share, odd sizes", dtype=dtype)
+    keys, values = torch.randn(100, 2, 80), torch.randn(100, 2, 72)
+    write_cache(keys, values, pages, plan)
+    page, offset = int(plan.page_table[1, 50 // 7]), 50 % 7
+    assert torch.equal(pages.keys[page, offset], keys[50].to(dtype))
+    assert torch.equal(pages.values[page, offset], values[50].to(dtype))
+    got = paged_attention(queries, pages, plan, scale=SCALE)
+    expected = by_definition(queries, pages, plan).float()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_answer_has_the_type_of_the_queries() -> None:
+    queries, pages, plan = scene("decoding", "four share")
+    for attention in (paged_attention, paged_attention_twin):
+        assert attention(queries.bfloat16(), pages, plan, scale=SCALE).dtype == torch.bfloat16
+
+
+def test_without_native_kernels_the_twin_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, pages, plan = scene("decoding", "four share")
+    monkeypatch.setattr(room, "library", lambda: None)
+    got = paged_attention(queries, pages, plan, scale=SCALE)
+    assert torch.equal(got, paged_attention_twin(queries, pages, plan, scale=SCALE))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_gpu_attention_is_the_same(shape: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    queries, pages, plan = scene("prefill and decode", shape, window=20)
+    expected = by_definition(queries, pages, plan).float()
+    names = ("page_table", "row_slot", "visible_begin", "visible_end", "write_cell")
+    there = replace(plan, **{name: getattr(plan, name).cuda() for name in names})
+    pages = LayerPages(pages.keys.cuda(), pages.values.cuda(), 0)
+    got = paged_attention(queries.cuda(), pages, there, scale=SCALE)
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)

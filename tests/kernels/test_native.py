@@ -1,0 +1,145 @@
+"""Building the CPU kernels: where they go, what happens without a compiler, other instructions."""
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.kernels import matmul as matmul_room
+from runtime.kernels import native
+from runtime.kernels.attention import paged_attention, paged_attention_twin
+from runtime.kernels.matmul import matmul, matmul_twin
+from runtime.kernels.native import NativeUnavailableError
+from runtime.quant import BLOCK_TYPES
+from tests.kernels import test_attention
+from tests.kernels.random_weights import random_weight, relative_error
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def need_compiler() -> None:
+    if not any(map(shutil.which, ("gcc", "cc", "clang"))):
+        pytest.skip("no C compiler here")
+
+
+def test_without_a_compiler_the_answer_is_the_twins_and_one_warning_says_why(
+    no_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, weight = torch.randn(3, 64), random_weight(BLOCK_TYPES[8], 5, 64)
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(matmul(x, weight), matmul_twin(x, weight))
+        matmul(x, weight)
+    [record] = caplog.records
+    assert "no C compiler" in record.getMessage()
+
+
+def test_a_compiler_that_fails_is_named_with_its_complaint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken-cc"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho no such flag >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    with pytest.raises(NativeUnavailableError, match=r"broken-cc.*no such flag"):
+        native.build(directory=tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert native.cache_directory({"CARAVAN_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert native.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/caravan")
+    assert native.cache_directory({}).parts[-2:] == (".cache", "caravan")
+
+
+def test_where_the_cache_cannot_be_written_a_temporary_directory_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_compiler()
+    (tmp_path / "file").write_text("not a directory")
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(native, "_SOURCES", tmp_path / "source")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
+    built = native.build(flags=("-O0", "-fPIC"))
+    assert built.exists() and built.parent.parent == tmp_path
+
+
+def test_a_second_build_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_compiler()
+    flags = tuple("-O0" if flag == "-O3" else flag for flag in native.FLAGS)
+    monkeypatch.setattr(native, "_SOURCES", tmp_path / "source")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
+    first = native.build(flags=flags, directory=tmp_path)
+    built = first.stat().st_mtime_ns
+    assert native.build(flags=flags, directory=tmp_path) == first
+    assert first.stat().st_mtime_ns == built
+    (tmp_path / "source" / "one.c").write_text("int one(void) { return 2; }\n")
+    assert native.build(flags=flags, directory=tmp_path) != first
+    assert not list(tmp_path.glob("build-*"))
+
+
+@pytest.mark.parametrize("architecture", ["haswell", "x86-64"])
+def test_narrower_instructions_compute_the_same(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    need_compiler()
+    if "x86" not in native.platform.machine():
+        pytest.skip("these instructions are of x86 processors")
+    flags = tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS)
+    flags = tuple(f"-march={architecture}" if "march" in flag else flag for flag in flags)
+    narrow = native.load(native.build(flags=flags, directory=tmp_path))
+    monkeypatch.setattr(matmul_room, "library", lambda: narrow)
+    monkeypatch.setattr(test_attention.room, "library", lambda: narrow)
+    for type in BLOCK_TYPES.values():
+        elements = 77 if type.block_elements == 1 else 512
+        weight, x = random_weight(type, 31, elements), torch.randn(37, elements)
+        got = matmul(x, weight)
+        assert relative_error(got, x, weight) < 1e-6
+        assert all(
+            torch.equal(matmul(x[:rows], weight), got[:rows]) for rows in (1, 2, 3, 8, 9, 25)
+        )
+    queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
+    got = paged_attention(queries, pages, plan, scale=0.2)
+    expected = paged_attention_twin(queries, pages, plan, scale=0.2)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:
+    need_compiler()
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux tells how many threads run")
+    code = """
+import torch
+from runtime.kernels.matmul import matmul
+from runtime.kernels.native import library
+from runtime.quant import Weight, block_type
+
+def threads():
+    return open("/proc/self/status").read().split("Threads:")[1].split()[0]
+
+torch.set_num_threads(3)
+assert library() is not None
+x = torch.randn(2000, 2000)
+(x @ x), x.sin()
+before = threads()
+matmul(x, Weight(x.view(torch.uint8), block_type("F32"), (2000, 2000)))
+lines = open("/proc/self/maps").read().splitlines()
+runtimes = {line.split()[-1] for line in lines if "omp" in line.rsplit("/", 1)[-1]}
+print(before, threads(), len(runtimes))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after, runtimes = map(int, done.stdout.split())
+    assert before >= 3 and after == before and runtimes == 1
