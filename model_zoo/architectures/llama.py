@@ -10,8 +10,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.feed_forward import SwiGLU
 from model_zoo.layers.rope import Rotary
-from model_zoo.layers.workspace import workspace_bytes
 from runtime.errors import UnsupportedModelError
+from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import Full, LayerCache
 from runtime.model import AttentionPlan, Batch, KVCache, LayerPages
 

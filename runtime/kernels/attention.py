@@ -10,7 +10,7 @@ from runtime.kernels.native import address, library
 from runtime.model import AttentionPlan, LayerPages, RowSpan
 
 # Bounds what the twin gathers and scores at once.
-_TWIN_ELEMENTS = 1 << 25
+TWIN_ELEMENTS = 1 << 25
 
 
 def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
@@ -44,9 +44,9 @@ def paged_attention_twin(
         extent = _extent(plan, spans)
         row_elements = queries.shape[1] * extent
         span_elements = extent * pages.keys.shape[2] * max(pages.keys.shape[3], shape[2])
-        rows_at_once = max(1, min(length, _TWIN_ELEMENTS // max(1, row_elements)))
+        rows_at_once = max(1, min(length, TWIN_ELEMENTS // max(1, row_elements)))
         per_span = max(1, span_elements, rows_at_once * row_elements)
-        spans_at_once = max(1, _TWIN_ELEMENTS // per_span)
+        spans_at_once = max(1, TWIN_ELEMENTS // per_span)
         for first in range(0, len(spans), spans_at_once):
             some = spans[first : first + spans_at_once]
             for offset in range(0, length, rows_at_once):

@@ -10,7 +10,7 @@ from runtime.kernels.native import address, library
 from runtime.quant import Weight, dequantize
 
 # Bounds what the twin holds besides the weight: 64 MiB in float32.
-_SLAB_ELEMENTS = 1 << 24
+SLAB_ELEMENTS = 1 << 24
 
 
 def matmul(x: Tensor, weight: Weight) -> Tensor:
@@ -27,7 +27,7 @@ def matmul(x: Tensor, weight: Weight) -> Tensor:
 
 def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
     """The specification of `matmul`: the weight in x's type, a slab at a time, and a product."""
-    slabs = weight.data.split(max(1, _SLAB_ELEMENTS // weight.shape[-1]))
+    slabs = weight.data.split(max(1, SLAB_ELEMENTS // weight.shape[-1]))
     products = [F.linear(x, dequantize(slab, weight.type).to(x.dtype)) for slab in slabs]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 

@@ -107,7 +107,7 @@ def test_the_twin_is_softmax_attention(batch: str, shape: str, window: int | Non
 def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, pages, plan = scene("prefill and decode", "four share")
     whole = paged_attention_twin(queries, pages, plan, scale=SCALE)
-    monkeypatch.setattr(room, "_TWIN_ELEMENTS", 5000)
+    monkeypatch.setattr(room, "TWIN_ELEMENTS", 5000)
     pieces = paged_attention_twin(queries, pages, plan, scale=SCALE)
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
 

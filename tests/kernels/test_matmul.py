@@ -91,7 +91,7 @@ def test_no_rows_give_no_rows() -> None:
 
 def test_the_twin_gives_the_same_slab_by_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = random_weight(block_type("Q4_K"), 50, 512), torch.randn(3, 512)
-    monkeypatch.setattr(room, "_SLAB_ELEMENTS", 7 * 512)
+    monkeypatch.setattr(room, "SLAB_ELEMENTS", 7 * 512)
     assert matmul_twin(x, weight).shape == (3, 50)
     assert relative_error(matmul_twin(x, weight), x, weight) < 1e-6
 
