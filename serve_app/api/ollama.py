@@ -1,0 +1,247 @@
+"""The native protocol: /api/chat and /api/generate."""
+
+import json
+import re
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from model_zoo.chat import Message
+from runtime.errors import RequestError
+from runtime.request import MAX_TOP_LOGPROBS
+from serve_app.api.fields import Body, harmless, read_object, unserved
+from serve_app.api.reply import Reply
+from serve_app.backend import ChatBackend, ServedModel
+from serve_app.errors import Refusal
+from serve_app.options import OLLAMA_DEFAULTS, read_options
+from serve_app.task import (
+    Candidate,
+    ChatDelta,
+    ChatTask,
+    Conversation,
+    PromptSource,
+    RawText,
+    TokenLogprob,
+)
+
+_DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+
+
+class ChatMessage(Body):
+    role: str
+    content: str = ""
+    thinking: Any = unserved()
+    images: Any = unserved()
+    tool_calls: Any = unserved()
+    tool_name: Any = unserved()
+    tool_call_id: Any = unserved()
+
+
+class _Generation(Body):
+    """What /api/chat and /api/generate have in common."""
+
+    model: str = ""
+    stream: bool = True
+    options: dict[str, Any] = Field(default_factory=dict)
+    keep_alive: Any = harmless()
+    think: bool | str | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    format: Any = unserved()
+    truncate: Any = unserved(False)
+    shift: Any = unserved(False)
+
+
+class ChatBody(_Generation):
+    messages: list[ChatMessage] = Field(default_factory=list)
+    tools: Any = unserved()
+
+
+class GenerateBody(_Generation):
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+    suffix: Any = unserved()
+    template: Any = unserved()
+    context: Any = unserved()
+    images: Any = unserved()
+    width: Any = unserved()
+    height: Any = unserved()
+    steps: Any = unserved()
+
+
+class OllamaChat:
+    """Answers /api/chat and /api/generate."""
+
+    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+        self._backend = backend
+        self._max_body_bytes = max_body_bytes
+
+    async def chat(self, request: Request) -> Response:
+        encoder = NativeEncoder("message")
+        body = ChatBody.read(await read_object(request, self._max_body_bytes))
+        model = self._served(body)
+        if not body.messages:
+            return await self._loaded(model, body, encoder)
+        messages = tuple(_message(index, each) for index, each in enumerate(body.messages))
+        return self._reply(model, body, Conversation(messages, _thinking(body)), encoder)
+
+    async def generate(self, request: Request) -> Response:
+        encoder = NativeEncoder("response")
+        body = GenerateBody.read(await read_object(request, self._max_body_bytes))
+        model = self._served(body)
+        if body.raw and body.system:
+            raise RequestError("raw mode does not support template, system, or context")
+        if not body.prompt:
+            return await self._loaded(model, body, encoder)
+        return self._reply(model, body, _prompt(body), encoder)
+
+    def _served(self, body: _Generation) -> ServedModel:
+        model = self._backend.model(body.model)
+        _thinking(body)
+        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
+        return model
+
+    async def _loaded(
+        self, model: ServedModel, body: _Generation, encoder: "NativeEncoder"
+    ) -> Response:
+        """Nothing to answer: such a request asks to load the model, or to unload it."""
+        if _keep_alive_s(body.keep_alive) == 0:
+            raise RequestError(
+                f"model '{body.model}' cannot be unloaded: it is pinned by the configuration"
+            )
+        await self._backend.card(model)
+        return JSONResponse(encoder.loaded(body.model))
+
+    def _reply(
+        self, model: ServedModel, body: _Generation, prompt: PromptSource, encoder: "NativeEncoder"
+    ) -> Reply:
+        _keep_alive_s(body.keep_alive)
+        options = read_options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
+        task = ChatTask(
+            id=uuid.uuid4().hex,
+            model=model.name,
+            prompt=prompt,
+            sampling=options.sampling(logprobs=body.top_logprobs if body.logprobs else None),
+            max_tokens=options.max_tokens,
+            stop=options.stop or (),
+            context_tokens=options.num_ctx,
+        )
+        encoder.model = body.model
+        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+
+
+class NativeEncoder:
+    """One answer as lines of JSON; `field` holds the text: "message" (chat) or "response"."""
+
+    stream_type = "application/x-ndjson"
+
+    def __init__(self, field: str) -> None:
+        self.model = ""
+        self._field = field
+        self._begun_ns = time.monotonic_ns()
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        lines = []
+        if delta.text or delta.logprobs:
+            lines.append(self._text(delta) | {"done": False})
+        if delta.finish is not None:
+            lines.append(self._text(ChatDelta()) | self._end(delta))
+        return b"".join(_line(line) for line in lines)
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        return _line(self._text(delta) | self._end(delta)).rstrip()
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return _line({"error": refusal.message})
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return _line({"error": refusal.message}).rstrip()
+
+    def loaded(self, model: str) -> dict[str, Any]:
+        self.model = model
+        return self._text(ChatDelta()) | {"done": True, "done_reason": "load"}
+
+    def _text(self, delta: ChatDelta) -> dict[str, Any]:
+        text: Any = delta.text
+        if self._field == "message":
+            text = {"role": "assistant", "content": delta.text}
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        reply = {"model": self.model, "created_at": now, self._field: text}
+        if delta.logprobs:
+            reply["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
+        return reply
+
+    def _end(self, delta: ChatDelta) -> dict[str, Any]:
+        assert delta.finish is not None
+        return {"done": True, "done_reason": delta.finish.value, **self._metrics(delta)}
+
+    def _metrics(self, delta: ChatDelta) -> dict[str, int]:
+        usage = delta.usage
+        if usage is None:
+            return {}
+        metrics = {
+            "total_duration": time.monotonic_ns() - self._begun_ns,
+            "load_duration": usage.queue_ns,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": usage.prompt_ns,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": usage.decode_ns,
+        }
+        return {name: value for name, value in metrics.items() if value}
+
+
+def _message(index: int, message: ChatMessage) -> Message:
+    role = message.role.lower()
+    if role == "tool":
+        raise RequestError(f'field "messages[{index}].role" is "tool", which is not served yet')
+    return Message(role, message.content)
+
+
+def _prompt(body: GenerateBody) -> PromptSource:
+    if body.raw:
+        return RawText(body.prompt)
+    system = (Message("system", body.system),) if body.system else ()
+    return Conversation((*system, Message("user", body.prompt)), _thinking(body))
+
+
+def _thinking(body: _Generation) -> bool | None:
+    if isinstance(body.think, str) and body.think not in ("high", "medium", "low", "max"):
+        raise RequestError(
+            f'invalid think value: "{body.think}" (must be "high", "medium", "low", "max", true, '
+            "or false)"
+        )
+    if body.think:
+        raise RequestError('field "think" is not served yet (only false is)')
+    return None if body.think is None else False
+
+
+def _keep_alive_s(value: Any) -> float | None:
+    """Seconds, None when nothing was said; anything but 0 changes nothing here."""
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str):
+        raise RequestError(f"Unsupported type: '{type(value).__name__}' for keep_alive")
+    if value != "0" and not re.fullmatch(rf"({_DURATION.pattern})+", value):
+        raise RequestError(f'invalid keep_alive "{value}": a duration such as "10m" is wanted')
+    return float(any(float(match[1]) for match in _DURATION.finditer(value)))
+
+
+def _logprob(entry: TokenLogprob) -> dict[str, Any]:
+    return _candidate(entry.drawn) | {"top_logprobs": [_candidate(each) for each in entry.top]}
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.raw)}
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,169 @@
+"""What the OpenAI-compatible endpoints share: common fields, frames, accounting, the model list."""
+
+import json
+import time
+import uuid
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve_app.api.fields import Body, harmless, unserved
+from serve_app.backend import ChatBackend, ServedModel
+from serve_app.card import ModelCard
+from serve_app.errors import Refusal
+from serve_app.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
+from serve_app.task import Candidate, ChatDelta, ChatTask, PromptSource
+
+FINGERPRINT = "fp_caravan"
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: Any = harmless()
+
+
+class Common(Body):
+    """Fields of both completion endpoints."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: Any = None
+    top_p: Any = None
+    seed: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    max_tokens: Any = None
+    stop: Any = None
+    n: Any = unserved(1)
+    logit_bias: Any = unserved()
+    user: Any = harmless()
+    metadata: Any = harmless()
+    store: Any = harmless()
+    service_tier: Any = harmless()
+    safety_identifier: Any = harmless()
+    prompt_cache_key: Any = harmless()
+    prompt_cache_retention: Any = harmless()
+
+    @property
+    def usage_wanted(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def configured(body: Common, model: ServedModel, max_tokens: int | None) -> Options:
+    """The request's options over the model's configured ones over the protocol's."""
+    names = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+    values = {
+        name: number(name, value, OPENAI_BOUNDS[name])
+        for name in names
+        if (value := getattr(body, name)) is not None
+    }
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    said = Options(
+        **values,  # type: ignore[arg-type]
+        num_predict=max_tokens,
+        stop=None if stop is None else stop_strings(stop, noun="field"),
+    )
+    return said.over(model.options.over(OPENAI_DEFAULTS))
+
+
+def task_for(
+    model: ServedModel, options: Options, prompt: PromptSource, *, logprobs: int | None
+) -> ChatTask:
+    return ChatTask(
+        id=uuid.uuid4().hex,
+        model=model.name,
+        prompt=prompt,
+        sampling=options.sampling(logprobs=logprobs),
+        max_tokens=options.max_tokens,
+        stop=options.stop or (),
+        context_tokens=options.num_ctx,
+    )
+
+
+class Accounting:
+    """The facts around an answer: id, time, model, what it cost."""
+
+    def __init__(self, model: str, answer_id: str) -> None:
+        self._facts = {"id": answer_id, "created": int(time.time()), "model": model}
+
+    def frame(self, kind: str) -> dict[str, Any]:
+        return {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
+
+    def usage(self, delta: ChatDelta) -> dict[str, Any]:
+        usage = delta.usage
+        if usage is None:
+            return {}
+        counts = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+        return {"usage": counts}
+
+    def reply(self, kind: str, choices: list[dict[str, Any]], delta: ChatDelta) -> bytes:
+        return encoded(self.frame(kind) | {"choices": choices} | self.usage(delta))
+
+
+class StreamEncoder:
+    """Server-sent events, and this protocol's errors."""
+
+    stream_type = "text/event-stream"
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return event(error_body(refusal))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encoded(error_body(refusal))
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 404: "not_found_error"}
+    kind = "invalid_request_error" if refusal.status in (400, 405, 413) else "api_error"
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": kinds.get(refusal.status, kind),
+            "param": None,
+            "code": None,
+        }
+    }
+
+
+def token_entry(candidate: Candidate) -> dict[str, Any]:
+    return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.raw)}
+
+
+def event(value: dict[str, Any]) -> bytes:
+    return b"data: " + encoded(value) + b"\n\n"
+
+
+def encoded(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class OpenAIModels:
+    """Answers /v1/models."""
+
+    def __init__(self, backend: ChatBackend) -> None:
+        self._backend = backend
+
+    async def list(self, request: Request) -> Response:
+        cards = [await self._backend.card(model) for model in self._backend.models]
+        return JSONResponse({"object": "list", "data": [_entry(card) for card in cards]})
+
+    async def one(self, request: Request) -> Response:
+        model = self._backend.model(request.path_params["model"])
+        return JSONResponse(_entry(await self._backend.card(model)))
+
+
+def _entry(card: ModelCard) -> dict[str, Any]:
+    namespace = card.name.rsplit("/", 1)[0] if "/" in card.name else "library"
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": int(card.modified_at),
+        "owned_by": namespace,
+    }

@@ -1,0 +1,183 @@
+"""The OpenAI-compatible protocol: /v1/chat/completions."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from model_zoo.chat import Message
+from runtime.errors import RequestError
+from serve_app.api.fields import Body, harmless, read_object, unserved
+from serve_app.api.openai import (
+    Accounting,
+    Common,
+    StreamEncoder,
+    configured,
+    event,
+    task_for,
+    token_entry,
+)
+from serve_app.api.reply import Reply
+from serve_app.backend import ChatBackend
+from serve_app.options import OPENAI_BOUNDS, number
+from serve_app.task import ChatDelta, Conversation, TokenLogprob
+
+# "developer" is the newer name of the same role.
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+class ChatMessage(Body):
+    role: str
+    content: str | list[Any] = ""
+    name: Any = unserved()
+    refusal: Any = unserved()
+    audio: Any = unserved()
+    annotations: Any = unserved()
+    reasoning: Any = unserved()
+    reasoning_content: Any = unserved()
+    function_call: Any = unserved()
+    tool_calls: Any = unserved()
+    tool_call_id: Any = unserved()
+
+
+class ChatBody(Common):
+    messages: list[ChatMessage]
+    max_completion_tokens: Any = None
+    logprobs: bool = False
+    top_logprobs: Any = None
+    response_format: Any = unserved({"type": "text"})
+    reasoning_effort: Any = unserved("none")
+    reasoning: Any = unserved({"effort": "none"})
+    tools: Any = unserved()
+    tool_choice: Any = unserved("none", "auto")
+    functions: Any = unserved()
+    function_call: Any = unserved("none", "auto")
+    modalities: Any = unserved(["text"])
+    audio: Any = unserved()
+    verbosity: Any = unserved("medium")
+    web_search_options: Any = unserved()
+    parallel_tool_calls: Any = harmless()
+    prediction: Any = harmless()
+
+
+class OpenAIChat:
+    """Answers /v1/chat/completions."""
+
+    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+        self._backend = backend
+        self._max_body_bytes = max_body_bytes
+
+    async def complete(self, request: Request) -> Response:
+        body = ChatBody.read(await read_object(request, self._max_body_bytes))
+        model = self._backend.model(body.model)
+        if not body.messages:
+            raise RequestError("[] is too short - 'messages'")
+        messages = tuple(_message(index, each) for index, each in enumerate(body.messages))
+        task = task_for(
+            model,
+            configured(body, model, _max_tokens(body)),
+            Conversation(messages, _thinking(body)),
+            logprobs=_logprobs(body),
+        )
+        encoder = ChatEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
+        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+
+
+class ChatEncoder(StreamEncoder):
+    """One chat answer, streamed or whole."""
+
+    def __init__(self, model: str, task_id: str, *, usage_wanted: bool) -> None:
+        self._accounting = Accounting(model, f"chatcmpl-{task_id}")
+        self._usage_wanted = usage_wanted
+        self._begun = False
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        events = []
+        if delta.text or delta.logprobs or not self._begun:
+            role = {} if self._begun else {"role": "assistant"}
+            self._begun = True
+            events.append(self._chunk(role | {"content": delta.text}, None, delta.logprobs))
+        if delta.finish is not None:
+            events.append(self._chunk({}, delta.finish.value))
+            if self._usage_wanted:
+                events.append(event(self._frame([]) | self._accounting.usage(delta)))
+            events.append(b"data: [DONE]\n\n")
+        return b"".join(events)
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        assert delta.finish is not None
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": delta.text},
+            "finish_reason": delta.finish.value,
+            "logprobs": _content(delta.logprobs),
+        }
+        return self._accounting.reply("chat.completion", [choice], delta)
+
+    def _chunk(
+        self, said: dict[str, str], finish: str | None, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "delta": said, "finish_reason": finish}
+        if logprobs:
+            choice["logprobs"] = _content(logprobs)
+        return event(self._frame([choice]))
+
+    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._accounting.frame("chat.completion.chunk") | {"choices": choices}
+
+
+def _message(index: int, message: ChatMessage) -> Message:
+    role = message.role.lower()
+    if role in ("tool", "function"):
+        raise RequestError(f'field "messages[{index}].role" is "{role}", which is not served yet')
+    return Message(_ROLES.get(role, role), _text(f"messages[{index}].content", message.content))
+
+
+def _text(place: str, content: str | list[Any]) -> str:
+    """Parts are set apart by a blank line, as messages of their own would be."""
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part(place: str, part: Any) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise RequestError(f'invalid message format: field "{place}" must be an object with a type')
+    if part["type"] != "text":
+        raise RequestError(f'field "{place}" is of type "{part["type"]}", which is not served yet')
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f'field "{place}.text" must be a string')
+    return part["text"]
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    """The newer name wins; both are checked."""
+    values = [
+        int(number(name, value, OPENAI_BOUNDS[name]))
+        for name in ("max_completion_tokens", "max_tokens")
+        if (value := getattr(body, name)) is not None
+    ]
+    return values[0] if values else None
+
+
+def _thinking(body: ChatBody) -> bool | None:
+    return False if body.reasoning_effort == "none" or body.reasoning else None
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is None:
+        return 0 if body.logprobs else None
+    top = int(number("top_logprobs", body.top_logprobs, OPENAI_BOUNDS["top_logprobs"]))
+    if top and not body.logprobs:
+        raise RequestError('field "top_logprobs" needs "logprobs": true')
+    return top if body.logprobs else None
+
+
+def _content(logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
+    if not logprobs:
+        return None
+    entries = [
+        token_entry(entry.drawn) | {"top_logprobs": [token_entry(each) for each in entry.top]}
+        for entry in logprobs
+    ]
+    return {"content": entries, "refusal": None}

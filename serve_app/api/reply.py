@@ -1,0 +1,158 @@
+"""Answers as ASGI responses: the status waits for the first delta; a client may leave any time."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from runtime.errors import CaravanError
+from serve_app.errors import Refusal, refusal
+from serve_app.task import ChatDelta, merge
+
+JSON = "application/json; charset=utf-8"
+BEAT_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+class Encoder(Protocol):
+    """One request's answer in the words of one protocol."""
+
+    stream_type: str
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        """What a stream says for this delta; the delta with `finish` ends the stream."""
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        """The single reply."""
+
+    def broken(self, refusal: Refusal) -> bytes:
+        """How a stream that has begun ends when it cannot be continued."""
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """The body of an error status."""
+
+
+class Reply(Response):
+    """Sends what a generation produces, and leaves the generation when the client leaves."""
+
+    def __init__(
+        self, deltas: AsyncGenerator[ChatDelta, None], encoder: Encoder, *, stream: bool
+    ) -> None:
+        self._deltas = deltas
+        self._encoder = encoder
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = asyncio.create_task(self._answer(send))
+        leaving = asyncio.create_task(_client_left(receive))
+        try:
+            await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                await answer
+        finally:
+            for task in (answer, leaving):
+                task.cancel()
+            await asyncio.gather(answer, leaving, return_exceptions=True)
+
+    async def _answer(self, send: Send) -> None:
+        async with aclosing(self._deltas) as deltas:
+            if self._stream:
+                await self._send_stream(deltas, send)
+            else:
+                await self._send_whole(deltas, send)
+
+    async def _send_whole(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
+        try:
+            first = await anext(deltas)
+        except Exception as error:
+            await self._refuse(error, send)
+            return
+        rest = asyncio.create_task(_collected(deltas))
+        try:
+            begun = await _beat_until(rest, send)
+            await self._send_merged(first, rest, send, begun=begun)
+        finally:
+            rest.cancel()
+            await asyncio.wait({rest})
+
+    async def _send_merged(
+        self, first: ChatDelta, rest: asyncio.Task[list[ChatDelta]], send: Send, *, begun: bool
+    ) -> None:
+        try:
+            body = self._encoder.whole(merge([first, *rest.result()]))
+        except Exception as error:
+            if begun:
+                raise  # the status is out; a connection that breaks says that the reply is none
+            await self._refuse(error, send)
+            return
+        if not begun:
+            await send(_start(200, JSON, {"content-length": str(len(body))}))
+        await send(_body(body, more=False))
+
+    async def _send_stream(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
+        try:
+            first = await anext(deltas)
+        except Exception as error:
+            await self._refuse(error, send)
+            return
+        await send(_start(200, self._encoder.stream_type, {"cache-control": "no-cache"}))
+        await send(_body(self._encoder.piece(first), more=True))
+        try:
+            async for delta in deltas:
+                if piece := self._encoder.piece(delta):
+                    await send(_body(piece, more=True))
+        except Exception as error:
+            await send(_body(self._encoder.broken(_told(error)), more=True))
+        await send(_body(b"", more=False))
+
+    async def _refuse(self, error: Exception, send: Send) -> None:
+        told = _told(error)
+        body = self._encoder.refused(told)
+        headers = {"content-length": str(len(body)), **told.headers}
+        await send(_start(told.status, JSON, headers))
+        await send(_body(body, more=False))
+
+
+def _told(error: Exception) -> Refusal:
+    if not isinstance(error, CaravanError):
+        logger.error("a request failed", exc_info=error)
+    return refusal(error)
+
+
+async def _collected(deltas: AsyncGenerator[ChatDelta, None]) -> list[ChatDelta]:
+    return [delta async for delta in deltas]
+
+
+async def _beat_until(rest: asyncio.Task[list[ChatDelta]], send: Send) -> bool:
+    """Send a blank now and then until the answer is complete; tells whether any was sent.
+
+    JSON may begin with blanks. A proxy in front may notice only by writing that the client has
+    left, and an answer that nobody waits for has to end.
+    """
+    begun = False
+    while not (await asyncio.wait({rest}, timeout=BEAT_S))[0]:
+        if not begun:
+            await send(_start(200, JSON, {}))
+        begun = True
+        await send(_body(b" ", more=True))
+    return begun
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _start(status: int, media_type: str, headers: dict[str, str]) -> Message:
+    pairs = {"content-type": media_type, **headers}
+    raw = [(name.encode(), value.encode()) for name, value in pairs.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+def _body(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

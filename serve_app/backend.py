@@ -1,0 +1,121 @@
+"""The one thing that the protocols talk to: tasks in, deltas out, from whichever replica."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtime.errors import (
+    EngineDeadError,
+    ModelNotFoundError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestError,
+)
+from runtime.request import FinishReason
+from serve_app.card import ModelCard
+from serve_app.options import Options
+from serve_app.settings import canonical_name
+from serve_app.stream.client import ConnectionLost, StreamClient
+from serve_app.stream.wire import Address
+from serve_app.task import ChatDelta, ChatTask
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class Directory(Protocol):
+    """Knows the replicas of each configured model."""
+
+    async def choose(self, model: str) -> Address:
+        """Where the replica listens that should take the next task. Waits until there is one."""
+
+    async def describe(self, model: str, *, verbose: bool) -> ModelCard: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A configured model and the options that its requests start from."""
+
+    name: str
+    options: Options
+
+
+class ChatBackend:
+    """Follows each request to the replica that answers it."""
+
+    def __init__(
+        self, models: Iterable[ServedModel], directory: Directory, *, start_timeout_s: float
+    ) -> None:
+        self._models = {canonical_name(model.name): model for model in models}
+        self._directory = directory
+        self._start_timeout_s = start_timeout_s
+        self._client = StreamClient()
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        return tuple(self._models.values())
+
+    def model(self, name: str) -> ServedModel:
+        if not name:
+            raise RequestError("model is required")
+        served = self._models.get(canonical_name(name))
+        if served is None:
+            raise ModelNotFoundError(f"model '{name}' not found")
+        return served
+
+    async def card(self, model: ServedModel, *, verbose: bool = False) -> ModelCard:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                return await self._directory.describe(model.name, verbose=verbose)
+        except TimeoutError:
+            raise self._unreachable(model.name) from None
+
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        """Deltas up to the one with `finish`. Leaving early ends the work on the replica.
+
+        Until the first delta a lost connection is no loss: another replica, or the same one once
+        it is back, is asked again. After it the answer cannot be saved: ReplicaLostError.
+        """
+        deadline = time.monotonic() + self._start_timeout_s
+        pause_s = 0.0
+        while True:
+            begun = False
+            address = await self._choose(task.model, deadline)
+            try:
+                async with aclosing(self._client.generate(address, task)) as deltas:
+                    async for delta in deltas:
+                        begun = True
+                        yield _sound(delta)
+                return
+            except ConnectionLost as lost:
+                if begun:
+                    raise ReplicaLostError(f"The model's replica is gone: {lost}") from lost
+            if time.monotonic() + pause_s > deadline:
+                raise self._unreachable(task.model)
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(FIRST_PAUSE_S, 2 * pause_s), LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def _choose(self, model: str, deadline: float) -> Address:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._directory.choose(model)
+        except TimeoutError:
+            raise self._unreachable(model) from None
+
+    def _unreachable(self, model: str) -> OverloadedError:
+        return OverloadedError(
+            f"no replica of model '{model}' has answered within {self._start_timeout_s:g} seconds"
+        )
+
+
+def _sound(delta: ChatDelta) -> ChatDelta:
+    """The delta, unless it says that the engine gave the request up."""
+    if delta.finish in (FinishReason.FAILED, FinishReason.ABORTED):
+        raise EngineDeadError(delta.error or "The engine gave the request up.")
+    return delta

@@ -1,0 +1,34 @@
+"""What clients may know of a served model: a plain value that needs no tensor library to read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The file's facts, then how this application serves it.
+
+    `digest` hex SHA-256, `modified_at` unix seconds. `metadata` holds None for arrays unless they
+    were asked for. `tensors`: name, type and shape in the file's order. `reserved_bytes`: weights,
+    cache and working memory; `device_bytes`: the part of them on an accelerator.
+    """
+
+    name: str
+    architecture: str
+    quantization: str
+    parameter_count: int
+    file_bytes: int
+    digest: str
+    modified_at: float
+    context_length: int
+    embedding_length: int
+    chat_template: str | None
+    license: str | None
+    context_tokens: int
+    device: str
+    reserved_bytes: int
+    device_bytes: int
+    pid: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()

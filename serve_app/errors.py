@@ -1,0 +1,50 @@
+"""Which HTTP status an exception becomes, and what the client is told."""
+
+from dataclasses import dataclass
+
+from runtime.errors import (
+    CaravanError,
+    EngineDeadError,
+    ModelNotFoundError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestError,
+)
+
+RETRY_AFTER_S = 1
+BUSY = "server busy, please try again.  maximum pending requests exceeded"
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body is larger than the server reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A status, the words for the client, and the seconds after which trying again is sensible."""
+
+    status: int
+    message: str
+    retry_after_s: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+def refusal(error: Exception) -> Refusal:
+    """Only this project's own exceptions are told in their words; others could say too much."""
+    match error:
+        case BodyTooLargeError():
+            return Refusal(413, str(error))
+        case RequestError():
+            return Refusal(400, str(error))
+        case ModelNotFoundError():
+            return Refusal(404, str(error))
+        case OverloadedError():
+            return Refusal(503, f"{BUSY}: {error}", RETRY_AFTER_S)
+        case EngineDeadError() | ReplicaLostError():
+            return Refusal(500, str(error))
+        case CaravanError():
+            return Refusal(500, str(error))
+    return Refusal(500, f"internal error: {type(error).__name__}")

@@ -1,0 +1,162 @@
+"""From a model's settings to a running replica: device, types, threads, and what the log says."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from model_zoo.chat_model import ChatModel
+from model_zoo.gguf.scope import META
+from model_zoo.registry import load
+from runtime.assembly import EngineOptions, assemble
+from runtime.errors import CaravanError, ConfigurationError
+from runtime.memory import MemoryPlan
+from serve_app.logs import get_logger
+from serve_app.replica import ModelReplica, model_card
+from serve_app.settings import ModelSettings, source_path
+
+DEFAULT_CONTEXT_TOKENS = 4096
+PROGRESS_EVERY_S = 1.0
+
+log = get_logger()
+
+
+def check_model(settings: ModelSettings) -> None:
+    """Builds the model without its data, so that a wrong file is told before anything starts."""
+    with _naming(settings):
+        model = load(source_path(settings.source), device=META, dtype=torch.float32)
+        _context_tokens(settings, model)
+
+
+def load_replica(settings: ModelSettings) -> ModelReplica:
+    """Everything is reserved when this returns; the engine runs."""
+    with _naming(settings):
+        return _load_replica(settings)
+
+
+def _load_replica(settings: ModelSettings) -> ModelReplica:
+    device = _device(settings)
+    _log_device(device, settings.threads)
+    model = load(
+        source_path(settings.source),
+        projector=_optional_path(settings.projector),
+        device=device,
+        dtype=_dtype(settings.dtype, device),
+        progress=_Progress(settings.name),
+    )
+    options = _engine_options(settings, model, device)
+    engine, memory = assemble(
+        model.decoder, model.tokenizer.token_bytes, device=device, options=options
+    )
+    engine.start()
+    _log_model(settings.name, model, memory)
+    card = model_card(
+        model,
+        name=settings.name,
+        context_tokens=options.context_tokens,
+        device=device.type,
+        reserved_bytes=memory.available_bytes - memory.headroom_bytes,
+    )
+    return ModelReplica(model, engine, card)
+
+
+@contextmanager
+def _naming(settings: ModelSettings) -> Iterator[None]:
+    """With several models configured, an error has to say which one it is about."""
+    try:
+        yield
+    except CaravanError as error:
+        raise type(error)(f"Model {settings.name}: {error}") from error
+
+
+def _device(settings: ModelSettings) -> torch.device:
+    available = torch.cuda.is_available()
+    if settings.device == "cuda" and not available:
+        raise ConfigurationError("`device` is cuda, but this process sees no CUDA device.")
+    kind = settings.device if settings.device != "auto" else "cuda" if available else "cpu"
+    if kind == "cpu":
+        # Ray pins OpenMP to one thread unless told otherwise.
+        torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    return torch.device(kind)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return getattr(torch, name)
+
+
+def _optional_path(source: str | None) -> Path | None:
+    return None if source is None else source_path(source)
+
+
+def _engine_options(
+    settings: ModelSettings, model: ChatModel, device: torch.device
+) -> EngineOptions:
+    return EngineOptions(
+        context_tokens=_context_tokens(settings, model),
+        max_sequences=settings.max_sequences,
+        step_tokens=settings.step_tokens,
+        cache_tokens=settings.cache_tokens,
+        page_tokens=settings.page_tokens,
+        kv_dtype=_dtype(settings.kv_dtype, device),
+        prefix_cache=settings.prefix_cache,
+        memory_bytes=settings.memory_bytes,
+        max_waiting=settings.max_waiting,
+    )
+
+
+def _context_tokens(settings: ModelSettings, model: ChatModel) -> int:
+    most = model.decoder.context_length
+    if settings.context_tokens is not None and settings.context_tokens > most:
+        raise ConfigurationError(
+            f"`context_tokens` is {settings.context_tokens:,}; the model was made for "
+            f"{most:,} at most."
+        )
+    return settings.context_tokens or min(DEFAULT_CONTEXT_TOKENS, most)
+
+
+class _Progress:
+    """Says how far loading is, now and then, and when it is done."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._due = time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now < self._due and done_bytes < total_bytes:
+            return
+        self._due = now + PROGRESS_EVERY_S
+        percent = round(100 * done_bytes / max(1, total_bytes))
+        log.info(
+            "loading", model=self._name, percent=percent, bytes=done_bytes, total_bytes=total_bytes
+        )
+
+
+def _log_device(device: torch.device, threads: int | None) -> None:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
+        log.info("device", kind="cuda", name=name, free_bytes=free, total_bytes=total)
+    else:
+        log.info("device", kind="cpu", cpus=os.cpu_count(), threads=torch.get_num_threads())
+
+
+def _log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
+    facts = model.description
+    log.info(
+        "model",
+        name=name,
+        architecture=facts.architecture,
+        quantization=facts.quantization,
+        parameters=facts.parameter_count,
+        weight_bytes=memory.weight_bytes,
+        cache_bytes=memory.cache_bytes,
+        cache_tokens=memory.cache_tokens,
+        activation_bytes=memory.activation_bytes + memory.sampler_bytes,
+        headroom_bytes=memory.headroom_bytes,
+    )

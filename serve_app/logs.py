@@ -1,0 +1,33 @@
+"""Structured log lines of the application: one JSON object per line, on standard error."""
+
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+
+class _StandardError:
+    """Looked up anew for each line: Ray redirects it after this module is imported."""
+
+    def info(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def get_logger() -> structlog.stdlib.BoundLogger:
+    """A logger that needs no global set-up, so that it behaves alike in every Ray process."""
+    return structlog.wrap_logger(
+        _StandardError(),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            _event_first,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+    )
+
+
+def _event_first(
+    logger: Any, method: str, line: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    return {"event": line.pop("event"), **line}

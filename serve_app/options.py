@@ -1,0 +1,162 @@
+"""The options of a request: their names, types and ranges, and what they mean to the engine."""
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from runtime.errors import RequestError
+from runtime.request import MAX_TOP_LOGPROBS, SamplingParams
+
+SEED_LIMIT = 2**63
+LONGEST = 2**63 - 1  # what travels as an integer
+LARGEST = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was said about drawing and ending; None: nothing.
+
+    `num_predict` below 1: until the context is full. `seed` -1: a random one. `repeat_last_n`
+    -1: the whole sequence.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repeat_last_n: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_predict: int | None = None
+    num_ctx: int | None = None
+    stop: tuple[str, ...] | None = None
+
+    def over(self, base: Self) -> Self:
+        """These options, and those of `base` where nothing was said."""
+        said = {name: value for name, value in self._items() if value is not None}
+        return dataclasses.replace(base, **said)
+
+    def said(self) -> dict[str, Any]:
+        return {name: value for name, value in self._items() if value is not None}
+
+    def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
+        """`logprobs` as in SamplingParams. A seed is drawn here, so a retry repeats the request."""
+        seed = secrets.randbelow(SEED_LIMIT) if self.seed in (None, -1) else self.seed
+        assert seed is not None
+        names = {field.name for field in dataclasses.fields(SamplingParams)}
+        values = {name: value for name, value in self.said().items() if name in names}
+        if values.get("repeat_last_n") == -1:
+            values["repeat_last_n"] = None
+        return SamplingParams(**{**values, "seed": seed % SEED_LIMIT, "logprobs": logprobs})
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+
+    def _items(self) -> list[tuple[str, Any]]:
+        return [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+
+
+OLLAMA_DEFAULTS = Options(temperature=0.8, top_k=40, top_p=0.9)
+OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The values an option may have."""
+
+    type: type[int] | type[float]
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # `low` itself is outside
+
+    def __contains__(self, value: float) -> bool:
+        return (value > self.low if self.above else value >= self.low) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.above else 'at least'} {self.low:g}" * (self.low > -math.inf)
+        high = f"at most {self.high:g}" * (self.high < LONGEST)
+        return " and ".join(filter(None, (low, high)))
+
+
+BOUNDS: Mapping[str, Bounds] = {
+    "temperature": Bounds(float, 0, LARGEST),
+    "top_k": Bounds(int, 0, LONGEST),
+    "top_p": Bounds(float, 0, 1, above=True),
+    "min_p": Bounds(float, 0, 1),
+    "seed": Bounds(int, -SEED_LIMIT, LONGEST),
+    "repeat_last_n": Bounds(int, -1, LONGEST),
+    "repeat_penalty": Bounds(float, 0, LARGEST, above=True),
+    "presence_penalty": Bounds(float, -100, 100),
+    "frequency_penalty": Bounds(float, -100, 100),
+    "num_predict": Bounds(int, -2, LONGEST),
+    "num_ctx": Bounds(int, 2, LONGEST),
+}
+OPENAI_BOUNDS: Mapping[str, Bounds] = {
+    "temperature": Bounds(float, 0, 2),
+    "top_p": BOUNDS["top_p"],
+    "seed": BOUNDS["seed"],
+    "presence_penalty": Bounds(float, -2, 2),
+    "frequency_penalty": Bounds(float, -2, 2),
+    "max_tokens": Bounds(int, 1, LONGEST),
+    "max_completion_tokens": Bounds(int, 1, LONGEST),
+    "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
+    "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
+}
+
+# How a model is loaded and how fast it runs is the configuration's business, not a request's;
+# `num_keep` matters only when a context is shifted, which is not done.
+_HARMLESS = frozenset(
+    {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "numa"}
+    | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock"}
+    | {"mirostat_tau", "mirostat_eta", "draft_num_predict"}
+)
+# Options that would change the answer, with the one value that means "off".
+_UNSERVED: Mapping[str, Any] = {
+    "typical_p": 1,
+    "tfs_z": 1,
+    "mirostat": 0,
+    "penalize_newline": True,
+}
+
+
+def read_options(raw: Mapping[str, Any]) -> Options:
+    """Native options by name. RequestError names the option, its value and its range."""
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if value is None or name in _HARMLESS:
+            continue
+        if name == "stop":
+            values["stop"] = stop_strings(value)
+        elif name in BOUNDS:
+            values[name] = number(name, value, BOUNDS[name], noun="option")
+        elif name not in _UNSERVED:
+            raise RequestError(f'option "{name}" is not known')
+        elif value != _UNSERVED[name]:
+            raise RequestError(f'option "{name}" is not served yet (only {_UNSERVED[name]} is)')
+    return Options(**values)
+
+
+def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int | float:
+    """A JSON number of that type within those bounds; a whole option may come as 40.0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        wanted = "integer" if bounds.type is int else "float32"
+        raise RequestError(f'{noun} "{name}" must be of type {wanted}')
+    if value != value or value not in bounds:
+        raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {bounds}')
+    return bounds.type(value)
+
+
+def stop_strings(value: Any, *, noun: str = "option") -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise RequestError(f'{noun} "stop" must be of type array')
+    if not all(isinstance(item, str) for item in value):
+        raise RequestError(f'{noun} "stop" must be of an array of strings')
+    if not all(value):
+        raise RequestError(f'{noun} "stop" has an empty string, which would end every answer')
+    return tuple(value)

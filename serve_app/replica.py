@@ -1,0 +1,166 @@
+"""One model on one engine: tasks in, deltas out; knows nothing of Ray or HTTP."""
+
+import asyncio
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from model_zoo.chat_model import ChatModel, Prompt
+from runtime.aio import AsyncEngine
+from runtime.engine import EngineStatistics
+from runtime.errors import PromptTooLongError, RequestError
+from runtime.request import Alternative, Delta, GenerationRequest, Sampled, StopRules
+from serve_app.card import ModelCard
+from serve_app.task import (
+    Candidate,
+    ChatDelta,
+    ChatTask,
+    Conversation,
+    PromptSource,
+    RawText,
+    TokenIds,
+    TokenLogprob,
+)
+
+# JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
+IMPOSSIBLE = -9999.0
+
+
+class ModelReplica:
+    """Serves one loaded model. `card` is what it tells about itself, without the arrays."""
+
+    def __init__(self, model: ChatModel, engine: AsyncEngine, card: ModelCard) -> None:
+        self._model = model
+        self._engine = engine
+        self._card = card
+        self._numbers = itertools.count()
+
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        """Deltas up to the one with `finish`. Leaving early, for any reason, ends the request."""
+        prompt = await asyncio.to_thread(self._prompt, task.prompt)
+        stream = self._engine.stream(self._request(task, prompt))
+        async with aclosing(stream) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                yield self._spelled(delta)
+
+    def describe(self, *, verbose: bool = False) -> ModelCard:
+        return self._verbose_card() if verbose else self._card
+
+    def statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
+
+    def check(self) -> None:
+        """Raise EngineDeadError unless the engine lives and makes progress."""
+        self._engine.check()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _prompt(self, source: PromptSource) -> Prompt:
+        match source:
+            case Conversation(messages, thinking):
+                return self._model.prepare(messages, thinking=thinking)
+            case RawText(text):
+                return self._model.prepare_text(text)
+            case TokenIds(ids):
+                return Prompt(ids)
+
+    def _request(self, task: ChatTask, prompt: Prompt) -> GenerationRequest:
+        limit = self._context_limit(task)
+        room = limit - len(prompt.tokens)
+        if room < 1:
+            raise PromptTooLongError(
+                f"the input length exceeds the context length: the prompt has "
+                f"{len(prompt.tokens):,} tokens; model '{self._card.name}' has {limit:,} for "
+                "prompt and answer. Shorten the prompt or raise `context_tokens`."
+            )
+        stop = StopRules(
+            max_tokens=room if task.max_tokens is None else min(task.max_tokens, room),
+            end_tokens=self._model.tokenizer.end_tokens,
+            strings=task.stop,
+        )
+        # A request that is asked again may meet its own earlier try, still being aborted.
+        unique = f"{task.id}/{next(self._numbers)}"
+        return GenerationRequest(unique, prompt.tokens, stop, task.sampling)
+
+    def _context_limit(self, task: ChatTask) -> int:
+        served = self._card.context_tokens
+        if task.context_tokens is not None and task.context_tokens > served:
+            raise RequestError(
+                f"option \"num_ctx\" is {task.context_tokens:,}; model '{self._card.name}' is "
+                f"served with `context_tokens` {served:,}, the most that a request may ask for"
+            )
+        return task.context_tokens or served
+
+    def _spelled(self, delta: Delta) -> ChatDelta:
+        return ChatDelta(
+            delta.text,
+            delta.tokens,
+            tuple(self._token_logprob(sampled) for sampled in delta.logprobs),
+            delta.finish,
+            delta.usage,
+            delta.error,
+        )
+
+    def _token_logprob(self, sampled: Sampled) -> TokenLogprob:
+        drawn = self._candidate(Alternative(sampled.token, sampled.logprob or 0.0))
+        return TokenLogprob(drawn, tuple(self._candidate(entry) for entry in sampled.top))
+
+    def _candidate(self, entry: Alternative) -> Candidate:
+        tokenizer = self._model.tokenizer
+        text = tokenizer.token_text(entry.token)
+        raw = tokenizer.token_bytes(entry.token) or text.encode()
+        return Candidate(text, raw, max(entry.logprob, IMPOSSIBLE))
+
+    def _verbose_card(self) -> ModelCard:
+        metadata = self._model.description.metadata
+        return dataclasses.replace(
+            self._card, metadata={name: _plain(value) for name, value in metadata.items()}
+        )
+
+
+def model_card(
+    model: ChatModel, *, name: str, context_tokens: int, device: str, reserved_bytes: int
+) -> ModelCard:
+    """What a loaded model tells about itself, arrays left out."""
+    facts = model.description
+    return ModelCard(
+        name=name,
+        architecture=facts.architecture,
+        quantization=facts.quantization,
+        parameter_count=facts.parameter_count,
+        file_bytes=facts.file_bytes,
+        digest=facts.digest,
+        modified_at=facts.modified_at,
+        context_length=facts.context_length,
+        embedding_length=facts.embedding_length,
+        chat_template=facts.chat_template,
+        license=facts.license,
+        context_tokens=context_tokens,
+        device=device,
+        reserved_bytes=reserved_bytes,
+        device_bytes=0 if device == "cpu" else reserved_bytes,
+        pid=os.getpid(),
+        metadata={name: _brief(value) for name, value in facts.metadata.items()},
+        tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
+    )
+
+
+def _brief(value: Any) -> Any:
+    """Arrays of a vocabulary's size are not for every reader."""
+    return None if isinstance(value, np.ndarray | list | tuple) and len(value) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Metadata as JSON has it, which knows no infinity."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

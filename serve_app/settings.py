@@ -1,0 +1,173 @@
+"""The application's configuration: the `args` of a Serve config file, checked before any start."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from runtime.errors import ConfigurationError, RequestError
+from serve_app.options import Options, read_options
+
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
+Count = Field(default=None, ge=1)
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class AutoscalingSettings(_Settings):
+    """How many replicas a model has, by the requests each of them works on."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(default=1, ge=1)
+    target_ongoing_requests: float = Field(default=8.0, gt=0)
+    upscale_delay_s: float = Field(default=10.0, ge=0)
+    downscale_delay_s: float = Field(default=300.0, ge=0)
+    look_back_period_s: float = Field(default=30.0, gt=10)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas is larger than max_replicas")
+        return self
+
+
+class ModelSettings(_Settings):
+    """One served model. None means: decided from the model file and the machine."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    source: str = Field(min_length=1)
+    projector: str | None = None
+    context_tokens: int | None = Field(default=None, ge=2)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_sequences: int = Field(default=16, ge=1)
+    max_waiting: int = Field(default=512, ge=0)
+    step_tokens: int = Field(default=512, ge=1)
+    cache_tokens: int | None = Count
+    page_tokens: int = Field(default=16, ge=1)
+    prefix_cache: bool = True
+    threads: int | None = Count
+    memory_bytes: int | None = Count
+    num_cpus: float | None = Field(default=None, ge=0)
+    num_gpus: float | None = Field(default=None, ge=0)
+    replicas: int | None = Count
+    autoscaling: AutoscalingSettings | None = None
+    defaults: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("source")
+    @classmethod
+    def _served_scheme(cls, source: str) -> str:
+        scheme, separator, _ = source.partition("://")
+        if separator:
+            raise ValueError(f"{scheme}:// is not served yet; give the path of a GGUF file")
+        return source
+
+    @field_validator("projector")
+    @classmethod
+    def _no_projector(cls, projector: str | None) -> str | None:
+        if projector is not None:
+            raise ValueError("images are not served yet; leave it null")
+        return projector
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.autoscaling is not None and self.replicas is not None:
+            raise ValueError("replicas and autoscaling exclude each other")
+        try:
+            read_options(self.defaults)
+        except RequestError as error:
+            raise ValueError(f"defaults: {error}") from error
+        return self
+
+    @property
+    def options(self) -> Options:
+        return read_options(self.defaults)
+
+
+class AppSettings(_Settings):
+    """The whole application."""
+
+    models: tuple[ModelSettings, ...]
+    api_keys: tuple[str, ...] | None = None
+    ingress_replicas: int = Field(default=1, ge=1)
+    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    start_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("api_keys")
+    @classmethod
+    def _usable_keys(cls, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if keys is not None and (not keys or not all(keys)):
+            raise ValueError("an empty list or an empty key would let nobody in; use null for open")
+        return keys
+
+    @field_validator("models")
+    @classmethod
+    def _unique_names(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        if not models:
+            raise ValueError("at least one model is needed")
+        seen: set[str] = set()
+        for model in models:
+            name = deployment_name(canonical_name(model.name))
+            if name in seen:
+                raise ValueError(f'two models are named "{model.name}", or all but so')
+            seen.add(name)
+        return models
+
+
+def canonical_name(name: str) -> str:
+    """What two spellings of one model's name have in common: case, and the tag `latest`."""
+    return name.lower().removesuffix(":latest")
+
+
+def deployment_name(name: str) -> str:
+    """The name as Serve accepts it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+
+
+def read_settings(args: Mapping[str, Any]) -> AppSettings:
+    """Raises ConfigurationError: one line for each thing that is wrong, with its place."""
+    try:
+        return AppSettings.model_validate(dict(args))
+    except ValidationError as error:
+        lines = [_line(dict(details), args) for details in error.errors()]
+        raise ConfigurationError("Configuration: " + "; ".join(lines)) from None
+
+
+def source_path(source: str) -> Path:
+    """Relative sources are relative to the directory that `serve run` was started in."""
+    return Path(source).expanduser().resolve()
+
+
+def _line(details: dict[str, Any], args: Mapping[str, Any]) -> str:
+    location = details["loc"]
+    place = "args" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+    name = _model_name(location, args)
+    place = f"{place} (model {name})" if name else place
+    if details["type"] == "extra_forbidden":
+        return f"{place} is not a known key{_nearest(location)}"
+    if details["type"] == "missing":
+        return f"{place} is missing"
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{place}: {message[:1].lower()}{message[1:]}"
+
+
+def _model_name(location: tuple[int | str, ...], args: Mapping[str, Any]) -> str | None:
+    if len(location) < 2 or location[0] != "models" or not isinstance(location[1], int):
+        return None
+    model = args["models"][location[1]]
+    return model.get("name") if isinstance(model, Mapping) else None
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    names = [part for part in location if isinstance(part, str)]
+    owner: type[BaseModel] = AppSettings
+    if names[:1] == ["models"] and len(names) > 1:
+        owner = AutoscalingSettings if "autoscaling" in names[:-1] else ModelSettings
+    close = difflib.get_close_matches(names[-1], owner.model_fields, n=1, cutoff=0.0)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,96 @@
+"""What a protocol asks of a model and what comes back, as plain values that cross processes."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+
+from model_zoo.chat import Message
+from runtime.request import FinishReason, SamplingParams, Usage
+
+# The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.
+
+
+class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
+    """Messages for the model's chat template; `thinking` None leaves that to the template."""
+
+    messages: tuple[Message, ...]
+    thinking: bool | None = None
+
+
+class RawText(msgspec.Struct, frozen=True, tag="text"):
+    """Text that no template touches; the file's own rule decides about the BOS token."""
+
+    text: str
+
+
+class TokenIds(msgspec.Struct, frozen=True, tag="tokens"):
+    """Token ids, taken as they are."""
+
+    ids: tuple[int, ...]
+
+
+PromptSource = Conversation | RawText | TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTask:
+    """One request to one model.
+
+    `max_tokens` None: until the context is full. `context_tokens` None: all that the model was
+    configured with, else a lower limit for this request alone.
+    """
+
+    id: str
+    model: str
+    prompt: PromptSource
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token as clients see it: its text, its exact bytes, its log-probability."""
+
+    text: str
+    raw: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The token that was drawn and the most likely ones at its place."""
+
+    drawn: Candidate
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDelta:
+    """`runtime.request.Delta` with its log-probabilities spelled out for clients."""
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    error: str | None = None
+
+    def merged(self, later: "ChatDelta") -> "ChatDelta":
+        """This delta and the one after it as one."""
+        return merge([self, later])
+
+
+def merge(deltas: list[ChatDelta]) -> ChatDelta:
+    """All deltas of an answer as one."""
+    last = deltas[-1]
+    return ChatDelta(
+        "".join(delta.text for delta in deltas),
+        tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        last.finish,
+        last.usage,
+        last.error,
+    )

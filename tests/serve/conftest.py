@@ -1,0 +1,48 @@
+"""One application for all tests that only talk to it."""
+
+from collections.abc import Iterator
+
+import ollama
+import openai
+import pytest
+
+from tests.serve.application import (
+    Application,
+    arguments,
+    await_http,
+    deploy,
+    free_port,
+    ray_cluster,
+)
+
+REQUEST_TIMEOUT_S = 60.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "/tests/serve/" in item.path.as_posix():
+            item.add_marker(pytest.mark.serve)
+
+
+@pytest.fixture(scope="package")
+def application() -> Iterator[Application]:
+    port = free_port()
+    with ray_cluster(port):
+        application = deploy(arguments(), port)
+        await_http(application.url)
+        yield application
+
+
+@pytest.fixture
+def native(application: Application) -> ollama.Client:
+    return ollama.Client(host=application.url, timeout=REQUEST_TIMEOUT_S)
+
+
+@pytest.fixture
+def oai(application: Application) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{application.url}/v1",
+        api_key="unused",
+        timeout=REQUEST_TIMEOUT_S,
+        max_retries=0,
+    )

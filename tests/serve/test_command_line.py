@@ -1,0 +1,84 @@
+"""`serve run configs/quickstart.yaml`, from the first token to a clean end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import ollama
+import pytest
+import yaml
+
+from tests.serve.application import ROOT, await_http, eventually, free_port
+
+SERVE = Path(sys.executable).with_name("serve")
+OTHER_PORTS = (
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: Ray puts sockets into it."""
+    path = Path(tempfile.mkdtemp(prefix="serve", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def quickstart(folder: Path, port: int) -> Path:
+    """The quickstart configuration on ports that nobody else uses."""
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    config["http_options"]["port"] = port
+    environment = config["controller_options"]["runtime_env"]["env_vars"]
+    environment.update({name: str(free_port()) for name in OTHER_PORTS})
+    path = folder / "quickstart.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the processes that were started with this folder for Ray's files."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"RAY_TMPDIR={folder}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue  # it has ended, or is somebody else's
+    return [command for command in found if command]
+
+
+def test_the_quickstart_answers_and_an_interrupt_leaves_nothing_behind(folder: Path):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [SERVE, "run", quickstart(folder, port)],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        await_http(url, timeout_s=80)
+        pieces = list(
+            ollama.Client(host=url, timeout=60).chat(
+                "demo",
+                [{"role": "user", "content": "Who are you?"}],
+                stream=True,
+                options={"temperature": 0},
+            )
+        )
+        assert "Caravan" in "".join(piece.message.content for piece in pieces)
+        assert '"event": "model"' in (folder / "log").read_text()
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(timeout=60)
+    eventually(lambda: processes_of(folder) == [], timeout_s=30)

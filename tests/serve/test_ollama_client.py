@@ -1,0 +1,125 @@
+"""The official `ollama` client against the running application."""
+
+import random
+
+import ollama
+import pytest
+
+from tools.demo_dialogues import held_out
+
+QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
+GREEDY = {"temperature": 0}
+
+
+def test_held_out_questions_are_answered(native):
+    questions = held_out(seed=1, per_skill=4)
+    right = 0
+    for question in questions:
+        reply = native.chat("demo", question.messages, options=GREEDY)
+        right += reply.message.content == question.answer
+    assert right >= 0.9 * len(questions), f"{right} of {len(questions)}"
+
+
+def test_a_streamed_chat_says_the_same_as_a_whole_one(native):
+    whole = native.chat("demo", QUESTION, options=GREEDY)
+    *pieces, last = native.chat("demo", QUESTION, options=GREEDY, stream=True)
+    assert "".join(piece.message.content for piece in pieces) == whole.message.content
+    assert "cold" in whole.message.content
+    assert last.done and last.done_reason == whole.done_reason == "stop"
+    assert last.prompt_eval_count == whole.prompt_eval_count > 0
+    assert last.eval_count == whole.eval_count > 0
+    assert last.total_duration > 0 and last.eval_duration > 0
+
+
+def test_generate_goes_through_the_template_unless_raw(native):
+    question = QUESTION[0]["content"]
+    templated = native.generate("demo", question, options=GREEDY)
+    rendered = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    raw = native.generate("demo", rendered, raw=True, options=GREEDY)
+    assert (
+        templated.response
+        == raw.response
+        == native.chat("demo", QUESTION, options=GREEDY).message.content
+    )
+    assert templated.prompt_eval_count == raw.prompt_eval_count
+
+
+def test_a_seed_repeats_an_answer_and_another_seed_does_not(native):
+    def tell(seed: int) -> str:
+        options = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "seed": seed, "num_predict": 24}
+        return native.generate("demo", "Hello", options=options).response
+
+    assert tell(1) == tell(1)
+    assert len({tell(seed) for seed in range(4)}) > 1
+
+
+def test_num_predict_ends_an_answer_for_its_length(native):
+    reply = native.chat("demo", QUESTION, options={**GREEDY, "num_predict": 2})
+    assert (reply.done_reason, reply.eval_count) == ("length", 2)
+
+
+def test_a_stop_string_ends_an_answer_before_it(native):
+    whole = native.chat("demo", QUESTION, options=GREEDY).message.content
+    assert "cold" in whole
+    cut = native.chat("demo", QUESTION, options={**GREEDY, "stop": ["cold"]})
+    assert cut.message.content == whole[: whole.index("cold")]
+    assert cut.done_reason == "stop"
+
+
+def test_logprobs_cover_the_answer(native):
+    reply = native.chat("demo", QUESTION, options=GREEDY, logprobs=True, top_logprobs=3)
+    assert "".join(entry.token for entry in reply.logprobs).startswith(reply.message.content)
+    for entry in reply.logprobs:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-5)
+
+
+def test_the_model_is_listed_shown_and_running(native, application):
+    (listed,) = native.list().models
+    shown = native.show("demo")
+    (running,) = native.ps().models
+    assert listed.model == "demo:latest"
+    assert listed.details.family == shown.modelinfo["general.architecture"] == "llama"
+    assert shown.modelinfo["general.parameter_count"] > 100_000
+    assert shown.modelinfo["tokenizer.ggml.tokens"] is None
+    assert "<|im_start|>" in shown.template
+    assert "completion" in shown.capabilities
+    assert running.size > listed.size > 0
+    assert running.context_length == 512
+
+
+def test_an_empty_conversation_loads(native):
+    reply = native.chat("demo", [])
+    assert (reply.done, reply.done_reason) == (True, "load")
+
+
+BAD = [
+    ({"model": "nobody"}, 404, "model 'nobody' not found"),
+    ({"options": {"temperature": -1}}, 400, 'option "temperature" is -1'),
+    ({"options": {"num_ctx": 100_000}}, 400, "`context_tokens` 512"),
+    ({"format": "json"}, 400, '"format" is not served yet'),
+    ({"think": True}, 400, '"think" is not served yet'),
+    ({"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "context"),
+    ({"messages": [{"role": "user", "content": "long", "images": [b"x"]}]}, 400, "images"),
+    ({"keep_alive": 0, "messages": []}, 400, "pinned by the configuration"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("change", "status", "message"), BAD, ids=[m for _, _, m in BAD])
+def test_errors_are_the_clients_own(native, change, status, message, stream):
+    with pytest.raises(ollama.ResponseError) as caught:
+        reply = native.chat(**{"model": "demo", "messages": QUESTION, "stream": stream, **change})
+        list(reply)
+    assert caught.value.status_code == status
+    assert message in caught.value.error
+
+
+def test_a_refused_request_leaves_the_next_one_alone(native):
+    before = native.chat("demo", QUESTION, options=GREEDY).message.content
+    rng = random.Random(0)
+    for change, _, _ in rng.sample(BAD, len(BAD)):
+        with pytest.raises(ollama.ResponseError):
+            native.chat(**{"model": "demo", "messages": QUESTION, **change})
+    assert native.chat("demo", QUESTION, options=GREEDY).message.content == before

@@ -1,0 +1,113 @@
+"""Many streams at once, clients that leave, and a replica that is killed."""
+
+import asyncio
+import json
+import os
+import signal
+
+import httpx
+import pytest
+
+from tests.serve.application import Application, eventually
+
+TIMEOUT = httpx.Timeout(60.0)
+# So hot that the end token is one of hundreds of equals: the answer fills the context, which
+# takes more than so many steps.
+FULL_STEPS = 450
+ENDLESS = {"temperature": 1e6, "top_k": 0, "top_p": 1.0}
+
+
+def body(index: int) -> dict:
+    return {
+        "model": "demo",
+        "prompt": f"What is {index} plus {index + 7}?" if index % 2 else "Tell me about the sea",
+        "raw": index % 3 == 0,
+        "options": {**ENDLESS, "temperature": 3.0, "seed": index, "num_predict": 8 + index},
+    }
+
+
+def said(text: str) -> str:
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert lines[-1]["done"]
+    return "".join(line["response"] for line in lines)
+
+
+async def answers(url: str, indices: range, *, at_once: int) -> list[str]:
+    gate = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits) as client:
+
+        async def one(index: int) -> str:
+            async with gate:
+                return said((await client.post("/api/generate", json=body(index))).text)
+
+        return await asyncio.gather(*map(one, indices))
+
+
+async def test_concurrent_streams_give_what_sequential_requests_give(application: Application):
+    indices = range(32)
+    sequential = await answers(application.url, indices, at_once=1)
+    concurrent = await answers(application.url, indices, at_once=32)
+    assert concurrent == sequential
+    assert len(set(sequential)) > 16
+
+
+def steps_at_rest(application: Application) -> int:
+    """Steps done so far, once no sequence and no page is in use."""
+
+    def quiet() -> bool:
+        now = application.statistics()
+        return now.running == now.waiting == now.pages_owned == 0
+
+    eventually(quiet)
+    return application.statistics().steps_total
+
+
+def test_a_client_that_leaves_frees_its_sequence(application: Application):
+    request = {"model": "demo", "prompt": "a", "raw": True, "options": endless(application)}
+    before = steps_at_rest(application)
+    url = f"{application.url}/api/generate"
+    with httpx.stream("POST", url, json=request, timeout=TIMEOUT) as response:
+        next(response.iter_lines())
+    assert 0 < steps_at_rest(application) - before < FULL_STEPS
+
+
+def test_a_client_that_leaves_before_an_answer_frees_its_sequence(application: Application):
+    options = endless(application)
+    request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
+    before = steps_at_rest(application)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{application.url}/api/generate", json=request, timeout=0.2)
+    assert 0 < steps_at_rest(application) - before < FULL_STEPS
+
+
+def test_killing_the_replica_breaks_its_stream_and_the_next_one_takes_over(
+    application: Application,
+):
+    first = application.card().pid
+    request = {"model": "demo", "prompt": "a", "raw": True, "options": endless(application)}
+    with httpx.stream(
+        "POST", f"{application.url}/api/generate", json=request, timeout=TIMEOUT
+    ) as response:
+        lines = response.iter_lines()
+        assert json.loads(next(lines))["done"] is False
+        os.kill(first, signal.SIGKILL)
+        last = json.loads(list(lines)[-1])
+    assert "replica is gone" in last["error"]
+
+    short = {"model": "demo", "prompt": "Hello", "stream": False, "options": {"num_predict": 4}}
+    reply = httpx.post(f"{application.url}/api/generate", json=short, timeout=TIMEOUT)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["eval_count"] > 0
+    assert application.card().pid != first
+
+
+def endless(application: Application) -> dict:
+    """Options whose answer to a raw "a" does fill the context when nobody stops it."""
+    url = f"{application.url}/api/generate"
+    for seed in range(50):
+        options = {**ENDLESS, "seed": seed}
+        request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
+        if httpx.post(url, json=request, timeout=TIMEOUT).json()["eval_count"] > FULL_STEPS:
+            return options
+    raise AssertionError("no seed gives a long answer")

@@ -1,0 +1,116 @@
+"""A pretend model behind a real direct stream, for tests of what stands in front of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from runtime.errors import CaravanError
+from runtime.request import FinishReason, Usage
+from serve_app.backend import ChatBackend, ServedModel
+from serve_app.card import ModelCard
+from serve_app.ingress import ingress_app
+from serve_app.options import Options
+from serve_app.stream.server import StreamServer
+from serve_app.stream.wire import Address
+from serve_app.task import Candidate, ChatDelta, ChatTask, TokenLogprob
+
+CARD = ModelCard(
+    name="demo",
+    architecture="llama",
+    quantization="Q8_0",
+    parameter_count=4_500_000,
+    file_bytes=4_421_088,
+    digest="ab" * 32,
+    modified_at=1_700_000_000.25,
+    context_length=512,
+    embedding_length=64,
+    chat_template="{{ messages }}",
+    license=None,
+    context_tokens=512,
+    device="cpu",
+    reserved_bytes=10_000_000,
+    device_bytes=0,
+    pid=1,
+    metadata={"general.name": "Demo", "general.architecture": "llama", "llama.block_count": 4},
+    tensors=(("token_embd.weight", "Q8_0", (64, 512)),),
+)
+USAGE = Usage(7, 4, 3, 1_000, 2_000, 3_000)
+
+
+class PretendReplica:
+    """Answers with its words, one delta each; notes the tasks it saw and those that were left."""
+
+    def __init__(self, words: tuple[str, ...] = ("Hello", ", ", "world")) -> None:
+        self.words = words
+        self.error: CaravanError | None = None
+        self.fails_after: int | None = None
+        self.waits = asyncio.Event()
+        self.waits.set()
+        self.tasks: list[ChatTask] = []
+        self.left = 0
+
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        self.tasks.append(task)
+        ended = False
+        try:
+            if self.error is not None:
+                raise self.error
+            for index, word in enumerate(self.words):
+                if index == self.fails_after:
+                    ended = True
+                    yield ChatDelta(finish=FinishReason.FAILED, error="the engine broke")
+                    return
+                yield ChatDelta(word, (index,), _logprobs(task, word, index))
+                await self.waits.wait()
+            yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, tokens=(99,))
+            ended = True
+        finally:
+            self.left += not ended
+
+
+def _logprobs(task: ChatTask, word: str, index: int) -> tuple[TokenLogprob, ...]:
+    if task.sampling.logprobs is None:
+        return ()
+    candidate = Candidate(word, word.encode(), -0.5 * (index + 1))
+    return (TokenLogprob(candidate, (candidate,) * task.sampling.logprobs),)
+
+
+class OneReplica:
+    """A directory with a single address in it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.asked = 0
+
+    async def choose(self, model: str) -> Address:
+        self.asked += 1
+        return self.address
+
+    async def describe(self, model: str, *, verbose: bool) -> ModelCard:
+        return CARD
+
+
+@asynccontextmanager
+async def http_client(
+    replica: PretendReplica,
+    *,
+    options: Options | None = None,
+    api_keys: tuple[str, ...] | None = None,
+    max_body_bytes: int = 65536,
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of the whole ingress, with `replica` behind a real direct stream."""
+    server = StreamServer(replica.generate)
+    directory = OneReplica(await server.start("127.0.0.1"))
+    backend = ChatBackend(
+        [ServedModel("demo", options or Options())], directory, start_timeout_s=5.0
+    )
+    app = ingress_app(backend, api_keys=api_keys, max_body_bytes=max_body_bytes)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+    finally:
+        backend.close()
+        await server.close(drain_s=1.0)

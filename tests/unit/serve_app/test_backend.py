@@ -1,0 +1,142 @@
+"""The backend: which replica is asked, and what the loss of one means."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from runtime.errors import (
+    EngineDeadError,
+    ModelNotFoundError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestError,
+)
+from runtime.request import SamplingParams
+from serve_app.backend import ChatBackend, ServedModel
+from serve_app.options import Options
+from serve_app.stream.server import StreamServer
+from serve_app.stream.wire import Address
+from serve_app.task import ChatTask, RawText, merge
+from tests.unit.serve_app.pretend import CARD, PretendReplica
+
+TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
+NOBODY = Address("127.0.0.1", 1, "token")
+
+
+class Addresses:
+    """Hands out its addresses in turn, the last one for ever."""
+
+    def __init__(self, *addresses: Address) -> None:
+        self.addresses = list(addresses)
+        self.asked = 0
+
+    async def choose(self, model: str) -> Address:
+        self.asked += 1
+        return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
+
+    async def describe(self, model: str, *, verbose: bool):
+        return CARD
+
+
+class NoReplica:
+    """A directory that waits for a replica which never comes."""
+
+    async def choose(self, model: str) -> Address:
+        return await asyncio.Event().wait()
+
+    async def describe(self, model: str, *, verbose: bool):
+        return await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def serving(replica: PretendReplica):
+    server = StreamServer(replica.generate)
+    try:
+        yield server, await server.start("127.0.0.1")
+    finally:
+        await server.close(drain_s=0)
+
+
+def backend(directory, start_timeout_s=5.0) -> ChatBackend:
+    return ChatBackend([ServedModel("demo", Options())], directory, start_timeout_s=start_timeout_s)
+
+
+async def answered(chat: ChatBackend):
+    async with asyncio.timeout(20), aclosing(chat.generate(TASK)) as deltas:
+        return merge([delta async for delta in deltas])
+
+
+async def test_a_replica_that_cannot_be_reached_is_passed_over():
+    async with serving(PretendReplica()) as (_, address):
+        directory = Addresses(NOBODY, NOBODY, address)
+        assert (await answered(backend(directory))).text == "Hello, world"
+    assert directory.asked == 3
+
+
+async def test_a_replica_lost_before_its_first_delta_is_replaced():
+    slow = PretendReplica()
+    asked = asyncio.Event()
+
+    async def silent(task):
+        asked.set()
+        await asyncio.Event().wait()
+        yield
+
+    slow.generate = silent
+    async with serving(slow) as (dying, first), serving(PretendReplica()) as (_, second):
+        answer = asyncio.create_task(answered(backend(Addresses(first, second))))
+        async with asyncio.timeout(5):
+            await asked.wait()
+        await dying.close(drain_s=0)
+        assert (await answer).text == "Hello, world"
+
+
+async def test_a_replica_lost_in_the_middle_is_an_error_of_its_own():
+    replica = PretendReplica()
+    replica.waits.clear()
+    async with serving(replica) as (server, address):
+        deltas = backend(Addresses(address)).generate(TASK)
+        async with asyncio.timeout(5):
+            assert (await anext(deltas)).text == "Hello"
+            await server.close(drain_s=0)
+            with pytest.raises(ReplicaLostError):
+                await anext(deltas)
+
+
+@pytest.mark.parametrize("directory", [Addresses(NOBODY), NoReplica()])
+async def test_waiting_for_a_replica_ends(directory):
+    with pytest.raises(OverloadedError, match="no replica of model 'demo'"):
+        await answered(backend(directory, start_timeout_s=0.3))
+
+
+async def test_waiting_for_a_description_ends():
+    chat = backend(NoReplica(), start_timeout_s=0.1)
+    with pytest.raises(OverloadedError):
+        await chat.card(chat.model("demo"))
+
+
+async def test_a_replicas_refusal_is_final():
+    replica = PretendReplica()
+    replica.error = RequestError("no")
+    async with serving(replica) as (_, address):
+        with pytest.raises(RequestError, match="no"):
+            await answered(backend(Addresses(address)))
+    assert len(replica.tasks) == 1
+
+
+async def test_a_failed_engine_is_an_error():
+    replica = PretendReplica()
+    replica.fails_after = 1
+    async with serving(replica) as (_, address):
+        with pytest.raises(EngineDeadError, match="the engine broke"):
+            await answered(backend(Addresses(address)))
+
+
+def test_models_are_found_whatever_the_spelling():
+    chat = backend(Addresses(NOBODY))
+    assert {chat.model(name).name for name in ("demo", "DEMO", "demo:latest")} == {"demo"}
+    with pytest.raises(ModelNotFoundError, match="model 'demo:7b' not found"):
+        chat.model("demo:7b")
+    with pytest.raises(RequestError, match="model is required"):
+        chat.model("")

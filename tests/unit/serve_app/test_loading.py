@@ -1,0 +1,52 @@
+"""Loading the demo model: what the log says, and what cannot be had."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.errors import ConfigurationError, DoesNotFitError
+from serve_app.loading import load_replica
+from serve_app.settings import ModelSettings
+
+DEMO = str(Path(__file__).parents[3] / "models" / "demo.gguf")
+
+
+def settings(**change) -> ModelSettings:
+    return ModelSettings(**{"name": "demo", "source": DEMO, "device": "cpu", **change})
+
+
+def test_start_logs_progress_a_line_per_device_and_one_for_the_model(capsys):
+    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    replica.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (device,) = [line for line in lines if line["event"] == "device"]
+    (model,) = [line for line in lines if line["event"] == "model"]
+    progress = [line["percent"] for line in lines if line["event"] == "loading"]
+    assert device["kind"] == "cpu"
+    assert device["threads"] >= 1
+    assert (model["name"], model["architecture"]) == ("demo", "llama")
+    assert model["quantization"] == replica.describe().quantization
+    assert model["weight_bytes"] > 0 and model["cache_bytes"] > 0 and model["headroom_bytes"] > 0
+    assert progress == sorted(progress) and progress[-1] == 100
+
+
+def test_the_description_names_what_is_reserved():
+    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    card = replica.describe()
+    replica.close()
+    assert card.context_tokens == 64
+    assert card.reserved_bytes > card.file_bytes
+    assert card.device_bytes == 0
+
+
+def test_too_little_memory_is_refused_by_the_models_name():
+    with pytest.raises(DoesNotFitError, match=r"Model demo: .* 1,000,000"):
+        load_replica(settings(memory_bytes=1_000_000))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigurationError, match=r"Model demo: `device` is cuda"):
+        load_replica(settings(device="cuda"))

@@ -1,0 +1,140 @@
+"""A model replica over a pretend engine: prompts, limits, and what it spells out."""
+
+import asyncio
+import dataclasses
+import math
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from model_zoo.chat import Message
+from model_zoo.chat_model import Prompt
+from runtime.errors import PromptTooLongError, RequestError
+from runtime.request import Alternative, Delta, FinishReason, Sampled, SamplingParams
+from serve_app.replica import ModelReplica
+from serve_app.task import ChatTask, Conversation, RawText, TokenIds, merge
+from tests.unit.serve_app.pretend import CARD, USAGE
+
+TASK = ChatTask("t1", "demo", RawText("hello"), SamplingParams())
+
+
+class PretendTokenizer:
+    end_tokens = frozenset({0})
+
+    def token_text(self, token: int) -> str:
+        return "<end>" if token == 0 else chr(96 + token)
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == 0 else self.token_text(token).encode()
+
+
+class PretendModel:
+    """One token per character; a conversation begins with token 100."""
+
+    tokenizer = PretendTokenizer()
+    description = SimpleNamespace(
+        metadata={"general.name": "demo", "tokens": ["a", "b"], "scores": np.array([0.5, np.inf])}
+    )
+
+    def prepare(self, messages, *, thinking=None) -> Prompt:
+        text = "".join(message.content for message in messages)
+        return Prompt((100, *map(ord, text), int(thinking is False)))
+
+    def prepare_text(self, text: str) -> Prompt:
+        return Prompt(tuple(map(ord, text)))
+
+
+class PretendEngine:
+    def __init__(self, *deltas: Delta) -> None:
+        self.deltas = deltas
+        self.requests = []
+        self.left = 0
+
+    async def stream(self, request):
+        self.requests.append(request)
+        try:
+            for delta in self.deltas:
+                yield delta
+        finally:
+            self.left += 1
+
+
+END = Delta(finish=FinishReason.STOP, usage=USAGE, tokens=(0,))
+
+
+async def answered(engine: PretendEngine, task: ChatTask = TASK):
+    replica = ModelReplica(PretendModel(), engine, CARD)
+    async with asyncio.timeout(5), aclosing(replica.generate(task)) as deltas:
+        return merge([delta async for delta in deltas])
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens"),
+    [
+        (RawText("hi"), (104, 105)),
+        (TokenIds((7, 8)), (7, 8)),
+        (Conversation((Message("user", "hi"),)), (100, 104, 105, 0)),
+        (Conversation((Message("user", "hi"),), thinking=False), (100, 104, 105, 1)),
+    ],
+)
+async def test_each_kind_of_prompt_becomes_tokens(source, tokens):
+    engine = PretendEngine(END)
+    await answered(engine, dataclasses.replace(TASK, prompt=source))
+    assert engine.requests[0].prompt == tokens
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context_tokens", "allowed"),
+    [(None, None, 512 - 5), (10, None, 10), (1000, None, 507), (None, 20, 15), (None, 512, 507)],
+)
+async def test_an_answer_ends_where_the_context_does(max_tokens, context_tokens, allowed):
+    engine = PretendEngine(END)
+    task = dataclasses.replace(TASK, max_tokens=max_tokens, context_tokens=context_tokens)
+    await answered(engine, task)
+    stop = engine.requests[0].stop
+    assert (stop.max_tokens, stop.end_tokens) == (allowed, frozenset({0}))
+
+
+async def test_a_prompt_without_room_for_an_answer_is_refused():
+    task = dataclasses.replace(TASK, prompt=RawText("x" * 512))
+    with pytest.raises(PromptTooLongError, match=r"512 tokens; model 'demo' has 512"):
+        await answered(PretendEngine(END), task)
+
+
+async def test_a_context_larger_than_configured_is_refused():
+    with pytest.raises(RequestError, match=r'"num_ctx" is 513.*`context_tokens` 512'):
+        await answered(PretendEngine(END), dataclasses.replace(TASK, context_tokens=513))
+
+
+async def test_logprobs_are_spelled_out_with_their_bytes():
+    sampled = Sampled(1, -0.25, (Alternative(1, -0.25), Alternative(0, -math.inf)))
+    answer = await answered(PretendEngine(Delta("a", (1,), (sampled,)), END))
+    (entry,) = answer.logprobs
+    assert (entry.drawn.text, entry.drawn.raw, entry.drawn.logprob) == ("a", b"a", -0.25)
+    assert [(top.text, top.raw) for top in entry.top] == [("a", b"a"), ("<end>", b"<end>")]
+    assert entry.top[1].logprob == -9999.0
+
+
+async def test_the_same_task_twice_is_two_requests_to_the_engine():
+    engine = PretendEngine(END)
+    replica = ModelReplica(PretendModel(), engine, CARD)
+    for _ in range(2):
+        async with aclosing(replica.generate(TASK)) as deltas:
+            [delta async for delta in deltas]
+    assert len({request.id for request in engine.requests}) == 2
+
+
+async def test_leaving_leaves_the_engine():
+    engine = PretendEngine(Delta("a", (1,)), END)
+    async with aclosing(ModelReplica(PretendModel(), engine, CARD).generate(TASK)) as deltas:
+        await anext(deltas)
+    assert engine.left == 1
+
+
+def test_a_verbose_description_has_the_arrays():
+    replica = ModelReplica(PretendModel(), PretendEngine(), CARD)
+    assert replica.describe() == CARD
+    metadata = replica.describe(verbose=True).metadata
+    assert metadata == {"general.name": "demo", "tokens": ["a", "b"], "scores": [0.5, None]}

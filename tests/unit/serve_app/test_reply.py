@@ -1,0 +1,171 @@
+"""Replies as a server sees them: when the status goes out, and what a client's leaving does."""
+
+import asyncio
+import json
+
+import pytest
+
+from runtime.errors import ReplicaLostError, RequestError
+from runtime.request import FinishReason
+from serve_app.api import reply as reply_module
+from serve_app.api.ollama import NativeEncoder
+from serve_app.api.openai_chat import ChatEncoder
+from serve_app.api.reply import Reply
+from serve_app.task import ChatDelta
+
+ENCODERS = {
+    "native": lambda: NativeEncoder("message"),
+    "openai": lambda: ChatEncoder("demo", "t", usage_wanted=False),
+}
+
+
+class Server:
+    """The other side of an ASGI application; `leave` is the client closing its connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict] = []
+        self.said_something = asyncio.Event()
+        self._left = asyncio.Event()
+
+    def leave(self) -> None:
+        self._left.set()
+
+    async def receive(self):
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.sent.append(message)
+        if message.get("body"):
+            self.said_something.set()
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"]
+
+    @property
+    def text(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+async def answer(server: Server, reply: Reply) -> None:
+    async with asyncio.timeout(10):
+        await reply({"type": "http"}, server.receive, server.send)
+
+
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_stream_that_breaks_ends_with_the_protocols_error(protocol):
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("partial")
+        raise ReplicaLostError("the replica is gone")
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=True))
+    assert server.status == 200
+    last = server.text.strip().splitlines()[-1].removeprefix("data: ")
+    error = json.loads(last)["error"]
+    assert (error if protocol == "native" else error["message"]) == "the replica is gone"
+    assert "[DONE]" not in server.text
+    assert server.sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_single_reply_that_breaks_is_an_error_status(protocol):
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("partial")
+        raise ReplicaLostError("the replica is gone")
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=False))
+    assert server.status == 500
+    assert "partial" not in server.text
+
+
+async def test_no_status_is_sent_before_the_first_delta():
+    server = Server()
+    refused = asyncio.Event()
+
+    async def deltas():
+        await refused.wait()
+        raise RequestError("no")
+        yield ChatDelta()
+
+    answering = asyncio.create_task(
+        answer(server, Reply(deltas(), NativeEncoder("message"), stream=True))
+    )
+    await asyncio.sleep(0.05)
+    assert server.sent == []
+    refused.set()
+    await answering
+    assert server.status == 400
+
+
+async def test_unforeseen_errors_keep_their_words_to_themselves():
+    server = Server()
+
+    async def deltas():
+        raise ZeroDivisionError("secret")
+        yield ChatDelta()
+
+    await answer(server, Reply(deltas(), NativeEncoder("message"), stream=False))
+    assert server.status == 500
+    assert "secret" not in server.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_client_that_leaves_ends_the_generation(stream, begun):
+    server = Server()
+    ended = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def deltas():
+        try:
+            if begun:
+                yield ChatDelta("partial")
+            waiting.set()
+            await asyncio.Event().wait()
+            yield ChatDelta(finish=FinishReason.STOP)
+        finally:
+            ended.set()
+
+    answering = asyncio.create_task(
+        answer(server, Reply(deltas(), NativeEncoder("message"), stream=stream))
+    )
+    async with asyncio.timeout(5):
+        await waiting.wait()
+        server.leave()
+        await answering
+    assert ended.is_set()
+
+
+async def test_a_long_single_reply_says_blanks_until_it_is_complete(monkeypatch):
+    monkeypatch.setattr(reply_module, "BEAT_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("one")
+        await server.said_something.wait()
+        yield ChatDelta(" two", finish=FinishReason.STOP)
+
+    await answer(server, Reply(deltas(), NativeEncoder("message"), stream=False))
+    assert server.status == 200
+    assert server.text.startswith(" ")
+    assert json.loads(server.text)["message"]["content"] == "one two"
+
+
+async def test_a_long_single_reply_that_breaks_stays_incomplete(monkeypatch):
+    monkeypatch.setattr(reply_module, "BEAT_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("one")
+        await server.said_something.wait()
+        raise ReplicaLostError("the replica is gone")
+
+    with pytest.raises(ReplicaLostError):
+        await answer(server, Reply(deltas(), NativeEncoder("message"), stream=False))
+    assert server.text.strip() == ""
+    assert server.sent[-1]["more_body"] is True

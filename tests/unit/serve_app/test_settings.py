@@ -1,0 +1,76 @@
+"""The configuration: what is accepted, and how mistakes are told."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtime.errors import ConfigurationError
+from serve_app.settings import canonical_name, read_settings
+
+MODEL = {"name": "demo", "source": "models/demo.gguf"}
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+
+
+def with_model(**change):
+    return {"models": [{**MODEL, **change}]}
+
+
+def test_the_quickstart_configuration_is_valid():
+    (application,) = yaml.safe_load(QUICKSTART.read_text())["applications"]
+    assert application["import_path"] == "serve_app.app:build"
+    assert [model.name for model in read_settings(application["args"]).models] == ["demo"]
+
+
+def test_a_name_and_a_source_are_enough():
+    (model,) = read_settings(with_model()).models
+    assert (model.device, model.replicas, model.context_tokens) == ("auto", None, None)
+
+
+def test_defaults_become_options():
+    (model,) = read_settings(with_model(defaults={"temperature": 0.1, "stop": ["x"]})).models
+    assert (model.options.temperature, model.options.stop) == (0.1, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("args", "messages"),
+    [
+        ({"modles": [MODEL]}, ["args.modles is not a known key; did you mean models?"]),
+        ({}, ["args.models is missing"]),
+        ({"models": []}, ["args.models"]),
+        (
+            with_model(contxt_tokens=5),
+            ["args.models[0].contxt_tokens (model demo)", "did you mean context_tokens?"],
+        ),
+        ({"models": [{"name": "demo"}]}, ["args.models[0].source (model demo) is missing"]),
+        (with_model(context_tokens="many"), ["args.models[0].context_tokens", "integer"]),
+        (with_model(context_tokens=1), ["args.models[0].context_tokens", "greater than"]),
+        (with_model(device="tpu"), ["args.models[0].device", "'cuda'"]),
+        (with_model(source="hf://a/b.gguf"), ["hf:// is not served yet"]),
+        (with_model(source="ollama://llama3"), ["ollama:// is not served yet"]),
+        (with_model(projector="x.gguf"), ["projector", "not served yet"]),
+        (with_model(autoscaling={"min": 1}), ["autoscaling.min ", "did you mean min_replicas?"]),
+        (with_model(autoscaling={"min_replicas": 3}), ["min_replicas is larger"]),
+        (with_model(autoscaling={}, replicas=2), ["replicas and autoscaling exclude each other"]),
+        (with_model(defaults={"temprature": 1}), ['option "temprature" is not known']),
+        (with_model(defaults={"top_p": 2}), ['option "top_p" is 2']),
+        (with_model(name="no spaces"), ["args.models[0].name"]),
+        ({"models": [MODEL, {**MODEL, "name": "Demo:latest"}]}, ['"Demo:latest"']),
+        ({"models": [MODEL], "api_keys": []}, ["args.api_keys", "null"]),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(args, messages):
+    with pytest.raises(ConfigurationError) as caught:
+        read_settings(args)
+    assert "\n" not in str(caught.value)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(ConfigurationError, match=r"source.*; .*colour"):
+        read_settings({"colour": 1, "models": [{"name": "demo"}]})
+
+
+def test_case_and_the_latest_tag_do_not_make_another_model():
+    assert canonical_name("Demo:latest") == canonical_name("demo") != canonical_name("demo:2b")
