@@ -1,4 +1,4 @@
-"""The whole engine on a tiny llama: its answers are those of `transformers`, alone or in a crowd."""
+"""The whole engine on a tiny llama answers as `transformers` does, alone or in a crowd."""
 
 import asyncio
 import contextlib
@@ -143,16 +143,14 @@ def test_a_full_context_ends_with_length(tiny) -> None:
 
 def test_too_little_memory_is_refused_with_bytes(tiny) -> None:
     model, _ = tiny
-    with pytest.raises(DoesNotFitError, match="bytes"):
-        with running(model, memory_bytes=100_000):
-            pass
+    with pytest.raises(DoesNotFitError, match="bytes"), running(model, memory_bytes=100_000):
+        pass
 
 
 def test_options_that_contradict_the_model_are_refused(tiny) -> None:
     model, _ = tiny
-    with pytest.raises(ConfigurationError, match="512"):
-        with running(model, context_tokens=1000):
-            pass
-    with pytest.raises(ConfigurationError, match="step_tokens"):
-        with running(model, max_sequences=64):
-            pass
+    with pytest.raises(ConfigurationError, match="512"), running(model, context_tokens=1000):
+        pass
+    crowded = running(model, max_sequences=64)
+    with pytest.raises(ConfigurationError, match="step_tokens"), crowded:
+        pass

@@ -1,0 +1,63 @@
+# Two commands do everything: `make serve` and `make test`. Needs Python 3.11+, git and make.
+
+PYTHON ?= python3
+CONFIG ?= configs/quickstart.yaml
+
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALLED := pyproject.toml constraints.txt
+
+# Nothing here calls home.
+export RAY_USAGE_STATS_ENABLED := 0
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint bench train-demo clean
+
+help:
+	@echo "make serve       serve $(CONFIG) on port 8000"
+	@echo "make test        lint, types, import rules, all tests"
+	@echo "make lint        the first three of these"
+	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
+	@echo "make train-demo  train models/demo.gguf again"
+	@echo "make clean       remove .venv and caches"
+
+# Checked first, because Serve logs a mistake and goes on waiting. `exec`: Ctrl-C reaches Serve
+# itself, which ends every process that it started.
+serve: .venv/installed
+	@$(BIN)/python -m serve_app.check $(CONFIG)
+	@exec $(BIN)/serve run $(CONFIG)
+
+test: lint
+	$(BIN)/pytest
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: .venv/installed-bench
+	$(BIN)/python -m bench $(BENCH)
+
+train-demo: .venv/installed-train
+	$(BIN)/python tools/train_demo.py
+
+clean:
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: an install happens once for each state of pyproject.toml and constraints.txt.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say which with PYTHON=")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: $(INSTALLED) | .venv/bin/pip
+	@echo "installing into .venv (once)"
+	$(PIP) -e .
+	@touch $@
+
+.venv/installed-%: $(INSTALLED) | .venv/bin/pip
+	@echo "installing into .venv (once)"
+	$(PIP) -e '.[$*]'
+	@touch $@ .venv/installed

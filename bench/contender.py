@@ -1,0 +1,126 @@
+"""What is measured of every engine, and how one runs in a process of its own."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+TOP_K = 40
+TOP_P = 0.9
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What every contender gets alike."""
+
+    threads: int
+    context_tokens: int
+    sequences: int
+    step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Tokens that came out while all sequences were decoding, and how long that took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Contender(Protocol):
+    """An engine with the model loaded. No prompt is ever given twice."""
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        """Seconds from the request to its first sampled token."""
+        ...
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
+        """Answer all prompts at once with `tokens` tokens each, prefill left out of the time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Inspectable(Contender, Protocol):
+    """A contender that also tells what it computed."""
+
+    def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
+        """The tokens most likely to come next and their log-probabilities."""
+        ...
+
+
+class Isolated:
+    """A contender in a process of its own, so that no two share threads or memory."""
+
+    def __init__(self, build: Callable[..., Inspectable], *arguments: object) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_work, args=(theirs, build, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        return self._call("prefill", prompt)
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
+        return self._call("decode", prompts, tokens)
+
+    def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
+        return self._call("most_likely", prompt, count)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        self._connection.send((method, arguments))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            raise SystemExit("A measured engine has ended; its own message is above.") from None
+
+
+def _work(connection: Connection, build: Callable[..., Inspectable], arguments: tuple) -> None:
+    contender = build(*arguments)
+    connection.send(None)
+    try:
+        while True:
+            method, given = connection.recv()
+            connection.send(getattr(contender, method)(*given))
+    except EOFError:
+        contender.close()
+
+
+class Clock:
+    """When all of several sequences had begun, and what came after that."""
+
+    def __init__(self, sequences: int) -> None:
+        self._waiting = set(range(sequences))
+        self._begun: float | None = None
+        self._tokens = 0
+
+    def saw(self, sequence: int, tokens: int) -> None:
+        """`tokens` more came out of a sequence now."""
+        if self._begun is not None:
+            self._tokens += tokens
+            return
+        self._waiting.discard(sequence)
+        if not self._waiting:
+            self._begun = time.perf_counter()
+
+    def stop(self) -> Decoding:
+        assert self._begun is not None, "a sequence never began"
+        return Decoding(self._tokens, time.perf_counter() - self._begun)

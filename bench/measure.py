@@ -1,0 +1,123 @@
+"""The rows of the table: two contenders take turns at the same tasks."""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.contender import Contender, Inspectable, Isolated, Setting
+from bench.ours import Caravan
+from bench.peer import LlamaCpp
+from bench.report import Row, SamplerShare
+from bench.rest import Served
+from bench.sampling import sampling_ms
+from bench.vocabulary import SIZE
+
+PREFILL_TOKENS = 512
+SHORT_PROMPT_TOKENS = 32
+ANSWER_TOKENS = {1: 48, 4: 32, 16: 24}  # sequences -> tokens each
+SHORT_PROMPTS = 5
+COMPARED_TOKENS = 20
+
+
+class Prompts:
+    """Random prompts, none of them twice, so that no prefix cache helps."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+
+    def draw(self, tokens: int) -> list[int]:
+        return [self._random.randrange(256, 100_000) for _ in range(tokens)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often each task is measured, and with what."""
+
+    rounds: int
+    setting: Setting
+    prompts: Prompts = field(default_factory=Prompts)
+
+
+def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
+    """Rows against llama.cpp, and how far the two engines' log-probabilities lie apart."""
+    print(f"{label}: this engine and llama.cpp", flush=True)
+    with (
+        closing(Isolated(Caravan, path, plan.setting)) as ours,
+        closing(Isolated(LlamaCpp, path, plan.setting)) as peer,
+    ):
+        distance = _distance(ours, peer, plan.prompts.draw(SHORT_PROMPT_TOKENS))
+        rows = [_prefill_row(label, ours, peer, plan)]
+        rows += [_decode_row(label, ours, peer, plan, count) for count in ANSWER_TOKENS]
+    return rows, distance
+
+
+def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
+    """Rows of this engine behind HTTP against the bare one."""
+    print(f"{label}: this engine through HTTP and bare", flush=True)
+    with (
+        closing(Served(path, plan.setting)) as rest,
+        closing(Isolated(Caravan, path, plan.setting)) as bare,
+    ):
+        rest.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
+        bare.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
+        rows = [_first_token_row(label, rest, bare, plan), _prefill_row(label, rest, bare, plan)]
+        rows += [_decode_row(label, rest, bare, plan, count) for count in ANSWER_TOKENS]
+    return rows
+
+
+def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
+    """Against the fastest measured decode step, which is the hardest to stay small beside."""
+    shares = []
+    for count in ANSWER_TOKENS:
+        fastest = max(max(row.first) for row in rows if row.task == _decode_task(count))
+        spent = sampling_ms(count, SIZE, plan.setting.threads)
+        shares.append(SamplerShare(count, spent, 1000 * count / fastest))
+    return shares
+
+
+def _first_token_row(label: str, first: Contender, second: Contender, plan: Plan) -> Row:
+    def milliseconds(contender: Contender) -> float:
+        return 1000 * contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
+
+    pairs = _in_turns(milliseconds, first, second, plan.rounds * SHORT_PROMPTS)
+    return Row(label, f"first token, {SHORT_PROMPT_TOKENS}-token prompt", "ms", *pairs)
+
+
+def _prefill_row(label: str, first: Contender, second: Contender, plan: Plan) -> Row:
+    def speed(contender: Contender) -> float:
+        return PREFILL_TOKENS / contender.prefill(plan.prompts.draw(PREFILL_TOKENS))
+
+    pairs = _in_turns(speed, first, second, plan.rounds)
+    return Row(label, f"prefill, {PREFILL_TOKENS} tokens", "tokens/s", *pairs)
+
+
+def _decode_row(label: str, first: Contender, second: Contender, plan: Plan, count: int) -> Row:
+    def speed(contender: Contender) -> float:
+        prompts = [plan.prompts.draw(SHORT_PROMPT_TOKENS) for _ in range(count)]
+        return contender.decode(prompts, ANSWER_TOKENS[count]).tokens_per_second
+
+    return Row(
+        label, _decode_task(count), "tokens/s", *_in_turns(speed, first, second, plan.rounds)
+    )
+
+
+def _in_turns(
+    measure: Callable[[Contender], float], first: Contender, second: Contender, rounds: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    pairs = [(measure(first), measure(second)) for _ in range(rounds)]
+    return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+
+
+def _decode_task(count: int) -> str:
+    return f"decode, {count} sequence{'s' if count > 1 else ''}"
+
+
+def _distance(first: Inspectable, second: Inspectable, prompt: Sequence[int]) -> float:
+    """The largest difference of log-probability among the tokens both find most likely."""
+    ours, theirs = (contender.most_likely(prompt, COMPARED_TOKENS) for contender in (first, second))
+    common = ours.keys() & theirs.keys()
+    if len(common) < COMPARED_TOKENS / 2:
+        raise SystemExit(f"The engines disagree on what comes next: {ours} and {theirs}")
+    return max(abs(ours[token] - theirs[token]) for token in common)

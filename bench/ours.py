@@ -1,0 +1,88 @@
+"""This project's engine without Ray: the model loaded as a replica loads it, and `AsyncEngine`."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import torch
+
+from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Setting
+from model_zoo.registry import load
+from runtime.assembly import EngineOptions, assemble
+from runtime.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+
+SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
+
+
+class Caravan:
+    """One engine on this process's CPU threads."""
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        torch.set_num_threads(setting.threads)
+        device = torch.device("cpu")
+        model = load(path, device=device, dtype=torch.float32)
+        options = EngineOptions(
+            context_tokens=setting.context_tokens,
+            max_sequences=setting.sequences,
+            step_tokens=setting.step_tokens,
+            cache_tokens=setting.context_tokens * setting.sequences,
+        )
+        token_bytes = model.tokenizer.token_bytes
+        self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)
+        self._engine.start()
+        self._ids = map(str, itertools.count())
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        return asyncio.run(self._first_token(prompt))
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
+        return asyncio.run(self._answer_all(prompts, tokens))
+
+    def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
+        return asyncio.run(self._alternatives(prompt, count))
+
+    def close(self) -> None:
+        self._engine.close()
+
+    async def _first_token(self, prompt: Sequence[int]) -> float:
+        begin = time.perf_counter()
+        async with aclosing(self._engine.stream(self._request(prompt, 1))) as deltas:
+            async for delta in deltas:
+                _check(delta)
+                if delta.tokens:
+                    return time.perf_counter() - begin
+        raise AssertionError("no token came")
+
+    async def _answer_all(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
+        clock = Clock(len(prompts))
+
+        async def answer(sequence: int, prompt: Sequence[int]) -> None:
+            async with aclosing(self._engine.stream(self._request(prompt, tokens))) as deltas:
+                async for delta in deltas:
+                    _check(delta)
+                    if delta.tokens:
+                        clock.saw(sequence, len(delta.tokens))
+
+        await asyncio.gather(*(answer(*item) for item in enumerate(prompts)))
+        return clock.stop()
+
+    async def _alternatives(self, prompt: Sequence[int], count: int) -> dict[int, float]:
+        request = self._request(prompt, 1, SamplingParams(temperature=0.0, logprobs=count))
+        async with aclosing(self._engine.stream(request)) as deltas:
+            async for delta in deltas:
+                _check(delta)
+                for sampled in delta.logprobs:
+                    return {entry.token: entry.logprob for entry in sampled.top}
+        raise AssertionError("no log-probabilities came")
+
+    def _request(
+        self, prompt: Sequence[int], tokens: int, sampling: SamplingParams = SAMPLING
+    ) -> GenerationRequest:
+        return GenerationRequest(next(self._ids), tuple(prompt), StopRules(tokens), sampling)
+
+
+def _check(delta: Delta) -> None:
+    assert delta.finish is not FinishReason.FAILED, delta.error

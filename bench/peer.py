@@ -1,0 +1,124 @@
+"""The same model in llama.cpp, through the low-level interface of llama-cpp-python."""
+
+import ctypes
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Setting
+
+LOG_LEVEL_ERROR = 4
+
+
+class LlamaCpp:
+    """One context with a sequence id, and a cache of its own, for each sequence."""
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        assert self._model, f"llama.cpp cannot load {path}"
+        self._context = llama_cpp.llama_init_from_model(self._model, _context_params(setting))
+        assert self._context, "llama.cpp cannot make a context"
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(setting.step_tokens, 0, 1)
+        self._sampler = _sampler()
+        vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocabulary)
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        self._forget()
+        begin = time.perf_counter()
+        self._prompt(0, prompt)
+        self._sample(-1)
+        return time.perf_counter() - begin
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
+        self._forget()
+        clock = Clock(len(prompts))
+        last = []
+        for sequence, prompt in enumerate(prompts):
+            self._prompt(sequence, prompt)
+            last.append(self._sample(-1))
+            clock.saw(sequence, 1)
+        for step in range(tokens - 1):
+            rows = [(token, len(prompts[s]) + step, s, True) for s, token in enumerate(last)]
+            self._run(rows)
+            last = [self._sample(row) for row in range(len(rows))]
+            for sequence in range(len(last)):
+                clock.saw(sequence, 1)
+        return clock.stop()
+
+    def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
+        self._forget()
+        self._prompt(0, prompt)
+        pointer = llama_cpp.llama_get_logits_ith(self._context, -1)
+        logits = np.ctypeslib.as_array(pointer, (self._vocab_size,)).astype(np.float64)
+        logprobs = logits - logits.max()
+        logprobs -= np.log(np.exp(logprobs).sum())
+        best = np.argsort(-logprobs)[:count]
+        return {int(token): float(logprobs[token]) for token in best}
+
+    def close(self) -> None:
+        llama_cpp.llama_sampler_free(self._sampler)
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self._context)
+        llama_cpp.llama_model_free(self._model)
+
+    def _forget(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def _prompt(self, sequence: int, prompt: Sequence[int]) -> None:
+        last = len(prompt) - 1
+        self._run([(token, i, sequence, i == last) for i, token in enumerate(prompt)])
+
+    def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
+        """One step over (token, position, sequence, whether its logits are wanted)."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence, wanted) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = wanted
+        failed = llama_cpp.llama_decode(self._context, batch)
+        assert not failed, f"llama_decode returned {failed}"
+
+    def _sample(self, row: int) -> int:
+        return llama_cpp.llama_sampler_sample(self._sampler, self._context, row)
+
+
+def _context_params(setting: Setting) -> llama_cpp.llama_context_params:
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = setting.context_tokens * setting.sequences
+    params.n_batch = setting.step_tokens
+    params.n_ubatch = setting.step_tokens
+    params.n_seq_max = setting.sequences
+    params.n_threads = setting.threads
+    params.n_threads_batch = setting.threads
+    return params
+
+
+def _sampler() -> int:
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    for step in (
+        llama_cpp.llama_sampler_init_top_k(TOP_K),
+        llama_cpp.llama_sampler_init_top_p(TOP_P, 1),
+        llama_cpp.llama_sampler_init_temp(TEMPERATURE),
+        llama_cpp.llama_sampler_init_dist(1),
+    ):
+        llama_cpp.llama_sampler_chain_add(chain, step)
+    return chain
+
+
+@llama_cpp.llama_log_callback
+def _log(level: int, text: bytes, _user_data: object) -> None:
+    if level == LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode(errors="replace"))

@@ -1,0 +1,111 @@
+"""What was measured, as a Markdown page: medians, and ratios of two that took turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+INTRODUCTION = """\
+Written by `make bench`. A random model of Llama-3.2-1B's shape with a vocabulary of 128k; sampling
+with top_k 40, top_p 0.9, temperature 0.8. Each figure is a median over rounds in which the two
+took turns, ± the farthest round; a ratio is the median of the rounds' ratios."""
+AGAINST_PEER = """\
+Tokens per second, those of all sequences together; above 1.00 this engine is faster. Both read the
+same blocks; this engine computes and caches in float32, llama.cpp caches in float16."""
+AGAINST_BARE = """\
+The same engine behind `serve run`, asked over HTTP by one client process, against the engine alone.
+In time to first token lower is better."""
+SAMPLER = """\
+top_k 40 over 128,256 tokens, beside the fastest decode step above. It is to stay below 5%."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One task: its value in each round, from two contenders that took turns."""
+
+    model: str
+    task: str
+    unit: str
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """The median over rounds: what disturbs a round disturbs both of its halves."""
+        return median(a / b for a, b in zip(self.first, self.second, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerShare:
+    """Time to sample one step's rows, and how long such a step takes in all."""
+
+    rows: int
+    sampling_ms: float
+    step_ms: float
+
+    @property
+    def share(self) -> float:
+        return self.sampling_ms / self.step_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All of one run. `agreement`: model -> largest difference of log-probabilities to the peer."""
+
+    machine: str
+    against_peer: Sequence[Row]
+    against_bare: Sequence[Row]
+    sampler: Sequence[SamplerShare]
+    agreement: Mapping[str, float]
+
+
+def results_page(results: Results) -> str:
+    agreement = ", ".join(f"{label} {value:.3f}" for label, value in results.agreement.items())
+    sections = [
+        "# Benchmark results",
+        INTRODUCTION,
+        results.machine,
+        "## Against llama.cpp",
+        AGAINST_PEER,
+        comparison(results.against_peer, "caravan", "llama.cpp"),
+        "Largest difference between the two engines' log-probabilities of the most likely next "
+        f"tokens, in nats: {agreement}.",
+        "## What HTTP and Ray cost",
+        AGAINST_BARE,
+        comparison(results.against_bare, "REST", "bare engine"),
+        "## The sampler's share of a decode step",
+        SAMPLER,
+        sampler_table(results.sampler),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def comparison(rows: Sequence[Row], first: str, second: str) -> str:
+    lines = [
+        f"| model | task | unit | {first} | {second} | {first} / {second} |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row.model} | {row.task} | {row.unit} | {_median(row.first)} | {_median(row.second)} "
+        f"| {row.ratio:.2f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def sampler_table(shares: Sequence[SamplerShare]) -> str:
+    lines = [
+        "| sequences | sampling, ms | decode step, ms | share |",
+        "|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {share.rows} | {share.sampling_ms:.2f} | {share.step_ms:.1f} | {share.share:.1%} |"
+        for share in shares
+    ]
+    return "\n".join(lines)
+
+
+def _median(values: Sequence[float]) -> str:
+    """The median, and how far single rounds lay from it."""
+    middle = median(values)
+    spread = max(abs(value - middle) for value in values) / middle
+    return f"{middle:.1f} ±{spread:.0%}"

@@ -1,0 +1,57 @@
+"""`make bench`: the same model in this engine, in llama.cpp, and in this engine behind HTTP."""
+
+import argparse
+import os
+from pathlib import Path
+
+from bench.contender import Setting
+from bench.machine import describe_machine
+from bench.make_model import LABELS, Shape, ensure_model
+from bench.measure import Plan, against_peer, against_rest, sampler_shares
+from bench.report import Results, Row, results_page
+from bench.vocabulary import find_vocabulary
+from runtime.kernels.native import cache_directory
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+CACHE = cache_directory(os.environ) / "bench"
+
+
+def main() -> None:
+    arguments = _arguments()
+    setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
+    plan = Plan(arguments.rounds, setting)
+    page = results_page(_measure(arguments, plan))
+    print(page)
+    if not arguments.quick:
+        RESULTS.write_text(page)
+
+
+def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
+    machine = describe_machine(plan.setting.threads)
+    vocabulary = find_vocabulary()
+    rows: list[Row] = []
+    served: list[Row] = []
+    agreement: dict[str, float] = {}
+    for label in arguments.types:
+        path = ensure_model(CACHE, label, vocabulary, Shape())
+        found, agreement[label] = against_peer(path, label, plan)
+        rows += found
+        if label == arguments.served_type:
+            served = against_rest(path, label, plan)
+        if not arguments.keep:
+            path.unlink()
+    return Results(machine, rows, served, sampler_shares(rows, plan), agreement)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--types", nargs="+", choices=LABELS, default=list(LABELS))
+    parser.add_argument("--served-type", choices=LABELS, default="Q4_0", help="measured by HTTP")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", action="store_true", help=f"leave the models in {CACHE}")
+    parser.add_argument("--quick", action="store_true", help="Q4_0, one round, nothing written")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.types, arguments.served_type, arguments.rounds = ["Q4_0"], "Q4_0", 1
+    return arguments

@@ -1,0 +1,62 @@
+"""How long the sampler takes for one step's rows of a 128k vocabulary."""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+
+from bench.contender import TEMPERATURE, TOP_K, TOP_P
+from runtime.request import SamplingParams
+from runtime.sampler import Draws, Path, Sampler
+
+WARM_UPS = 5
+REPEATS = 40
+
+
+def sampling_ms(rows: int, vocab_size: int, threads: int) -> float:
+    """Milliseconds for `rows` sequences with top_k 40, top_p and temperature, the median."""
+    torch.set_num_threads(threads)
+    sampler = _loaded_sampler(rows, vocab_size)
+    draws = _draws(rows)
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(1))
+    for _ in range(WARM_UPS):
+        sampler.sample(logits, draws)
+    return 1000 * median(_seconds(sampler, logits, draws) for _ in range(REPEATS))
+
+
+def _seconds(sampler: Sampler, logits: torch.Tensor, draws: Draws) -> float:
+    begin = time.perf_counter()
+    sampler.sample(logits, draws)
+    return time.perf_counter() - begin
+
+
+def _loaded_sampler(rows: int, vocab_size: int) -> Sampler:
+    sampler = Sampler(
+        slots=rows, context_tokens=64, vocab_size=vocab_size, device=torch.device("cpu")
+    )
+    params: Sequence[SamplingParams] = [
+        SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=row)
+        for row in range(rows)
+    ]
+    floats, ints = sampler.parameter_rows(params)
+    sampler.load_parameters(
+        torch.arange(rows),
+        torch.tensor(floats, dtype=torch.float32),
+        torch.tensor(ints, dtype=torch.int64),
+    )
+    return sampler
+
+
+def _draws(rows: int) -> Draws:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Draws(
+        slots=torch.arange(rows),
+        positions=torch.full((rows,), 8),
+        counts=tuple(rows if path is Path.TOP else 0 for path in Path),
+        width=TOP_K,
+        penalised=nothing,
+        window=0,
+        scored=nothing,
+        alternatives=0,
+    )

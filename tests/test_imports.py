@@ -1,0 +1,155 @@
+"""The rules of the house that no linter knows: who imports whom, and how long things get."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("runtime", "model_zoo", "serve_app")
+PURE_CORE = (
+    "runtime.errors",
+    "runtime.request",
+    "runtime.scheduler",
+    "runtime.textstream",
+    "runtime.kv.spec",
+    "runtime.kv.ledger",
+)
+RAY_FILES = {f"serve_app/{name}.py" for name in ("app", "deployments", "routing", "autoscaling")}
+RUNTIME_FOR_MODELS = ("quant", "kernels", "kv.spec", "model", "vision", "errors")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+
+IMPORT_WITHOUT_LIBRARIES = """
+import importlib, sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "numpy", "ray"}:
+            raise ModuleNotFoundError(f"{name} is hidden")
+
+sys.meta_path.insert(0, Hide())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def sources(*folders: str) -> list[Path]:
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert found, folders
+    return found
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The full names of what a file imports, `from a import b` as `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{named(path)}:{node.lineno} has a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def test_import_contracts_hold() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", PURE_CORE)
+def test_pure_core_imports_the_standard_library_and_itself(module: str) -> None:
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    foreign = [
+        name
+        for name in imports_of(path)
+        if name.partition(".")[0] not in sys.stdlib_module_names and not within(name, PURE_CORE)
+    ]
+    assert foreign == []
+
+
+def test_pure_core_runs_where_torch_numpy_and_ray_are_missing() -> None:
+    command = [sys.executable, "-c", IMPORT_WITHOUT_LIBRARIES]
+    done = subprocess.run([*command, *PURE_CORE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # The same command must fail for a module that needs torch, or it hides nothing.
+    done = subprocess.run([*command, "runtime.model"], cwd=ROOT, capture_output=True, text=True)
+    assert "torch is hidden" in done.stderr
+
+
+def test_ray_is_imported_in_four_files_of_serve_app_only() -> None:
+    importing = {
+        named(path)
+        for path in sources(*PACKAGES)
+        if any(within(name, ("ray",)) for name in imports_of(path))
+    }
+    assert importing - RAY_FILES == set()
+    assert "serve_app/deployments.py" in importing
+
+
+def test_no_private_ray_attribute_is_used() -> None:
+    private = [
+        f"{named(path)}: {name}"
+        for path in sources("serve_app")
+        for name in imports_of(path)
+        if within(name, ("ray",)) and any(part.startswith("_") for part in name.split("."))
+    ]
+    assert private == []
+
+
+def test_models_see_of_runtime_only_the_contract() -> None:
+    allowed = tuple(f"runtime.{module}" for module in RUNTIME_FOR_MODELS)
+    beyond = [
+        f"{named(path)}: {name}"
+        for path in sources("model_zoo")
+        for name in imports_of(path)
+        if within(name, ("runtime",)) and not within(name, allowed)
+    ]
+    assert beyond == []
+
+
+def test_package_init_files_are_empty() -> None:
+    full = [named(path) for path in sources(*PACKAGES) if path.name == "__init__.py"]
+    assert [name for name in full if (ROOT / name).read_text().strip()] == []
+
+
+def test_every_module_says_its_job_first() -> None:
+    silent = [
+        named(path)
+        for path in sources(*PACKAGES, "bench", "tools")
+        if path.name != "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
+def test_files_stay_below_the_ceiling() -> None:
+    lengths = {
+        named(path): len(path.read_text().splitlines())
+        for path in sources(*PACKAGES, "bench", "tools", "tests")
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_functions_stay_below_the_ceiling_except_kernels() -> None:
+    long = {
+        f"{named(path)}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in sources(*PACKAGES, "bench", "tools")
+        if not named(path).startswith("runtime/kernels/")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}

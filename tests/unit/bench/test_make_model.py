@@ -1,0 +1,77 @@
+"""The measured model: what is written is what the `gguf` package and `transformers` expect."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, quants
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from bench.make_model import LABELS, WEIGHT_DEVIATION, Shape, ensure_model, llama3_rope_factors
+from bench.report import Row
+from bench.vocabulary import SIZE, Vocabulary, synthetic_vocabulary
+
+SMALL = Shape(layers=2, hidden=256, feed_forward=512, heads=4, kv_heads=2, head_dim=64)
+
+
+def few_tokens() -> Vocabulary:
+    return Vocabulary("few", ["a", "b", "Ġc", "<|end|>"], [1, 1, 1, 3], ["a b"], 3, 3)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_weights_of_every_type_have_the_same_deviation(label: str, tmp_path: Path) -> None:
+    path = ensure_model(tmp_path, label, few_tokens(), SMALL)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    assert len(tensors) == 3 + 9 * SMALL.layers
+    for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
+        tensor = tensors[name]
+        assert tensor.tensor_type.name == label
+        values = quants.dequantize(tensor.data, tensor.tensor_type)
+        assert values.std() == pytest.approx(WEIGHT_DEVIATION, rel=0.1)
+        assert abs(values.mean()) < WEIGHT_DEVIATION / 20
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_only_tokens_of_plain_text_have_an_embedding(label: str, tmp_path: Path) -> None:
+    path = ensure_model(tmp_path, label, few_tokens(), SMALL)
+    (embedding,) = (t for t in GGUFReader(path).tensors if t.name == "token_embd.weight")
+    values = quants.dequantize(embedding.data, embedding.tensor_type)
+    assert np.any(values != 0, axis=1).tolist() == [True, True, True, False]
+
+
+def test_rope_factors_are_those_of_llama_3_2() -> None:
+    shape = Shape()
+    config = LlamaConfig(
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": shape.rope_base,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = shape.rope_base ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
+    assert llama3_rope_factors(shape) == pytest.approx(plain / scaled.numpy(), rel=1e-5)
+
+
+def test_synthetic_vocabulary_has_every_byte_and_can_merge_what_it_lists() -> None:
+    vocabulary = synthetic_vocabulary()
+    known = set(vocabulary.tokens)
+    assert len(vocabulary.tokens) == len(known) == len(vocabulary.types) == SIZE
+    assert len({token for token in known if len(token) == 1}) == 256
+    for merge in vocabulary.merges:
+        left, right = merge.split(" ")
+        assert {left, right, left + right} <= known
+
+
+def test_ratio_is_the_median_of_the_rounds_not_of_the_values() -> None:
+    # The second round was disturbed, for both alike.
+    row = Row("Q4_0", "decode", "tokens/s", first=(10.0, 2.0, 30.0), second=(5.0, 1.0, 10.0))
+    assert row.ratio == 2.0
