@@ -1,6 +1,7 @@
 """Text to tokens and back, from a model file's own metadata."""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 from model_zoo.tokenizers.byte_level import ByteLevelBPE
@@ -78,6 +79,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary.tokens)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token's text: no token stands for more of a text."""
+        return max(map(len, self.vocabulary.tokens))
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Ids of `text`; no BOS. `parse_special`: control tokens written in it become tokens."""

@@ -50,7 +50,7 @@ def assemble(
     Raises DoesNotFitError when the device has too little memory, ConfigurationError when the
     options contradict each other or the model.
     """
-    _check(options, decoder)
+    check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     memory = plan_memory(
         decoder,
@@ -108,7 +108,8 @@ def _runner(
     )
 
 
-def _check(options: EngineOptions, decoder: DecoderModel) -> None:
+def check_options(options: EngineOptions, decoder: DecoderModel) -> None:
+    """Raises ConfigurationError when the options contradict each other or the model."""
     if options.context_tokens > decoder.context_length:
         raise ConfigurationError(
             f"`context_tokens` is {options.context_tokens:,}; "
@@ -116,6 +117,11 @@ def _check(options: EngineOptions, decoder: DecoderModel) -> None:
         )
     if options.context_tokens < 2 or options.max_sequences < 1:
         raise ConfigurationError("`context_tokens` must be 2 or more, `max_sequences` 1 or more.")
+    if options.cache_tokens is not None and options.cache_tokens < options.context_tokens:
+        raise ConfigurationError(
+            f"`cache_tokens` is {options.cache_tokens:,}, less than one context of "
+            f"{options.context_tokens:,} tokens. Raise it, or lower `context_tokens`."
+        )
     if options.step_tokens < options.max_sequences:
         raise ConfigurationError(
             f"`step_tokens` ({options.step_tokens:,}) must be at least `max_sequences` "

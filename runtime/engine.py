@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
-from runtime.request import Delta, FinishReason, GenerationRequest, Sampled, Usage
+from runtime.request import Delta, FinishReason, GenerationRequest, Outcome, Sampled, Usage
 from runtime.scheduler import Advance, Scheduler, Sequence, StepPlan
 from runtime.textstream import TextStream
 
@@ -23,7 +23,7 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Any: ...
 
-    def collect(self, launched: Any) -> tuple[Sampled | None, ...]: ...
+    def collect(self, launched: Any) -> tuple[Outcome | None, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,10 @@ class Engine:
         live = self._by_sequence[advance.sequence]
         if live.first is None:
             live.first = now
-        sampled, finish = advance.sampled, advance.finish
+        sampled, finish = advance.outcome, advance.finish
+        if not isinstance(sampled, Sampled):
+            self._end(live, Delta(error=sampled.reason), FinishReason.FAILED)
+            return
         text, shown = "", tuple[Sampled, ...]()
         if finish is not FinishReason.STOP:  # an end token is counted, never shown
             text, shown = live.text.push(self._token_bytes(sampled.token), sampled)

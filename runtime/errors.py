@@ -37,6 +37,10 @@ class OverloadedError(CaravanError):
     """Too much is queued already; the same request may be served later."""
 
 
+class GenerationFailedError(CaravanError):
+    """The model could not continue this one request; the engine goes on."""
+
+
 class EngineDeadError(CaravanError):
     """The engine loop has failed; this replica serves nothing any more."""
 

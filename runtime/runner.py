@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.errors import DoesNotFitError
+from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
 from runtime.model import AttentionPlan, Batch, DecoderModel
 from runtime.request import (
     MAX_TOP_LOGPROBS,
     Alternative,
+    DrawFailure,
     GenerationRequest,
+    Outcome,
     Sampled,
     SamplingParams,
     StopRules,
@@ -20,6 +22,8 @@ from runtime.request import (
 from runtime.sampler import Drawn, Sampler
 from runtime.scheduler import Chunk, Sequence, SlotLoad, StepPlan
 from runtime.staging import Stage, Staged
+
+_NOT_FINITE = DrawFailure("The model returned logits that are not finite numbers.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +91,18 @@ class DeviceRunner:
         done.record(torch.cuda.current_stream(self._device))
         return Launched(plan.chunks, staged.drawing, host, done)
 
-    def collect(self, launched: Launched) -> tuple[Sampled | None, ...]:
-        """Wait for a step; its tokens, aligned with its chunks. The only place that waits."""
+    def collect(self, launched: Launched) -> tuple[Outcome | None, ...]:
+        """Wait for a step; what it drew, aligned with its chunks. The only place that waits."""
         if launched.done is not None:
             launched.done.synchronize()
         drawn = launched.drawn
-        finite = drawn.finite.tolist()
-        if not all(finite):
-            index = launched.drawing[finite.index(False)]
-            raise RuntimeError(
-                "The model returned logits that are not finite numbers for request "
-                f"{launched.chunks[index].sequence.request.id!r}."
-            )
-        results: list[Sampled | None] = [None] * len(launched.chunks)
+        results: list[Outcome | None] = [None] * len(launched.chunks)
         scores = _Scores(drawn)
-        for index, token in zip(launched.drawing, drawn.tokens.tolist(), strict=True):
+        rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
+        for index, token, finite in rows:
             wanted = launched.chunks[index].sequence.request.sampling.logprobs
-            results[index] = Sampled(token) if wanted is None else scores.next(token, wanted)
+            sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
+            results[index] = sampled if finite else _NOT_FINITE
         return tuple(results)
 
     def warm_up(self) -> None:
@@ -119,7 +118,8 @@ class DeviceRunner:
                 (self._slots, self._slots),
                 (1, 1),
             ):
-                self.collect(self.launch(self._scratch_plan(rows, slots)))
+                if _NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
+                    raise ModelFileError(f"The model cannot compute: {_NOT_FINITE.reason}")
         except (RuntimeError, MemoryError) as error:
             if not _is_lack_of_memory(error):
                 raise

@@ -20,8 +20,8 @@ SORT_BLOCK = 8  # rows sorted at once: bounds the memory of the widest path
 
 _CHUNK = 64
 _ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
-_FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
-_INTS = 3  # seed, top_k, repeat_last_n
+FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
+INTS = 4  # seed, top_k, repeat_last_n, penalty_begin
 
 
 class Path(IntEnum):
@@ -86,12 +86,12 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self._tokens = torch.zeros((slots, context_tokens), dtype=torch.int32, device=device)
-        self._floats = torch.zeros((slots, _FLOATS), dtype=torch.float32, device=device)
-        self._ints = torch.zeros((slots, _INTS), dtype=torch.int64, device=device)
+        self._floats = torch.zeros((slots, FLOATS), dtype=torch.float32, device=device)
+        self._ints = torch.zeros((slots, INTS), dtype=torch.int64, device=device)
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int) -> int:
-        return slots * (4 * context_tokens + 4 * _FLOATS + 8 * _INTS)
+        return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS)
 
     @staticmethod
     def workspace_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
@@ -132,6 +132,7 @@ class Sampler:
                 _signed(s.seed),
                 s.top_k if 0 < s.top_k < self.vocab_size else self.vocab_size,
                 everything if s.repeat_last_n is None else min(s.repeat_last_n, everything),
+                s.penalty_begin,
             ]
             for s in sampling
         ]
@@ -189,15 +190,17 @@ class Sampler:
         repeat, presence, frequency = (self._floats[slots, i][:, None] for i in (3, 4, 5))
         back = torch.arange(1, draws.window + 1, device=logits.device)
         places = ends[:, None] - back
-        seen = (places >= 0) & (back <= self._ints[slots, 2][:, None])
+        last_n, begin = (self._ints[slots, i][:, None] for i in (2, 3))
+        seen = (places >= begin) & (back <= last_n)
         ids = self._tokens[slots[:, None], places.clamp_(min=0)].long()
         ordered = torch.where(seen, ids, self.vocab_size).sort(dim=1).values
-        ids = torch.where(seen, ids, ids[:, :1])  # the newest is always seen: said twice, no harm
+        ids = torch.where(seen, ids, ids[:, :1])  # the newest once more: equal writes do no harm
         counts = torch.searchsorted(ordered, ids, right=True) - torch.searchsorted(ordered, ids)
         cells = (rows[:, None], ids)
         values = logits[cells]
-        values = torch.where(values > 0, values / repeat, values * repeat)
-        logits[cells] = values - (counts * frequency + presence)
+        lower = torch.where(values > 0, values / repeat, values * repeat)
+        lower -= counts * frequency + presence
+        logits[cells] = torch.where(counts > 0, lower, values)
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

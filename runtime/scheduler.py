@@ -13,6 +13,7 @@ from runtime.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
+    Outcome,
     Sampled,
     SamplingParams,
 )
@@ -119,10 +120,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A sequence got a token the host now knows; `finish` where that ended it."""
+    """What a step drew for a sequence is known to the host now; `finish` where that ended it."""
 
     sequence: Sequence
-    sampled: Sampled
+    outcome: Outcome
     finish: FinishReason | None
 
 
@@ -173,26 +174,24 @@ class Scheduler:
             return None
         return StepPlan(tuple(draft.chunks), tuple(draft.page_writes), tuple(draft.slot_loads))
 
-    def retire(self, plan: StepPlan, results: tuple[Sampled | None, ...]) -> list[Advance]:
+    def retire(self, plan: StepPlan, results: tuple[Outcome | None, ...]) -> list[Advance]:
         """Take in what a launched step gave, in launch order. Orphans' results are dropped."""
         advances = []
-        for chunk, sampled in zip(plan.chunks, results, strict=True):
+        for chunk, outcome in zip(plan.chunks, results, strict=True):
             sequence = chunk.sequence
             if sequence.state is State.FINISHED:
                 continue
-            current = chunk.epoch == sequence.epoch
-            if current:
+            assert chunk.samples == (outcome is not None)
+            sequence.pending -= chunk.samples
+            if isinstance(outcome, Sampled):
+                sequence.tokens.append(outcome.token)
+            if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + chunk.length
-            if chunk.samples:
-                assert sampled is not None
-                sequence.pending -= 1
-                sequence.tokens.append(sampled.token)
-            if current:
                 self.ledger.publish(sequence)
                 self.ledger.trim(sequence)
-            if sampled is not None:
-                finish = _finish_reason(sequence, sampled.token)
-                advances.append(Advance(sequence, sampled, finish))
+            if outcome is not None:
+                finish = _finish_reason(sequence, outcome)
+                advances.append(Advance(sequence, outcome, finish))
                 if finish is not None:
                     self.finish(sequence)
         return advances
@@ -282,9 +281,11 @@ class Scheduler:
         sequence.slot = None
 
 
-def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
+def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
     stop = sequence.request.stop
-    if token in stop.end_tokens:
+    if not isinstance(outcome, Sampled):
+        return FinishReason.FAILED
+    if outcome.token in stop.end_tokens:
         return FinishReason.STOP
     if len(sequence.tokens) - len(sequence.request.prompt) >= stop.max_tokens:
         return FinishReason.LENGTH

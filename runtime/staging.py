@@ -14,10 +14,11 @@ from torch import Tensor
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.model import RowSpan
-from runtime.sampler import Draws, Path, Sampler, path_of
+from runtime.request import SamplingParams
+from runtime.sampler import FLOATS, INTS, Draws, Path, Sampler, path_of
 from runtime.scheduler import Chunk, SlotLoad, StepPlan
 
-_WORDS_PER_LOAD = 1 + 6 + 2 * 3  # the slot, its float and its int64 parameters
+_WORDS_PER_LOAD = 1 + FLOATS + 2 * INTS  # the slot, its float and its int64 parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +143,7 @@ class Stage:
         ends = [chunk.start + chunk.length for chunk in drawn]
         paths = [path_of(s, self._sampler.vocab_size) for s in params]
         penalised = [row for row, s in enumerate(params) if s.penalised]
-        lookback = [params[row].repeat_last_n for row in penalised]
-        windows = [
-            ends[row] if last is None else min(last, ends[row])
-            for row, last in zip(penalised, lookback, strict=True)
-        ]
+        windows = [_lookback(params[row], ends[row]) for row in penalised]
         scored = [row for row, s in enumerate(params) if s.logprobs is not None]
         return _Outputs(
             rows=sheet.put([spans[index].end - 1 for index in drawing]),
@@ -274,6 +271,12 @@ class _Sheet:
         self._uploaded = torch.cuda.Event()
         self._uploaded.record(torch.cuda.current_stream(target.device))
         return target
+
+
+def _lookback(sampling: SamplingParams, end: int) -> int:
+    """How many positions before `end` the penalties look at."""
+    within = max(0, end - sampling.penalty_begin)
+    return within if sampling.repeat_last_n is None else min(sampling.repeat_last_n, within)
 
 
 def _fill_first_visible(begin: NDArray[np.int32], kind: CacheKind, chunk: Chunk) -> None:

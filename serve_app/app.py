@@ -58,7 +58,7 @@ def _model(settings: ModelSettings) -> Application:
         name=deployment_name(settings.name),
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
         ray_actor_options=_resources(settings),
-        health_check_period_s=5,
+        health_check_period_s=2,
         graceful_shutdown_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.1,
         **_scale(settings),

@@ -14,7 +14,6 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from runtime.request import FinishReason
 from serve_app.card import ModelCard
 from serve_app.options import Options
 from serve_app.settings import canonical_name
@@ -24,6 +23,7 @@ from serve_app.task import ChatDelta, ChatTask
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+LISTING_TIMEOUT_S = 5.0
 
 
 class Directory(Protocol):
@@ -66,9 +66,17 @@ class ChatBackend:
             raise ModelNotFoundError(f"model '{name}' not found")
         return served
 
-    async def card(self, model: ServedModel, *, verbose: bool = False) -> ModelCard:
+    async def cards(self) -> list[ModelCard]:
+        """Those of the models that answer soon; one that is down takes no other off the list."""
+        asked = (self.card(model, timeout_s=LISTING_TIMEOUT_S) for model in self.models)
+        cards = await asyncio.gather(*asked, return_exceptions=True)
+        return [card for card in cards if isinstance(card, ModelCard)]
+
+    async def card(
+        self, model: ServedModel, *, verbose: bool = False, timeout_s: float | None = None
+    ) -> ModelCard:
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(timeout_s or self._start_timeout_s):
                 return await self._directory.describe(model.name, verbose=verbose)
         except TimeoutError:
             raise self._unreachable(model.name) from None
@@ -76,8 +84,9 @@ class ChatBackend:
     async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Leaving early ends the work on the replica.
 
-        Until the first delta a lost connection is no loss: another replica, or the same one once
-        it is back, is asked again. After it the answer cannot be saved: ReplicaLostError.
+        Until the first delta a lost connection or a dead engine is no loss: another replica, or
+        the same one once it is back, is asked again. After it the answer cannot be saved:
+        ReplicaLostError.
         """
         deadline = time.monotonic() + self._start_timeout_s
         pause_s = 0.0
@@ -88,9 +97,9 @@ class ChatBackend:
                 async with aclosing(self._client.generate(address, task)) as deltas:
                     async for delta in deltas:
                         begun = True
-                        yield _sound(delta)
+                        yield delta
                 return
-            except ConnectionLost as lost:
+            except (ConnectionLost, EngineDeadError) as lost:
                 if begun:
                     raise ReplicaLostError(f"The model's replica is gone: {lost}") from lost
             if time.monotonic() + pause_s > deadline:
@@ -112,10 +121,3 @@ class ChatBackend:
         return OverloadedError(
             f"no replica of model '{model}' has answered within {self._start_timeout_s:g} seconds"
         )
-
-
-def _sound(delta: ChatDelta) -> ChatDelta:
-    """The delta, unless it says that the engine gave the request up."""
-    if delta.finish in (FinishReason.FAILED, FinishReason.ABORTED):
-        raise EngineDeadError(delta.error or "The engine gave the request up.")
-    return delta

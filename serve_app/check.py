@@ -3,6 +3,7 @@
 `serve run` itself checks the same, but reports an error in its log and goes on waiting.
 """
 
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         check(Path(path))
+        check_port(Path(path))
     except CaravanError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 1
@@ -33,17 +35,36 @@ def main(arguments: list[str]) -> int:
 
 def check(path: Path) -> None:
     """Raises the error that the first wrong setting or model file gives."""
-    for args in _arguments(path):
+    for args in _arguments(_config(path)):
         for model in read_settings(args).models:
             check_model(model)
 
 
-def _arguments(path: Path) -> Iterator[Mapping[str, Any]]:
+def check_port(path: Path) -> None:
+    """Raises ConfigurationError when somebody listens where Serve is to listen."""
+    options = _config(path).get("http_options") or {}
+    host, port = options.get("host", "127.0.0.1"), options.get("port", 8000)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"`http_options` asks for port {port} of {host}, which cannot be had: "
+                f"{error.strerror}. End what listens there, or choose another port."
+            ) from error
+
+
+def _config(path: Path) -> Mapping[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot be read: {error}") from error
-    applications = config.get("applications") if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    applications = config.get("applications")
     if not isinstance(applications, list):
         raise ConfigurationError("has no list of `applications`.")
     for application in applications:

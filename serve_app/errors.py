@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 from runtime.errors import (
     CaravanError,
-    EngineDeadError,
     ModelNotFoundError,
     OverloadedError,
-    ReplicaLostError,
     RequestError,
 )
 
@@ -43,8 +41,6 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(404, str(error))
         case OverloadedError():
             return Refusal(503, f"{BUSY}: {error}", RETRY_AFTER_S)
-        case EngineDeadError() | ReplicaLostError():
-            return Refusal(500, str(error))
         case CaravanError():
             return Refusal(500, str(error))
     return Refusal(500, f"internal error: {type(error).__name__}")

@@ -11,7 +11,7 @@ import torch
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.scope import META
 from model_zoo.registry import load
-from runtime.assembly import EngineOptions, assemble
+from runtime.assembly import EngineOptions, assemble, check_options
 from runtime.errors import CaravanError, ConfigurationError
 from runtime.memory import MemoryPlan
 from serve_app.logs import get_logger
@@ -28,7 +28,9 @@ def check_model(settings: ModelSettings) -> None:
     """Builds the model without its data, so that a wrong file is told before anything starts."""
     with _naming(settings):
         model = load(source_path(settings.source), device=META, dtype=torch.float32)
-        _context_tokens(settings, model)
+        options = _engine_options(settings, model, torch.device("cpu"))
+        check_options(options, model.decoder)
+        _check_default_context(settings, options.context_tokens)
 
 
 def load_replica(settings: ModelSettings) -> ModelReplica:
@@ -39,7 +41,7 @@ def load_replica(settings: ModelSettings) -> ModelReplica:
 
 def _load_replica(settings: ModelSettings) -> ModelReplica:
     device = _device(settings)
-    _log_device(device, settings.threads)
+    _log_device(device)
     model = load(
         source_path(settings.source),
         projector=_optional_path(settings.projector),
@@ -79,8 +81,17 @@ def _device(settings: ModelSettings) -> torch.device:
     kind = settings.device if settings.device != "auto" else "cuda" if available else "cpu"
     if kind == "cpu":
         # Ray pins OpenMP to one thread unless told otherwise.
-        torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(settings.threads or usable_cpus())
     return torch.device(kind)
+
+
+def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The processors that this process may run on, within its container's quota of time."""
+    allowed = len(os.sched_getaffinity(0))
+    if not quota_file.is_file():
+        return allowed
+    quota, _, period = quota_file.read_text().partition(" ")
+    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
@@ -107,6 +118,14 @@ def _engine_options(
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
     )
+
+
+def _check_default_context(settings: ModelSettings, context_tokens: int) -> None:
+    asked = settings.options.num_ctx
+    if asked is not None and asked > context_tokens:
+        raise ConfigurationError(
+            f"`defaults.num_ctx` is {asked:,}, more than `context_tokens`, {context_tokens:,}."
+        )
 
 
 def _context_tokens(settings: ModelSettings, model: ChatModel) -> int:
@@ -137,7 +156,7 @@ class _Progress:
         )
 
 
-def _log_device(device: torch.device, threads: int | None) -> None:
+def _log_device(device: torch.device) -> None:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)

@@ -13,6 +13,9 @@ from runtime.request import MAX_TOP_LOGPROBS, SamplingParams
 SEED_LIMIT = 2**63
 LONGEST = 2**63 - 1  # what travels as an integer
 LARGEST = 1e6
+# Stop strings are looked for after every token.
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Options:
 
 
 OLLAMA_DEFAULTS = Options(temperature=0.8, top_k=40, top_p=0.9)
-OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0)
+OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0, repeat_last_n=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "min_p": Bounds(float, 0, 1),
     "seed": Bounds(int, -SEED_LIMIT, LONGEST),
     "repeat_last_n": Bounds(int, -1, LONGEST),
-    "repeat_penalty": Bounds(float, 0, LARGEST, above=True),
+    "repeat_penalty": Bounds(float, 0.01, 100),
     "presence_penalty": Bounds(float, -100, 100),
     "frequency_penalty": Bounds(float, -100, 100),
     "num_predict": Bounds(int, -2, LONGEST),
@@ -113,7 +116,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
 # `num_keep` matters only when a context is shifted, which is not done.
 _HARMLESS = frozenset(
     {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "numa"}
-    | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock"}
+    | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
     | {"mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )
 # Options that would change the answer, with the one value that means "off".
@@ -121,7 +124,6 @@ _UNSERVED: Mapping[str, Any] = {
     "typical_p": 1,
     "tfs_z": 1,
     "mirostat": 0,
-    "penalize_newline": True,
 }
 
 
@@ -159,4 +161,9 @@ def stop_strings(value: Any, *, noun: str = "option") -> tuple[str, ...]:
         raise RequestError(f'{noun} "stop" must be of an array of strings')
     if not all(value):
         raise RequestError(f'{noun} "stop" has an empty string, which would end every answer')
+    if len(value) > MAX_STOP_STRINGS or max(map(len, value), default=0) > MAX_STOP_CHARACTERS:
+        raise RequestError(
+            f'{noun} "stop" may hold at most {MAX_STOP_STRINGS} strings of '
+            f"{MAX_STOP_CHARACTERS:,} characters each"
+        )
     return tuple(value)

@@ -14,8 +14,15 @@ import numpy as np
 from model_zoo.chat_model import ChatModel, Prompt
 from runtime.aio import AsyncEngine
 from runtime.engine import EngineStatistics
-from runtime.errors import PromptTooLongError, RequestError
-from runtime.request import Alternative, Delta, GenerationRequest, Sampled, StopRules
+from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
+from runtime.request import (
+    Alternative,
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Sampled,
+    StopRules,
+)
 from serve_app.card import ModelCard
 from serve_app.task import (
     Candidate,
@@ -43,10 +50,14 @@ class ModelReplica:
 
     async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Leaving early, for any reason, ends the request."""
+        self._refuse_oversized(task)
         prompt = await asyncio.to_thread(self._prompt, task.prompt)
         stream = self._engine.stream(self._request(task, prompt))
         async with aclosing(stream) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
+                if delta.finish is FinishReason.FAILED:
+                    self.check()  # when it is the engine that has failed, that is the error
+                    raise GenerationFailedError(delta.error or "The model could not go on.")
                 yield self._spelled(delta)
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
@@ -62,6 +73,20 @@ class ModelReplica:
     def close(self) -> None:
         self._engine.close()
 
+    def _refuse_oversized(self, task: ChatTask) -> None:
+        """What cannot fit, however it is cut into tokens, is not cut: that would hold the GIL."""
+        match task.prompt:
+            case Conversation(messages):
+                characters = sum(len(message.content) for message in messages)
+            case RawText(text):
+                characters = len(text)
+            case TokenIds(ids):
+                characters = len(ids) * self._model.tokenizer.longest_token
+        fewest = -(-characters // self._model.tokenizer.longest_token)
+        limit = self._context_limit(task)
+        if fewest >= limit:
+            raise self._too_long(f"at least {fewest:,}", limit)
+
     def _prompt(self, source: PromptSource) -> Prompt:
         match source:
             case Conversation(messages, thinking):
@@ -75,11 +100,7 @@ class ModelReplica:
         limit = self._context_limit(task)
         room = limit - len(prompt.tokens)
         if room < 1:
-            raise PromptTooLongError(
-                f"the input length exceeds the context length: the prompt has "
-                f"{len(prompt.tokens):,} tokens; model '{self._card.name}' has {limit:,} for "
-                "prompt and answer. Shorten the prompt or raise `context_tokens`."
-            )
+            raise self._too_long(f"{len(prompt.tokens):,}", limit)
         stop = StopRules(
             max_tokens=room if task.max_tokens is None else min(task.max_tokens, room),
             end_tokens=self._model.tokenizer.end_tokens,
@@ -87,7 +108,17 @@ class ModelReplica:
         )
         # A request that is asked again may meet its own earlier try, still being aborted.
         unique = f"{task.id}/{next(self._numbers)}"
-        return GenerationRequest(unique, prompt.tokens, stop, task.sampling)
+        sampling = task.sampling
+        if not task.penalise_prompt:
+            sampling = dataclasses.replace(sampling, penalty_begin=len(prompt.tokens))
+        return GenerationRequest(unique, prompt.tokens, stop, sampling)
+
+    def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
+        return PromptTooLongError(
+            f"the input length exceeds the context length: the prompt has {tokens} tokens; model "
+            f"'{self._card.name}' has {limit:,} for prompt and answer. Shorten the prompt or raise "
+            "`context_tokens`."
+        )
 
     def _context_limit(self, task: ChatTask) -> int:
         served = self._card.context_tokens

@@ -1,11 +1,14 @@
 """Which replica answers: Serve's router picks; the replica's own metadata says where it listens."""
 
+import time
 from collections.abc import Mapping
 
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.card import ModelCard
 from serve_app.stream.wire import Address
+
+CARD_LIFE_S = 10.0
 
 
 class HandleDirectory:
@@ -15,7 +18,7 @@ class HandleDirectory:
         self._choosers = {
             name: handle.options(method_name="describe") for name, handle in handles.items()
         }
-        self._cards: dict[str, ModelCard] = {}
+        self._cards: dict[str, tuple[float, ModelCard]] = {}  # with the time it was asked for
 
     async def choose(self, model: str) -> Address:
         # Without a reservation: the task does not travel through the handle.
@@ -23,9 +26,11 @@ class HandleDirectory:
             return Address(**chosen.replica_metadata)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
-        """What does not change is asked for once."""
+        """A card changes only when a replica is started anew, so a recent one will do."""
         if verbose:
             return await self._choosers[model].remote(verbose=True)
-        if model not in self._cards:
-            self._cards[model] = await self._choosers[model].remote()
-        return self._cards[model]
+        asked_at, card = self._cards.get(model, (0.0, None))
+        if card is None or time.monotonic() - asked_at > CARD_LIFE_S:
+            card = await self._choosers[model].remote()
+            self._cards[model] = (time.monotonic(), card)
+        return card

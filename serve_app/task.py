@@ -38,7 +38,8 @@ class ChatTask:
     """One request to one model.
 
     `max_tokens` None: until the context is full. `context_tokens` None: all that the model was
-    configured with, else a lower limit for this request alone.
+    configured with, else a lower limit for this request alone. `penalise_prompt`: whether the
+    penalties look at the prompt too, as llama.cpp's do and OpenAI's do not.
     """
 
     id: str
@@ -48,6 +49,7 @@ class ChatTask:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     context_tokens: int | None = None
+    penalise_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class Body(BaseModel):
     def read(cls, raw: dict[str, Any]) -> Self:
         try:
             body = cls.model_validate(_without_nulls(raw))
+        except RecursionError:
+            raise RequestError("the request body is nested too deeply") from None
         except ValidationError as error:
             raise RequestError(_message(dict(error.errors()[0]))) from None
         _refuse_unserved(body, "")

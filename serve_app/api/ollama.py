@@ -29,6 +29,7 @@ from serve_app.task import (
     TokenLogprob,
 )
 
+LONG_S = 1e9
 _DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
@@ -53,7 +54,7 @@ class _Generation(Body):
     logprobs: bool = False
     top_logprobs: int = 0
     format: Any = unserved()
-    truncate: Any = unserved(False)
+    truncate: Any = harmless()  # what does not fit is refused, so nothing is ever cut
     shift: Any = unserved(False)
 
 
@@ -227,7 +228,7 @@ def _keep_alive_s(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(min(value, LONG_S))
     if not isinstance(value, str):
         raise RequestError(f"Unsupported type: '{type(value).__name__}' for keep_alive")
     if value != "0" and not re.fullmatch(rf"({_DURATION.pattern})+", value):

@@ -1,6 +1,5 @@
 """The native protocol's view of the served models: /api/tags, /api/show, /api/ps."""
 
-import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,21 +32,17 @@ class OllamaModels:
         self._max_body_bytes = max_body_bytes
 
     async def tags(self, request: Request) -> Response:
-        cards = sorted(await self._cards(), key=lambda card: card.modified_at, reverse=True)
+        cards = sorted(await self._backend.cards(), key=lambda card: card.modified_at, reverse=True)
         return JSONResponse({"models": [_tag(card) for card in cards]})
 
     async def ps(self, request: Request) -> Response:
-        return JSONResponse({"models": [_running(card) for card in await self._cards()]})
+        return JSONResponse({"models": [_running(card) for card in await self._backend.cards()]})
 
     async def show(self, request: Request) -> Response:
         body = ShowBody.read(await read_object(request, self._max_body_bytes))
         model = self._backend.model(body.model or body.name)
         card = await self._backend.card(model, verbose=body.verbose)
         return JSONResponse(_shown(card, model.options))
-
-    async def _cards(self) -> list[ModelCard]:
-        models = self._backend.models
-        return list(await asyncio.gather(*(self._backend.card(model) for model in models)))
 
 
 def tagged(name: str) -> str:

@@ -79,6 +79,7 @@ def task_for(
         max_tokens=options.max_tokens,
         stop=options.stop or (),
         context_tokens=options.num_ctx,
+        penalise_prompt=False,
     )
 
 
@@ -151,7 +152,7 @@ class OpenAIModels:
         self._backend = backend
 
     async def list(self, request: Request) -> Response:
-        cards = [await self._backend.card(model) for model in self._backend.models]
+        cards = await self._backend.cards()
         return JSONResponse({"object": "list", "data": [_entry(card) for card in cards]})
 
     async def one(self, request: Request) -> Response:

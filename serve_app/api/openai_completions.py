@@ -1,5 +1,6 @@
 """The OpenAI-compatible protocol: /v1/completions, for prompts that no template touches."""
 
+import codecs
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from serve_app.api.openai import (
 from serve_app.api.reply import Reply
 from serve_app.backend import ChatBackend
 from serve_app.options import OPENAI_BOUNDS, number
-from serve_app.task import ChatDelta, PromptSource, RawText, TokenIds, TokenLogprob
+from serve_app.task import Candidate, ChatDelta, PromptSource, RawText, TokenIds, TokenLogprob
 
 
 class CompletionBody(Common):
@@ -52,7 +53,8 @@ class CompletionEncoder(StreamEncoder):
     def __init__(self, model: str, task_id: str, *, usage_wanted: bool) -> None:
         self._accounting = Accounting(model, f"cmpl-{task_id}")
         self._usage_wanted = usage_wanted
-        self._offset = 0
+        self._characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def piece(self, delta: ChatDelta) -> bytes:
         events = []
@@ -83,21 +85,31 @@ class CompletionEncoder(StreamEncoder):
         }
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
-        """The older format: parallel lists. Offsets count characters of the tokens' own texts."""
+        """The older format: parallel lists. Offsets count whole characters before a token."""
         if not logprobs:
             return None
         offsets = []
         for entry in logprobs:
-            offsets.append(self._offset)
-            self._offset += len(entry.drawn.text)
+            offsets.append(self._characters)
+            self._characters += len(self._decoder.decode(entry.drawn.raw))
         return {
-            "tokens": [entry.drawn.text for entry in logprobs],
+            "tokens": [_label(entry.drawn) for entry in logprobs],
             "token_logprobs": [entry.drawn.logprob for entry in logprobs],
             "top_logprobs": [
-                {candidate.text: candidate.logprob for candidate in entry.top} for entry in logprobs
+                {_label(candidate): candidate.logprob for candidate in entry.top}
+                for entry in logprobs
             ],
             "text_offset": offsets,
         }
+
+
+def _label(candidate: Candidate) -> str:
+    """The token's text, or as OpenAI has it its bytes where these are no text by themselves."""
+    try:
+        candidate.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.raw)
+    return candidate.text
 
 
 def _prompt(prompt: Any) -> PromptSource:

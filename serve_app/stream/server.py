@@ -31,6 +31,7 @@ class StreamServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._server: asyncio.Server | None = None
+        self._closing = False
 
     async def start(self, host: str, port: int = 0) -> wire.Address:
         self._server = await asyncio.start_server(self._accept, host, port)
@@ -39,6 +40,7 @@ class StreamServer:
 
     async def close(self, *, drain_s: float) -> None:
         """Accept nothing new, let running answers end for at most `drain_s`, then cut them."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
         with contextlib.suppress(TimeoutError):
@@ -81,6 +83,8 @@ class StreamServer:
         try:
             while True:
                 message = await ahead
+                if self._closing:
+                    return
                 if not isinstance(message, wire.Ask):
                     raise wire.WireError(f"{type(message).__name__} where Ask was due.")
                 ahead = asyncio.create_task(wire.read_message(reader, wire.MAX_ASK_BYTES))

@@ -17,6 +17,7 @@ import msgspec
 from runtime.errors import (
     CaravanError,
     EngineDeadError,
+    GenerationFailedError,
     OverloadedError,
     PromptTooLongError,
     RequestError,
@@ -33,6 +34,7 @@ _TRAVELLING: tuple[type[CaravanError], ...] = (
     PromptTooLongError,
     RequestError,
     OverloadedError,
+    GenerationFailedError,
     EngineDeadError,
     CaravanError,
 )

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.errors import DoesNotFitError
+from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kv.ledger import PageLedger
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.model import Batch, KVCache
-from runtime.request import GenerationRequest, Sampled, SamplingParams, StopRules
+from runtime.request import DrawFailure, GenerationRequest, Sampled, SamplingParams, StopRules
 from runtime.runner import DeviceRunner
 from runtime.sampler import uniforms
 from runtime.scheduler import Scheduler
@@ -119,7 +119,7 @@ class Bench:
 
     def _retire(self, plan, launched) -> None:
         for advance in self.scheduler.retire(plan, self.runner.collect(launched)):
-            self.results.setdefault(advance.sequence.request.id, []).append(advance.sampled)
+            self.results.setdefault(advance.sequence.request.id, []).append(advance.outcome)
 
 
 def request(
@@ -237,15 +237,23 @@ def test_chunks_that_do_not_draw_have_no_result(model):
     assert isinstance(results[2][0], Sampled)
 
 
-def test_logits_that_are_not_numbers_fail_the_step_and_name_the_request(model):
-    bench = Bench(model)
-    model.embedding[7] = torch.nan
+def test_logits_that_are_not_numbers_fail_their_own_request_alone(model):
     sane = [n % 7 for n in range(9)]
-    with pytest.raises(RuntimeError, match="'broken'"):
-        bench.run(
-            request("broken", [*sane, 7], 3, SamplingParams(seed=1)),  # drawn after the greedy one
-            request("sane", sane, 3),
-        )
+    neighbours = [request("sane", sane, 6), request("other", sane[::-1], 6, SamplingParams(seed=3))]
+    expected = Bench(model).run(*neighbours)
+    model.embedding[7] = torch.nan
+    bench = Bench(model)
+    broken = request("broken", [*sane, 7], 3, SamplingParams(seed=1, logprobs=2))
+    answers = bench.run(neighbours[0], broken, neighbours[1])
+    assert answers == [expected[0], [], expected[1]]
+    [outcome] = bench.results["broken"]
+    assert isinstance(outcome, DrawFailure) and "not finite" in outcome.reason
+
+
+def test_a_model_without_finite_numbers_is_refused_at_start(model):
+    model.embedding[:] = torch.nan
+    with pytest.raises(ModelFileError, match="not finite"):
+        Bench(model).runner.warm_up()
 
 
 def test_warming_up_runs_the_largest_step_and_leaves_no_trace(model):

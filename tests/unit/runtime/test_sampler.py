@@ -278,7 +278,7 @@ def penalised(logits: np.ndarray, tokens: list[int], sampling: SamplingParams) -
     """llama.cpp's penalties, as its sampler applies them to one row."""
     result = logits.copy()
     last = len(tokens) if sampling.repeat_last_n is None else sampling.repeat_last_n
-    window = tokens[len(tokens) - min(last, len(tokens)) :]
+    window = tokens[max(len(tokens) - min(last, len(tokens)), sampling.penalty_begin) :]
     for token in set(window):
         if result[token] <= 0:
             result[token] *= sampling.repeat_penalty
@@ -301,13 +301,14 @@ def test_penalties_choose_as_llama_cpp_does():
         {},
     ]
     lasts = [None, 0, 1, 5, 64, 1000]
+    begins = [0, 0, 0, 3, 8, 20, 40]  # the last ones often beyond everything there is
     sampling = [
-        SamplingParams(temperature=0.0, repeat_last_n=lasts[r % 6], **kinds[r % 5])
+        SamplingParams(0.0, repeat_last_n=lasts[r % 6], penalty_begin=begins[r % 7], **kinds[r % 5])
         for r in range(rows)
     ]
     tokens = [torch.randint(vocab, (1 + r % 40,)).tolist() for r in range(rows)]
-    changed = [penalised(logits[r].numpy(), tokens[r], sampling[r]) for r in range(rows)]
-    expected = [int(row.argmax()) for row in changed]
+    cases = zip(logits.numpy(), tokens, sampling, strict=True)
+    expected = [int(penalised(*case).argmax()) for case in cases]
     assert expected != logits.argmax(dim=1).tolist()
     assert sample(logits, sampling, tokens=tokens).tokens.tolist() == expected
 

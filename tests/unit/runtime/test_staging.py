@@ -156,7 +156,7 @@ def test_loads_carry_tokens_and_parameters_exactly(stage, odd):
     assert staged.loads.slots.tolist() == [1, 3]
     expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
     torch.testing.assert_close(staged.loads.floats[0], expected)
-    assert staged.loads.ints.tolist() == [[2**63 - 3, 7, 5], [-9, VOCAB, CONTEXT]]
+    assert staged.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0], [-9, VOCAB, CONTEXT, 0]]
 
 
 def test_a_staged_step_survives_the_staging_of_the_next(stage):

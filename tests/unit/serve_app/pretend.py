@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from runtime.errors import CaravanError
+from runtime.errors import CaravanError, GenerationFailedError
 from runtime.request import FinishReason, Usage
 from serve_app.backend import ChatBackend, ServedModel
 from serve_app.card import ModelCard
@@ -60,8 +60,7 @@ class PretendReplica:
             for index, word in enumerate(self.words):
                 if index == self.fails_after:
                     ended = True
-                    yield ChatDelta(finish=FinishReason.FAILED, error="the engine broke")
-                    return
+                    raise GenerationFailedError("the engine broke")
                 yield ChatDelta(word, (index,), _logprobs(task, word, index))
                 await self.waits.wait()
             yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, tokens=(99,))

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.errors import (
     EngineDeadError,
+    GenerationFailedError,
     ModelNotFoundError,
     OverloadedError,
     ReplicaLostError,
@@ -125,12 +126,35 @@ async def test_a_replicas_refusal_is_final():
     assert len(replica.tasks) == 1
 
 
-async def test_a_failed_engine_is_an_error():
+async def test_a_request_that_fails_is_not_asked_again():
     replica = PretendReplica()
-    replica.fails_after = 1
+    replica.fails_after = 0
     async with serving(replica) as (_, address):
-        with pytest.raises(EngineDeadError, match="the engine broke"):
+        with pytest.raises(GenerationFailedError, match="the engine broke"):
             await answered(backend(Addresses(address)))
+    assert len(replica.tasks) == 1
+
+
+async def test_a_dead_engine_is_no_loss_before_the_first_delta():
+    dead, alive = PretendReplica(), PretendReplica()
+    dead.error = EngineDeadError("dead")
+    async with serving(dead) as (_, first), serving(alive) as (_, second):
+        answer = await answered(backend(Addresses(first, second)))
+    assert answer.text == "Hello, world"
+    assert (len(dead.tasks), len(alive.tasks)) == (1, 1)
+
+
+class SomeDown(Addresses):
+    async def describe(self, model: str, *, verbose: bool):
+        if model == "down":
+            raise OverloadedError("it is down")
+        return CARD
+
+
+async def test_a_model_that_is_down_takes_no_other_off_the_list():
+    models = [ServedModel(name, Options()) for name in ("down", "demo")]
+    chat = ChatBackend(models, SomeDown(NOBODY), start_timeout_s=5.0)
+    assert await chat.cards() == [CARD]
 
 
 def test_models_are_found_whatever_the_spelling():

@@ -1,5 +1,6 @@
 """Start refuses what cannot work, with one message that names it."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,33 @@ def test_a_sound_configuration_builds():
     assert build(args(DEMO)) is not None
 
 
-def config(folder: Path, arguments: dict) -> str:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_tokens": 8}, r"`step_tokens` \(8\) must be at least"),
+        ({"cache_tokens": 100, "context_tokens": 512}, r"`cache_tokens` is 100"),
+        ({"defaults": {"num_ctx": 2000}, "context_tokens": 512}, r"`defaults.num_ctx` is 2,000"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(change, message):
+    with pytest.raises(RayServeException, match=f"Model demo: {message}"):
+        build(args(DEMO, **change))
+
+
+def config(folder: Path, arguments: dict, port: int = 0) -> str:
     path = folder / "config.yaml"
     application = {"name": "a", "import_path": "serve_app.app:build", "args": arguments}
-    path.write_text(yaml.safe_dump({"applications": [application]}))
+    http = {"host": "127.0.0.1", "port": port}
+    path.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
     return str(path)
+
+
+def test_a_port_that_is_taken_is_named(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert main([config(tmp_path, args(DEMO), port)]) == 1
+    assert f"port {port} of 127.0.0.1" in capsys.readouterr().err
+    assert main([config(tmp_path, args(DEMO), port)]) == 0
 
 
 def test_the_check_says_nothing_about_a_sound_configuration(tmp_path, capsys):

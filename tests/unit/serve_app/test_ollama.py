@@ -5,7 +5,7 @@ import json
 import pytest
 
 from model_zoo.chat import Message
-from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
+from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.options import Options
 from serve_app.task import Conversation, RawText
 from tests.unit.serve_app.pretend import PretendReplica, http_client
@@ -146,7 +146,10 @@ BAD = [
     ({"think": True}, 'field "think" is not served yet'),
     ({"think": "high"}, 'field "think" is not served yet'),
     ({"think": "a lot"}, 'invalid think value: "a lot"'),
-    ({"truncate": True}, 'field "truncate" is not served yet'),
+    ({"options": {"repeat_penalty": 1e-46}}, 'option "repeat_penalty" is 1e-46'),
+    ({"options": {"stop": ["x"] * 65}}, "at most 64 strings"),
+    ({"options": {"stop": ["x" * 1025]}}, "1,024 characters"),
+    ({"options": {"stop": [[[]] * 2]}}, "array of strings"),
     ({"shift": True}, 'field "shift" is not served yet'),
     ({"colour": "red"}, 'field "colour" is not known'),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs must be between 0 and 20"),
@@ -184,6 +187,15 @@ async def test_a_bad_request_is_told_what_is_wrong(change, message):
     assert replica.tasks == []
 
 
+@pytest.mark.parametrize("depth", [400, 700, 2000])
+async def test_deep_nesting_is_a_bad_request(depth):
+    body = {"model": "demo", "messages": USER, "tools": "DEEP"}
+    text = json.dumps(body).replace('"DEEP"', "[" * depth + "1" + "]" * depth)
+    async with http_client(PretendReplica()) as client:
+        response = await client.post("/api/chat", content=text)
+    assert response.status_code == 400
+
+
 @pytest.mark.parametrize("name", ["suffix", "template"])
 async def test_generate_refuses_by_name_what_it_does_not_serve(name):
     response = await post("/api/generate", {"model": "demo", "prompt": "p", name: "x"})
@@ -208,7 +220,8 @@ async def test_raw_excludes_system():
     "extra",
     [
         {"tools": []}, {"format": ""}, {"format": None}, {"keep_alive": "5m"}, {"keep_alive": -1},
-        {"think": False}, {"truncate": False}, {"shift": False}, {"options": None},
+        {"think": False}, {"truncate": False}, {"truncate": True}, {"shift": False},
+        {"keep_alive": 10**320}, {"options": None},
         {"options": {"typical_p": 1.0, "mirostat": 0, "num_keep": 4}},
     ],
 )  # fmt: skip
@@ -252,7 +265,7 @@ async def test_a_body_that_is_too_large_is_refused():
 @pytest.mark.parametrize(
     ("error", "status"),
     [(PromptTooLongError("too long"), 400), (OverloadedError("9 wait"), 503),
-     (EngineDeadError("dead"), 500)],
+     (GenerationFailedError("failed"), 500)],
 )  # fmt: skip
 async def test_an_early_error_has_its_true_status(error, status, stream):
     replica = PretendReplica()

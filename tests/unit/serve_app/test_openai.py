@@ -5,10 +5,12 @@ import json
 import pytest
 
 from model_zoo.chat import Message
-from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
+from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
+from runtime.request import FinishReason
+from serve_app.api.openai_completions import CompletionEncoder
 from serve_app.options import Options
-from serve_app.task import Conversation, RawText, TokenIds
-from tests.unit.serve_app.pretend import PretendReplica, http_client
+from serve_app.task import Candidate, ChatDelta, Conversation, RawText, TokenIds, TokenLogprob
+from tests.unit.serve_app.pretend import USAGE, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -165,6 +167,23 @@ async def test_completion_logprobs_have_the_older_shape_streamed_or_not():
     assert [offset for part in parts if part for offset in part["text_offset"]] == [0, 5, 7]
 
 
+def test_tokens_that_are_no_text_by_themselves_are_told_as_bytes():
+    def entry(raw: bytes) -> TokenLogprob:
+        drawn = Candidate(raw.decode(errors="replace"), raw, -0.5)
+        return TokenLogprob(drawn, (drawn,))
+
+    camel = "🐪".encode()
+    entries = tuple(map(entry, [b"a", camel[:2], camel[2:], b"b"]))
+    encoder = CompletionEncoder("demo", "t", usage_wanted=False)
+    reply = json.loads(
+        encoder.whole(ChatDelta("a🐪b", (1, 2, 3, 4), entries, FinishReason.STOP, USAGE))
+    )
+    logprobs = reply["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x90\\xaa", "b"]
+    assert logprobs["text_offset"] == [0, 1, 1, 2]
+    assert logprobs["top_logprobs"][1] == {"bytes:\\xf0\\x9f": -0.5}
+
+
 BAD_CHAT = [
     ({"model": ""}, "model is required"),
     ({"messages": []}, "[] is too short - 'messages'"),
@@ -240,7 +259,7 @@ async def test_an_unknown_model_is_not_found():
 @pytest.mark.parametrize(
     ("error", "status"),
     [(PromptTooLongError("too long"), 400), (OverloadedError("9 wait"), 503),
-     (EngineDeadError("dead"), 500)],
+     (GenerationFailedError("failed"), 500)],
 )  # fmt: skip
 async def test_an_early_error_has_its_true_status(error, status, stream):
     replica = PretendReplica()

@@ -11,7 +11,12 @@ import pytest
 
 from model_zoo.chat import Message
 from model_zoo.chat_model import Prompt
-from runtime.errors import PromptTooLongError, RequestError
+from runtime.errors import (
+    EngineDeadError,
+    GenerationFailedError,
+    PromptTooLongError,
+    RequestError,
+)
 from runtime.request import Alternative, Delta, FinishReason, Sampled, SamplingParams
 from serve_app.replica import ModelReplica
 from serve_app.task import ChatTask, Conversation, RawText, TokenIds, merge
@@ -22,6 +27,7 @@ TASK = ChatTask("t1", "demo", RawText("hello"), SamplingParams())
 
 class PretendTokenizer:
     end_tokens = frozenset({0})
+    longest_token = 1
 
     def token_text(self, token: int) -> str:
         return "<end>" if token == 0 else chr(96 + token)
@@ -33,12 +39,14 @@ class PretendTokenizer:
 class PretendModel:
     """One token per character; a conversation begins with token 100."""
 
+    prepared = 0
     tokenizer = PretendTokenizer()
     description = SimpleNamespace(
         metadata={"general.name": "demo", "tokens": ["a", "b"], "scores": np.array([0.5, np.inf])}
     )
 
     def prepare(self, messages, *, thinking=None) -> Prompt:
+        self.prepared += 1
         text = "".join(message.content for message in messages)
         return Prompt((100, *map(ord, text), int(thinking is False)))
 
@@ -51,6 +59,11 @@ class PretendEngine:
         self.deltas = deltas
         self.requests = []
         self.left = 0
+        self.dead = False
+
+    def check(self) -> None:
+        if self.dead:
+            raise EngineDeadError("dead")
 
     async def stream(self, request):
         self.requests.append(request)
@@ -99,8 +112,32 @@ async def test_an_answer_ends_where_the_context_does(max_tokens, context_tokens,
 
 async def test_a_prompt_without_room_for_an_answer_is_refused():
     task = dataclasses.replace(TASK, prompt=RawText("x" * 512))
-    with pytest.raises(PromptTooLongError, match=r"512 tokens; model 'demo' has 512"):
+    with pytest.raises(PromptTooLongError, match=r"at least 512 tokens; model 'demo' has 512"):
         await answered(PretendEngine(END), task)
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_any_work():
+    model = PretendModel()
+    task = dataclasses.replace(TASK, prompt=Conversation((Message("user", "x" * 512),)))
+    with pytest.raises(PromptTooLongError, match="at least 512 tokens"):
+        await anext(ModelReplica(model, PretendEngine(END), CARD).generate(task))
+    assert model.prepared == 0
+
+
+@pytest.mark.parametrize(("penalise_prompt", "begin"), [(True, 0), (False, 5)])
+async def test_penalties_begin_at_the_prompt_or_after_it(penalise_prompt, begin):
+    engine = PretendEngine(END)
+    await answered(engine, dataclasses.replace(TASK, penalise_prompt=penalise_prompt))
+    assert engine.requests[0].sampling.penalty_begin == begin
+
+
+async def test_a_failed_request_and_a_dead_engine_are_told_apart():
+    engine = PretendEngine(Delta(finish=FinishReason.FAILED, error="not finite", usage=USAGE))
+    with pytest.raises(GenerationFailedError, match="not finite"):
+        await answered(engine)
+    engine.dead = True
+    with pytest.raises(EngineDeadError):
+        await answered(engine)
 
 
 async def test_a_context_larger_than_configured_is_refused():
