@@ -10,6 +10,8 @@ INSTALLED := pyproject.toml constraints.txt
 # Nothing here calls home.
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE := 1
+# Lines of loading progress differ in their numbers alone; Ray would fold them into one.
+export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint bench train-demo clean
