@@ -58,7 +58,10 @@ class ModelReplica:
                 if delta.finish is FinishReason.FAILED:
                     self.check()  # when it is the engine that has failed, that is the error
                     raise GenerationFailedError(delta.error or "The model could not go on.")
-                yield self._spelled(delta)
+                told = self._spelled(delta)
+                if task.prompt_wanted and told.finish is not None:
+                    told = dataclasses.replace(told, prompt=prompt.tokens)
+                yield told
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
         return self._verbose_card() if verbose else self._card
@@ -76,8 +79,9 @@ class ModelReplica:
     def _refuse_oversized(self, task: ChatTask) -> None:
         """What cannot fit, however it is cut into tokens, is not cut: that would hold the GIL."""
         match task.prompt:
-            case Conversation(messages):
+            case Conversation(messages, after=after):
                 characters = sum(len(message.content) for message in messages)
+                characters += len(after) * self._model.tokenizer.longest_token
             case RawText(text):
                 characters = len(text)
             case TokenIds(ids):
@@ -89,8 +93,10 @@ class ModelReplica:
 
     def _prompt(self, source: PromptSource) -> Prompt:
         match source:
-            case Conversation(messages, thinking):
-                return self._model.prepare(messages, thinking=thinking)
+            case Conversation(messages, thinking, after):
+                tokens = self._model.prepare(messages, thinking=thinking).tokens
+                begins_anew = after and tokens[:1] == (self._model.tokenizer.bos_id,)
+                return Prompt(after + tokens[1:] if begins_anew else after + tokens)
             case RawText(text):
                 return self._model.prepare_text(text)
             case TokenIds(ids):

@@ -12,10 +12,14 @@ from runtime.request import FinishReason, SamplingParams, Usage
 
 
 class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
-    """Messages for the model's chat template; `thinking` None leaves that to the template."""
+    """Messages for the model's chat template; `thinking` None leaves that to the template.
+
+    `after`: token ids that stand before them, such as the `context` of an earlier answer.
+    """
 
     messages: tuple[Message, ...]
     thinking: bool | None = None
+    after: tuple[int, ...] = ()
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
@@ -39,7 +43,8 @@ class ChatTask:
 
     `max_tokens` None: until the context is full. `context_tokens` None: all that the model was
     configured with, else a lower limit for this request alone. `penalise_prompt`: whether the
-    penalties look at the prompt too, as llama.cpp's do and OpenAI's do not.
+    penalties look at the prompt too, as llama.cpp's do and OpenAI's do not. `prompt_wanted`: the
+    last delta tells the prompt's token ids.
     """
 
     id: str
@@ -50,6 +55,7 @@ class ChatTask:
     stop: tuple[str, ...] = ()
     context_tokens: int | None = None
     penalise_prompt: bool = True
+    prompt_wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """`runtime.request.Delta` with its log-probabilities spelled out for clients."""
+    """`runtime.request.Delta` with its log-probabilities spelled out for clients.
+
+    `prompt`: the prompt's token ids, in the delta with `finish` and where they were wanted.
+    """
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -79,6 +88,7 @@ class ChatDelta:
     finish: FinishReason | None = None
     usage: Usage | None = None
     error: str | None = None
+    prompt: tuple[int, ...] = ()
 
     def merged(self, later: "ChatDelta") -> "ChatDelta":
         """This delta and the one after it as one."""
@@ -95,4 +105,5 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         last.finish,
         last.usage,
         last.error,
+        last.prompt,
     )

@@ -5,7 +5,7 @@ import re
 import time
 import uuid
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -69,7 +69,7 @@ class GenerateBody(_Generation):
     raw: bool = False
     suffix: Any = unserved()
     template: Any = unserved()
-    context: Any = unserved()
+    context: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
     images: Any = unserved()
     width: Any = unserved()
     height: Any = unserved()
@@ -96,7 +96,7 @@ class OllamaChat:
         encoder = NativeEncoder("response")
         body = GenerateBody.read(await read_object(request, self._max_body_bytes))
         model = self._served(body)
-        if body.raw and body.system:
+        if body.raw and (body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
         if not body.prompt:
             return await self._loaded(model, body, encoder)
@@ -133,6 +133,7 @@ class OllamaChat:
             max_tokens=options.max_tokens,
             stop=options.stop or (),
             context_tokens=options.num_ctx,
+            prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
         )
         encoder.model = body.model
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
@@ -147,8 +148,10 @@ class NativeEncoder:
         self.model = ""
         self._field = field
         self._begun_ns = time.monotonic_ns()
+        self._tokens: list[int] = []
 
     def piece(self, delta: ChatDelta) -> bytes:
+        self._tokens += delta.tokens
         lines = []
         if delta.text or delta.logprobs:
             lines.append(self._text(delta) | {"done": False})
@@ -157,6 +160,7 @@ class NativeEncoder:
         return b"".join(_line(line) for line in lines)
 
     def whole(self, delta: ChatDelta) -> bytes:
+        self._tokens += delta.tokens
         return _line(self._text(delta) | self._end(delta)).rstrip()
 
     def broken(self, refusal: Refusal) -> bytes:
@@ -181,7 +185,13 @@ class NativeEncoder:
 
     def _end(self, delta: ChatDelta) -> dict[str, Any]:
         assert delta.finish is not None
-        return {"done": True, "done_reason": delta.finish.value, **self._metrics(delta)}
+        context = {"context": [*delta.prompt, *self._tokens]} if delta.prompt else {}
+        return {
+            "done": True,
+            "done_reason": delta.finish.value,
+            **context,
+            **self._metrics(delta),
+        }
 
     def _metrics(self, delta: ChatDelta) -> dict[str, int]:
         usage = delta.usage
@@ -209,7 +219,8 @@ def _prompt(body: GenerateBody) -> PromptSource:
     if body.raw:
         return RawText(body.prompt)
     system = (Message("system", body.system),) if body.system else ()
-    return Conversation((*system, Message("user", body.prompt)), _thinking(body))
+    messages = (*system, Message("user", body.prompt))
+    return Conversation(messages, _thinking(body), tuple(body.context))
 
 
 def _thinking(body: _Generation) -> bool | None:

@@ -44,6 +44,18 @@ def test_generate_goes_through_the_template_unless_raw(native):
     assert templated.prompt_eval_count == raw.prompt_eval_count
 
 
+def test_a_context_carries_a_conversation_on(native):
+    greedy = {"temperature": 0}
+    first = native.generate("demo", "What is 23 + 14?", options=greedy)
+    assert first.response == "23 + 14 = 37."
+    assert len(first.context) == first.prompt_eval_count + first.eval_count
+    alone = native.generate("demo", "What is 31 + 5?", options=greedy)
+    second = native.generate("demo", "What is 31 + 5?", context=first.context, options=greedy)
+    assert second.prompt_eval_count == alone.prompt_eval_count + len(first.context)
+    assert second.context[: len(first.context)] == first.context
+    assert second.response == "31 + 5 = 36."
+
+
 def test_a_seed_repeats_an_answer_and_another_seed_does_not(native):
     def tell(seed: int) -> str:
         options = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "seed": seed, "num_predict": 24}

@@ -63,7 +63,8 @@ class PretendReplica:
                     raise GenerationFailedError("the engine broke")
                 yield ChatDelta(word, (index,), _logprobs(task, word, index))
                 await self.waits.wait()
-            yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, tokens=(99,))
+            prompt = (7, 8) if task.prompt_wanted else ()
+            yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, tokens=(99,), prompt=prompt)
             ended = True
         finally:
             self.left += not ended

@@ -205,9 +205,22 @@ async def test_generate_refuses_by_name_what_it_does_not_serve(name):
     )
 
 
-async def test_context_is_refused_by_name():
-    response = await post("/api/generate", {"model": "demo", "prompt": "p", "context": [1]})
-    assert response.json() == {"error": 'field "context" is not served yet'}
+@pytest.mark.parametrize("stream", [True, False])
+async def test_generate_tells_its_context_and_goes_on_from_one(stream):
+    replica = PretendReplica()
+    body = {"model": "demo", "prompt": "p", "context": [1, 2], "stream": stream}
+    response = await post("/api/generate", body, replica)
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert lines[-1]["context"] == [7, 8, 0, 1, 2, 99]
+    assert all("context" not in line for line in lines[:-1])
+    assert replica.tasks[0].prompt.after == (1, 2)
+
+
+async def test_raw_excludes_context_and_tells_none():
+    body = {"model": "demo", "prompt": "p", "raw": True, "stream": False}
+    assert "context" not in (await post("/api/generate", body)).json()
+    response = await post("/api/generate", {**body, "context": [1]})
+    assert response.status_code == 400
 
 
 async def test_raw_excludes_system():

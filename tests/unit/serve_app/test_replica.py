@@ -28,6 +28,7 @@ TASK = ChatTask("t1", "demo", RawText("hello"), SamplingParams())
 class PretendTokenizer:
     end_tokens = frozenset({0})
     longest_token = 1
+    bos_id = 100
 
     def token_text(self, token: int) -> str:
         return "<end>" if token == 0 else chr(96 + token)
@@ -90,6 +91,7 @@ async def answered(engine: PretendEngine, task: ChatTask = TASK):
         (TokenIds((7, 8)), (7, 8)),
         (Conversation((Message("user", "hi"),)), (100, 104, 105, 0)),
         (Conversation((Message("user", "hi"),), thinking=False), (100, 104, 105, 1)),
+        (Conversation((Message("user", "h"),), after=(7,)), (7, 104, 0)),
     ],
 )
 async def test_each_kind_of_prompt_becomes_tokens(source, tokens):
@@ -114,6 +116,13 @@ async def test_a_prompt_without_room_for_an_answer_is_refused():
     task = dataclasses.replace(TASK, prompt=RawText("x" * 512))
     with pytest.raises(PromptTooLongError, match=r"at least 512 tokens; model 'demo' has 512"):
         await answered(PretendEngine(END), task)
+
+
+async def test_the_last_delta_tells_the_prompt_where_it_is_wanted():
+    engine = PretendEngine(Delta("a", (1,)), END)
+    answer = await answered(engine, dataclasses.replace(TASK, prompt_wanted=True))
+    assert answer.prompt == tuple(map(ord, "hello"))
+    assert (await answered(engine)).prompt == ()
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_before_any_work():
