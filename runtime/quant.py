@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from runtime.block_formats import codebooks, k_quants, legacy, microscaling, ternary
 from runtime.errors import UnsupportedModelError
 
 
@@ -33,11 +34,34 @@ _TYPES = (
     BlockType(0, "F32", 1, 4),
     BlockType(1, "F16", 1, 2),
     BlockType(2, "Q4_0", 32, 18),
+    BlockType(3, "Q4_1", 32, 20),
+    BlockType(6, "Q5_0", 32, 22),
+    BlockType(7, "Q5_1", 32, 24),
     BlockType(8, "Q8_0", 32, 34),
+    BlockType(10, "Q2_K", 256, 84),
+    BlockType(11, "Q3_K", 256, 110),
     BlockType(12, "Q4_K", 256, 144),
     BlockType(13, "Q5_K", 256, 176),
     BlockType(14, "Q6_K", 256, 210),
+    BlockType(16, "IQ2_XXS", 256, 66),
+    BlockType(17, "IQ2_XS", 256, 74),
+    BlockType(18, "IQ3_XXS", 256, 98),
+    BlockType(19, "IQ1_S", 256, 50),
+    BlockType(20, "IQ4_NL", 32, 18),
+    BlockType(21, "IQ3_S", 256, 110),
+    BlockType(22, "IQ2_S", 256, 82),
+    BlockType(23, "IQ4_XS", 256, 136),
+    BlockType(24, "I8", 1, 1),
+    BlockType(25, "I16", 1, 2),
+    BlockType(26, "I32", 1, 4),
+    BlockType(27, "I64", 1, 8),
+    BlockType(28, "F64", 1, 8),
+    BlockType(29, "IQ1_M", 256, 56),
     BlockType(30, "BF16", 1, 2),
+    BlockType(34, "TQ1_0", 256, 54),
+    BlockType(35, "TQ2_0", 256, 66),
+    BlockType(39, "MXFP4", 32, 17),
+    BlockType(40, "NVFP4", 64, 36),
 )
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TYPES})
 
@@ -83,10 +107,11 @@ class Weight:
 def dequantize(data: Tensor, type: BlockType) -> Tensor:
     """uint8 [..., n * block_bytes] -> float32 [..., n * block_elements].
 
-    Bit for bit what `gguf.quants.dequantize` gives. F32 comes back as a view of `data`.
+    Bit for bit what `gguf.quants.dequantize` gives; integers and F64, which it does not know, are
+    rounded to float32. F32 comes back as a view of `data`.
     """
     if type.name in _PLAIN:
-        return data.contiguous().view(_PLAIN[type.name]).float()
+        return _numbers(data.contiguous(), _PLAIN[type.name]).float()
     blocks = data.reshape(-1, type.block_bytes)
     elements = data.shape[-1] // type.block_bytes * type.block_elements
     return _DEQUANTIZERS[type.name](blocks).reshape(*data.shape[:-1], elements)
@@ -97,74 +122,43 @@ def gather_rows(weight: Weight, ids: Tensor) -> Tensor:
     return dequantize(weight.data.index_select(0, ids), weight.type)
 
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+def _numbers(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers; copied where they begin in the midst of one, which torch cannot view."""
+    return (data.clone() if data.storage_offset() % dtype.itemsize else data).view(dtype)
 
 
-def _half(two_bytes: Tensor) -> Tensor:
-    """uint8 [n, 2] -> float32 [n, 1]; cloned, since a view needs an even storage offset."""
-    return two_bytes.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
-
-
-def _shifts(values: Tensor, count: int, step: int) -> Tensor:
-    """uint8 [n, groups, width] -> [n, groups, count, width]: shifted right by 0, step, 2 step.."""
-    by = torch.arange(0, count * step, step, dtype=torch.uint8, device=values.device)
-    return values.unsqueeze(2) >> by.view(1, 1, -1, 1)
-
-
-def _q4_0(blocks: Tensor) -> Tensor:
-    """Half scale, 16 bytes of nibbles: low ones are elements 0..15, high ones 16..31."""
-    nibbles = _shifts(blocks[:, None, 2:], 2, 4) & 0x0F
-    return _half(blocks[:, :2]) * (nibbles.to(torch.int8) - 8).reshape(-1, 32).float()
-
-
-def _q8_0(blocks: Tensor) -> Tensor:
-    """Half scale, 32 signed bytes."""
-    signed = blocks[:, 2:].clone(memory_format=torch.contiguous_format).view(torch.int8)
-    return signed.float() * _half(blocks[:, :2])
-
-
-def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """uint8 [n, 12] -> eight 6-bit scales and eight 6-bit minima, float32 [n, 8, 1] each."""
-    low, minima, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scale = torch.cat([low & 0x3F, (high & 0x0F) | ((low >> 2) & 0x30)], dim=1)
-    minimum = torch.cat([minima & 0x3F, (high >> 4) | ((minima >> 2) & 0x30)], dim=1)
-    return scale.float().unsqueeze(2), minimum.float().unsqueeze(2)
-
-
-def _k_affine(blocks: Tensor, values: Tensor) -> Tensor:
-    """Halves d and dmin, 12 bytes of scales: weights are d * scale * value - dmin * minimum."""
-    scale, minimum = _k_scales(blocks[:, 4:16])
-    scale = _half(blocks[:, :2]).unsqueeze(2) * scale
-    minimum = _half(blocks[:, 2:4]).unsqueeze(2) * minimum
-    return scale * values.reshape(-1, 8, 32).float() - minimum
-
-
-def _q4_k(blocks: Tensor) -> Tensor:
-    """After the scales, four runs of 32 bytes, each two groups of 32: low nibbles, high nibbles."""
-    return _k_affine(blocks, _shifts(blocks[:, 16:].view(-1, 4, 32), 2, 4) & 0x0F)
-
-
-def _q5_k(blocks: Tensor) -> Tensor:
-    """As Q4_K, with a fifth bit per weight in 32 bytes before the nibbles: bit g for group g."""
-    high = _shifts(blocks[:, None, 16:48], 8, 1) & 1
-    low = _shifts(blocks[:, 48:].view(-1, 4, 32), 2, 4) & 0x0F
-    return _k_affine(blocks, low.reshape(-1, 8, 32) | (high.reshape(-1, 8, 32) << 4))
-
-
-def _q6_k(blocks: Tensor) -> Tensor:
-    """128 bytes of low nibbles, 64 of high bit pairs, 16 signed scales, a half."""
-    low = _shifts(blocks[:, :128].view(-1, 2, 64), 2, 4) & 0x0F
-    high = _shifts(blocks[:, 128:192].view(-1, 2, 32), 4, 2) & 0x03
-    values = (low.reshape(-1, 8, 32) | (high.reshape(-1, 8, 32) << 4)).to(torch.int8) - 32
-    signed = blocks[:, 192:208].clone(memory_format=torch.contiguous_format).view(torch.int8)
-    scale = _half(blocks[:, 208:]) * signed.float()
-    return scale.unsqueeze(2) * values.reshape(-1, 16, 16).float()
-
-
+_PLAIN: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 _DEQUANTIZERS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Q4_0": _q4_0,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    "Q4_0": legacy.q4_0,
+    "Q4_1": legacy.q4_1,
+    "Q5_0": legacy.q5_0,
+    "Q5_1": legacy.q5_1,
+    "Q8_0": legacy.q8_0,
+    "Q2_K": k_quants.q2_k,
+    "Q3_K": k_quants.q3_k,
+    "Q4_K": k_quants.q4_k,
+    "Q5_K": k_quants.q5_k,
+    "Q6_K": k_quants.q6_k,
+    "IQ1_S": codebooks.iq1_s,
+    "IQ1_M": codebooks.iq1_m,
+    "IQ2_XXS": codebooks.iq2_xxs,
+    "IQ2_XS": codebooks.iq2_xs,
+    "IQ2_S": codebooks.iq2_s,
+    "IQ3_XXS": codebooks.iq3_xxs,
+    "IQ3_S": codebooks.iq3_s,
+    "IQ4_NL": codebooks.iq4_nl,
+    "IQ4_XS": codebooks.iq4_xs,
+    "TQ1_0": ternary.tq1_0,
+    "TQ2_0": ternary.tq2_0,
+    "MXFP4": microscaling.mxfp4,
+    "NVFP4": microscaling.nvfp4,
 }

@@ -71,7 +71,7 @@ def _naming(settings: ModelSettings) -> Iterator[None]:
     try:
         yield
     except CaravanError as error:
-        raise type(error)(f"Model {settings.name}: {error}") from error
+        raise type(error)(f"Model {settings.name}: {error}") from None
 
 
 def _device(settings: ModelSettings) -> torch.device:

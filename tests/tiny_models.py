@@ -19,6 +19,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, t
 from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from runtime.quant import block_type
+from tests.block_samples import random_blocks, set_scales
+
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, START, END)
 CHAT_TEMPLATE = (
@@ -27,7 +30,10 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+# Types that the `gguf` package can quantise to; of the others, random blocks are written.
+QUANTIZED = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 TQ1_0 TQ2_0".split()
+# Of values from which a minimum is taken.
+_MIDDLES = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -80,8 +86,8 @@ def write_tiny_llama(
 ) -> LlamaForCausalLM:
     """Write a random llama to `path`; returns its float32 eager twin in `transformers`.
 
-    `config`: a name in CONFIGS or sizes. `type`: GGUF type of the matrices (F32, F16, BF16, Q8_0,
-    Q4_0, and where all rows are multiples of 256, as in "rows_of_256", Q4_K, Q5_K, Q6_K).
+    `config`: a name in CONFIGS or sizes. `type`: GGUF type of the matrices, where
+    their rows are multiples of its blocks, for the large ones as in "rows_of_256"; not NVFP4.
     `overrides`: name of a tensor without block and suffix ("attn_v", "output") -> another type.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
@@ -198,9 +204,9 @@ def _write_tensor(
     rows = parameter.numpy()
     rows = _interleaved(rows, heads) if heads else rows
     stored = (
-        _random_blocks(rows.shape, type, random)
-        if type in K_QUANTS
-        else gguf.quants.quantize(rows.copy(), kind)
+        gguf.quants.quantize(rows.copy(), kind)
+        if type in QUANTIZED
+        else _random_blocks(rows.shape, type, random)
     )
     writer.add_tensor(name, stored, raw_dtype=kind)
     read = gguf.quants.dequantize(stored, kind).reshape(rows.shape)
@@ -219,17 +225,18 @@ def _half_split(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _random_blocks(shape: tuple[int, ...], type: str, random: np.random.Generator) -> np.ndarray:
-    """[rows, row bytes] uint8: valid K-quant blocks, whose weights deviate by about 1/sqrt(in)."""
-    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
-    blocks = random.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
-    # Deviations at d = 1, of scale * value - 7.5 or 15.5 * minimum, or of signed scale * value.
-    deviation, middle = {"Q4_K": (260.0, 7.5), "Q5_K": (525.0, 15.5), "Q6_K": (1365.0, 0.0)}[type]
-    d = 1.5 * shape[1] ** -0.5 / deviation
-    if type == "Q6_K":
-        blocks[..., -2:] = np.array([d], np.float16).view(np.uint8)
-    else:
-        blocks[..., :4] = np.array([d, middle * d], np.float16).view(np.uint8)
-    return blocks.reshape(shape[0], -1)
+    """[rows, row bytes] uint8: valid blocks, whose weights deviate by about 1.5 / sqrt(in)."""
+    kind = block_type(type)
+    blocks = random_blocks(kind, (shape[0], shape[1] // kind.block_elements), random=random)
+    _set_scales(blocks, type, 1.0)
+    deviation = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[type]).std()
+    _set_scales(blocks, type, 1.5 * shape[1] ** -0.5 / deviation)
+    return blocks
+
+
+def _set_scales(data: np.ndarray, type: str, d: float) -> None:
+    """The half of each block, and where there is a minimum, its half such that weights are even."""
+    set_scales(data, block_type(type), d, minimum=d * _MIDDLES.get(type, 0.0))
 
 
 def _llama3_factors(sizes: TinyLlama) -> np.ndarray:

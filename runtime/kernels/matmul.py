@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native import address, library
-from runtime.quant import Weight, dequantize
+from runtime.quant import Weight, block_type, dequantize
 
 # Bounds what the twin holds besides the weight: 64 MiB in float32.
 SLAB_ELEMENTS = 1 << 24
+# The same where a type has no C kernel and is expanded for that of float32.
+EXPANDED_ELEMENTS = 1 << 16
 
 
 def matmul(x: Tensor, weight: Weight) -> Tensor:
@@ -20,9 +22,14 @@ def matmul(x: Tensor, weight: Weight) -> Tensor:
     other rows.
     """
     kernels = library() if x.device.type == "cpu" else None
-    if kernels is None or not kernels.caravan_matmul_knows(weight.type.id):
+    if kernels is None:
         return matmul_twin(x, weight)
-    return _matmul_cpu(kernels, x, weight)
+    result = torch.empty(x.shape[0], weight.shape[0])
+    if kernels.caravan_matmul_knows(weight.type.id):
+        _matmul_cpu(kernels, x.float().contiguous(), weight, result)
+    else:
+        _matmul_expanded(kernels, x.float().contiguous(), weight, result)
+    return result.to(x.dtype)
 
 
 def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
@@ -32,15 +39,25 @@ def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
-def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight) -> Tensor:
+def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
+    """For integers and doubles: a slab at a time in float32, so that a row keeps its bits."""
+    plain, elements, begin = block_type("F32"), weight.shape[-1], 0
+    for slab in weight.data.split(max(1, EXPANDED_ELEMENTS // elements)):
+        rows = dequantize(slab, weight.type)
+        expanded = Weight(rows.view(torch.uint8), plain, tuple(rows.shape))
+        _matmul_cpu(kernels, x, expanded, result[:, begin : begin + len(rows)])
+        begin += len(rows)
+
+
+def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
+    """x [rows, in] contiguous, float32; result [rows, out], its rows perhaps apart."""
     (rows, elements), (outs, expected) = x.shape, weight.shape
     assert elements == expected, (x.shape, weight.shape)
-    wide = x.float().contiguous()
-    result = torch.empty(rows, outs)
+    assert result.stride(1) == 1 or outs == 1, result.stride()
     if rows and outs:
         scratch = torch.empty(kernels.caravan_matmul_scratch(rows, elements))
         kernels.caravan_matmul(
-            weight.type.id, address(wide), address(weight.data), weight.data.stride(0),
-            rows, outs, elements, address(result), address(scratch), torch.get_num_threads(),
+            weight.type.id, address(x), address(weight.data), weight.data.stride(0),
+            rows, outs, elements, result.data_ptr(), result.stride(0), address(scratch),
+            torch.get_num_threads(),
         )  # fmt: skip
-    return result.to(x.dtype)

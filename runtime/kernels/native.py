@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.block_formats.grids import all_grids
+
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "cpu"
@@ -26,10 +28,11 @@ _COMPILE_TIMEOUT_S = 300
 
 _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
+    "caravan_set_grids": ([_pointer], None),
     "caravan_matmul_knows": ([_int], _int),
     "caravan_matmul_scratch": ([_int, _int], _int64),
     "caravan_matmul": (
-        [_int, _pointer, _pointer, _int64, _int, _int, _int, _pointer, _pointer, _int],
+        [_int, *2 * [_pointer], _int64, *3 * [_int], _pointer, _int64, _pointer, _int],
         None,
     ),
     "caravan_attention_scratch": ([_pointer], _int64),
@@ -88,6 +91,8 @@ def load(path: Path) -> ctypes.CDLL:
     for name, (arguments, result) in _SIGNATURES.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, result
+    grids = all_grids()  # named, so that it lives until it is copied
+    kernels.caravan_set_grids(address(grids))
     return kernels
 
 

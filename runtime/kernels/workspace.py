@@ -3,7 +3,7 @@
 import torch
 
 from runtime.kernels.attention import TWIN_ELEMENTS
-from runtime.kernels.matmul import SLAB_ELEMENTS
+from runtime.kernels.matmul import EXPANDED_ELEMENTS, SLAB_ELEMENTS
 from runtime.kernels.native import library
 from runtime.kv.spec import LayerCache
 
@@ -11,7 +11,7 @@ from runtime.kv.spec import LayerCache
 _TILE_ROWS = 256
 # The torch twins: a slab of a matrix passes through values of several types, and attention
 # gathers, masks and weighs so many elements at once.
-_TWIN_BYTES_PER_WEIGHT = 16
+TWIN_BYTES_PER_WEIGHT = 16
 _TWIN_BYTES_PER_SCORE = 20
 
 
@@ -21,6 +21,7 @@ def workspace_bytes(
     """Whatever the number of rows; `largest_matrix`: weights in the largest product's matrix."""
     if device.type != "cpu" or library() is None:
         slab = min(largest_matrix, SLAB_ELEMENTS)
-        return _TWIN_BYTES_PER_WEIGHT * slab + _TWIN_BYTES_PER_SCORE * TWIN_ELEMENTS
+        return TWIN_BYTES_PER_WEIGHT * slab + _TWIN_BYTES_PER_SCORE * TWIN_ELEMENTS
     dims = max(cache.key_dim + cache.value_dim for cache in caches)
-    return torch.get_num_threads() * 4 * _TILE_ROWS * (dims + _TILE_ROWS)
+    expanded = TWIN_BYTES_PER_WEIGHT * min(largest_matrix, EXPANDED_ELEMENTS)
+    return expanded + torch.get_num_threads() * 4 * _TILE_ROWS * (dims + _TILE_ROWS)

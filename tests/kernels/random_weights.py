@@ -1,26 +1,33 @@
 """Weights with random values, in any block type, and how far a product with them is off."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.quant import BlockType, Weight
+from tests.block_samples import NUMBERS, random_blocks, set_scales
 
-_HALF_SCALES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def random_weight(type: BlockType, outs: int, elements: int, *, seed: int = 0) -> Weight:
     """Random bits with scales of moderate size, so that no sum overflows."""
-    draw = torch.Generator().manual_seed(seed)
+    draw, shape = torch.Generator().manual_seed(seed), (outs, elements)
     if type.name in _PLAIN:
-        values = torch.randn(outs, elements, generator=draw).to(_PLAIN[type.name])
-        return Weight(values.view(torch.uint8), type, (outs, elements))
-    blocks = outs * elements // type.block_elements
-    data = torch.randint(0, 256, (blocks, type.block_bytes), generator=draw, dtype=torch.uint8)
-    for offset in _HALF_SCALES[type.name]:
-        scales = torch.randn(blocks, 1, generator=draw).mul(0.02).half()
-        data[:, offset : offset + 2] = scales.view(torch.uint8)
-    return Weight(data.view(outs, type.row_bytes(elements)), type, (outs, elements))
+        values = torch.randn(shape, generator=draw).to(_PLAIN[type.name])
+        return Weight(values.view(torch.uint8), type, shape)
+    if type.name in NUMBERS:
+        numbers = torch.randn(shape, generator=draw, dtype=torch.float64) * 50
+        away_from_nought = numbers.sign() * (numbers.abs() + 1).clamp(max=127)
+        stored = away_from_nought.numpy().astype(NUMBERS[type.name])
+        return Weight(torch.from_numpy(stored.view(np.uint8)), type, shape)
+    random = np.random.default_rng(seed)
+    data = random_blocks(type, (outs, elements // type.block_elements), random=random)
+    blocks = data.reshape(-1, type.block_bytes)
+    set_scales(data, type, torch.randn(len(blocks), generator=draw).mul(0.02).numpy())
+    if type.name == "MXFP4":
+        blocks[:, 0] = 112 + blocks[:, 0] % 16
+    return Weight(torch.from_numpy(data), type, shape)
 
 
 def relative_error(product: Tensor, x: Tensor, weight: Weight) -> float:

@@ -9,6 +9,7 @@ from runtime.kernels import matmul as room
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kernels.native import library
 from runtime.quant import BLOCK_TYPES, BlockType, Weight, block_type
+from tests.block_samples import random_blocks
 from tests.kernels.random_weights import random_weight, relative_error
 
 every_type = pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda t: t.name)
@@ -43,6 +44,18 @@ def test_fast_products_are_as_exact_as_the_twin(type: BlockType) -> None:
 
 
 @every_type
+def test_each_weight_is_the_twins_to_the_bit(type: BlockType) -> None:
+    """Rows that are nought but for a single one pick weights, denormal and extreme ones too."""
+    fast()
+    elements = 77 if type.block_elements == 1 else 512
+    data = random_blocks(type, (65, elements // type.block_elements))
+    weight = Weight(torch.from_numpy(data), type, (65, elements))
+    picked, expected = torch.eye(elements), weight.dequantize().T
+    assert torch.equal(matmul(picked, weight), expected)
+    assert torch.equal(torch.cat([matmul(row, weight) for row in picked.split(3)]), expected)
+
+
+@every_type
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType) -> None:
     fast()
     elements = 529 if type.block_elements == 1 else 3 * 256
@@ -53,9 +66,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType) -> None
         assert torch.equal(matmul(x[-rows:], weight), alone[-rows:]), rows
 
 
-def test_the_number_of_threads_does_not_change_a_bit() -> None:
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_0", "IQ2_XS", "I16"])
+def test_the_number_of_threads_does_not_change_a_bit(name: str) -> None:
     fast()
-    weight = random_weight(block_type("Q4_K"), 300, 512)
+    weight = random_weight(block_type(name), 300, 512)
     x = torch.randn(9, 512)
     before = torch.get_num_threads()
     try:

@@ -108,6 +108,7 @@ def test_narrower_instructions_compute_the_same(
         weight, x = random_weight(type, 31, elements), torch.randn(37, elements)
         got = matmul(x, weight)
         assert relative_error(got, x, weight) < 1e-6
+        assert torch.equal(matmul(torch.eye(elements), weight), weight.dequantize().T)
         assert all(
             torch.equal(matmul(x[:rows], weight), got[:rows]) for rows in (1, 2, 3, 8, 9, 25)
         )

@@ -5,29 +5,33 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as reference
+from torch.profiler import ProfilerActivity, profile
 
+from runtime.block_formats.grids import GRIDS, PATH, load_grid
 from runtime.errors import UnsupportedModelError
+from runtime.kernels.workspace import TWIN_BYTES_PER_WEIGHT
 from runtime.quant import BLOCK_TYPES, BlockType, Weight, block_type, dequantize, gather_rows
-
-# Byte offsets of the half-precision scales in a block.
-HALVES = {"F16": (0,), "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-EXTREMES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.0, 65504.0, -65504.0], np.float16)
+from tests.block_samples import NUMBERS, SMALL_FLOATS, random_blocks, set_scales
+from tests.memory_profile import peak_bytes
+from tools.block_grids import grids_file, reference_grid
 
 every_type = pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda t: t.name)
 
 
-def random_blocks(type: BlockType, shape: tuple[int, ...], *, seed: int = 0) -> np.ndarray:
-    """Every bit pattern but infinities and NaNs; shape counts blocks in its last place."""
-    draw = np.random.default_rng(seed)
-    data = draw.integers(0, 256, (*shape, type.block_bytes), dtype=np.uint8)
-    if type.name in ("F32", "BF16"):
-        data[..., -1] &= 0xBF  # below 2: neither infinity nor NaN, denormals included
-    for offset in HALVES.get(type.name, ()):
-        data[..., offset + 1] &= 0xBB
-        extreme = draw.choice(EXTREMES, shape).view(np.uint8).reshape(*shape, 2)
-        chosen = draw.random(shape) < 0.3
-        data[chosen, offset : offset + 2] = extreme[chosen]
-    return data.reshape(*shape[:-1], shape[-1] * type.block_bytes)
+def expected_weights(data: np.ndarray, type: BlockType) -> np.ndarray:
+    """What the `gguf` package says; of integers and doubles, which it does not know, numpy."""
+    if type.name in NUMBERS:
+        return data.view(NUMBERS[type.name]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return reference(data, GGMLQuantizationType(type.id))
+
+
+def assert_same_bits(data: np.ndarray, type: BlockType) -> np.ndarray:
+    expected = expected_weights(data, type)
+    got = dequantize(torch.from_numpy(data), type).numpy()
+    assert got.dtype == np.float32 and got.shape == expected.shape
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    return expected
 
 
 @every_type
@@ -43,27 +47,52 @@ def test_sizes_and_names_are_those_of_the_gguf_package(type: BlockType) -> None:
 def test_weights_mean_bit_for_bit_what_the_gguf_package_says(
     type: BlockType, shape: tuple[int, ...]
 ) -> None:
-    data = random_blocks(type, shape)
-    expected = reference(data, GGMLQuantizationType(type.id))
-    got = dequantize(torch.from_numpy(data), type).numpy()
-    assert got.dtype == np.float32 and got.shape == expected.shape
-    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    expected = assert_same_bits(random_blocks(type, shape), type)
     assert np.isfinite(expected).all() and (expected.any() or shape == (1,))
 
 
 @every_type
 def test_denormal_scales_survive(type: BlockType) -> None:
-    data = random_blocks(type, (4, 300), seed=3)
-    for offset in HALVES.get(type.name, ()):
-        blocks = data.reshape(-1, type.block_bytes)
-        blocks[:, offset : offset + 2] = np.array([6e-8], np.float16).view(np.uint8)
+    data = random_blocks(type, (4, 300))
+    blocks = data.reshape(-1, type.block_bytes)
+    set_scales(data, type, 6e-8)
     if type.name in ("F32", "BF16"):
-        data.reshape(-1, type.block_bytes)[:, -1] &= 0x80
-        data.reshape(-1, type.block_bytes)[:, -2] &= 0x7F
-    expected = reference(data, GGMLQuantizationType(type.id))
-    got = dequantize(torch.from_numpy(data), type).numpy()
-    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
-    assert expected.any()
+        blocks[:, -1] &= 0x80
+        blocks[:, -2] &= 0x7F
+    if type.name == "MXFP4":
+        blocks[:, 0] &= 1
+    if type.name == "NVFP4":
+        blocks[:, :4] &= 7
+    assert assert_same_bits(data, type).any()
+
+
+@pytest.mark.parametrize("name", SMALL_FLOATS)
+def test_every_scale_of_eight_bits_means_the_same(name: str) -> None:
+    """The largest exponents of MXFP4 give infinities, in both."""
+    type = block_type(name)
+    data = random_blocks(type, (256, 1))
+    data[:, SMALL_FLOATS[name][0]] = np.arange(256, dtype=np.uint8)[:, None]
+    assert assert_same_bits(data, type).any()
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids_are_those_of_the_gguf_package(name: str) -> None:
+    grid = load_grid(name, torch.device("cpu"))
+    assert np.array_equal(grid.numpy(), reference_grid(name))
+
+
+def test_the_file_of_grids_is_what_its_tool_writes() -> None:
+    assert PATH.read_bytes() == grids_file()
+
+
+@every_type
+def test_expanding_takes_no_more_memory_than_plans_say(type: BlockType) -> None:
+    data = torch.from_numpy(random_blocks(type, (64, 4096 // type.block_elements)))
+    dequantize(data, type)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        dequantize(data, type)
+    peak = peak_bytes(recorded)
+    assert peak <= TWIN_BYTES_PER_WEIGHT * 64 * 4096, peak / (64 * 4096)
 
 
 @every_type
@@ -82,6 +111,17 @@ def test_gathered_rows_are_the_rows_of_the_whole_table(type: BlockType) -> None:
     ids = torch.tensor([8, 0, 3, 3])
     assert torch.equal(gather_rows(weight, ids), weight.dequantize()[ids])
     assert gather_rows(weight, ids[:0]).shape == (0, 3 * type.block_elements)
+
+
+@every_type
+def test_gathering_leaves_the_rest_of_the_table_alone(type: BlockType) -> None:
+    rows, elements = 512, 1024
+    data = torch.from_numpy(random_blocks(type, (rows, elements // type.block_elements)))
+    weight, ids = Weight(data, type, (rows, elements)), torch.tensor([7, 500])
+    gather_rows(weight, ids)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        gather_rows(weight, ids)
+    assert 0 < peak_bytes(recorded) <= 2 * elements * (TWIN_BYTES_PER_WEIGHT + 8)
 
 
 def test_a_weight_knows_its_bytes_and_refuses_a_wrong_shape() -> None:

@@ -15,6 +15,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from tests.gguf_files import matrices, rewrite
+from tests.memory_profile import peak_bytes
 from tests.parity.paged_decoder import PagedDecoder
 from tests.tiny_models import CONFIGS, write_tiny_llama
 
@@ -26,6 +27,10 @@ CASES = [
     *(("rows_of_256", type, {}) for type in ("F16", "BF16", "Q8_0", "Q4_0", "Q5_K", "Q6_K")),
     ("rows_of_256", "Q4_K", {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}),
     ("tied", "Q8_0", {"attn_k": "F16"}),
+    ("gqa", "Q5_0", {"ffn_down": "Q5_1", "attn_v": "Q4_1", "token_embd": "IQ4_NL"}),
+    ("rows_of_256", "Q3_K", {"attn_v": "IQ4_XS", "ffn_down": "Q2_K", "token_embd": "Q2_K"}),
+    ("rows_of_256", "MXFP4", {"attn_v": "TQ2_0", "ffn_up": "TQ1_0"}),
+    ("rows_of_256", "IQ2_XXS", {"attn_v": "IQ1_M", "ffn_down": "IQ3_S", "token_embd": "IQ2_S"}),
 ]
 
 
@@ -208,7 +213,7 @@ def test_bfloat16_activations_stay_near(plain) -> None:
     assert divergence.max() < 0.01
 
 
-@pytest.mark.parametrize("type", ["F32", "Q5_K"])
+@pytest.mark.parametrize("type", ["F32", "Q5_K", "IQ2_XS"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows, outputs", [(1, 1), (1000, 3), (1000, 1000)])
 def test_a_step_allocates_no_more_than_it_declares(tmp_path, type, dtype, rows, outputs) -> None:
@@ -221,13 +226,3 @@ def test_a_step_allocates_no_more_than_it_declares(tmp_path, type, dtype, rows, 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         decoder.forward(batch, paged.cache)
     assert 0 < peak_bytes(recorded) <= decoder.activation_bytes(rows, outputs)
-
-
-def peak_bytes(recorded: profile) -> int:
-    """The most bytes that were allocated at once."""
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return highest

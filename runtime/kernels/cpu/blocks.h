@@ -2,13 +2,21 @@
 #ifndef CARAVAN_BLOCKS_H
 #define CARAVAN_BLOCKS_H
 
+#include "codebooks.h"
 #include "simd.h"
+#include "types.h"
 
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+/* Floats that tell the scales of a block, at most. */
+#define SCALES 32
 
 /* Vectors of 16 elements per block; the plain types count 16 elements as a block. */
 INLINE int block_vectors(const int type) {
-    return type == Q4_0 || type == Q8_0 ? 2 : type >= Q4_K && type <= Q6_K ? 16 : 1;
+    switch (type) {
+    case F32: case F16: case BF16: return 1;
+    case Q4_0: case Q4_1: case Q5_0: case Q5_1: case Q8_0: case IQ4_NL: case MXFP4: return 2;
+    case NVFP4: return 4;
+    default: return 16;
+    }
 }
 
 /* A block is expanded in one part, or in four of 64 elements. */
@@ -20,10 +28,28 @@ INLINE int block_bytes(const int type) {
     switch (type) {
     case F32: return 64;
     case Q4_0: return 18;
+    case Q4_1: return 20;
+    case Q5_0: return 22;
+    case Q5_1: return 24;
     case Q8_0: return 34;
+    case Q2_K: return 84;
+    case Q3_K: return 110;
     case Q4_K: return 144;
     case Q5_K: return 176;
     case Q6_K: return 210;
+    case IQ1_S: return 50;
+    case IQ1_M: return 56;
+    case IQ2_XXS: return 66;
+    case IQ2_XS: return 74;
+    case IQ2_S: return 82;
+    case IQ3_XXS: return 98;
+    case IQ3_S: return 110;
+    case IQ4_NL: return 18;
+    case IQ4_XS: return 136;
+    case TQ1_0: return 54;
+    case TQ2_0: return 66;
+    case MXFP4: return 17;
+    case NVFP4: return 36;
     default: return 32;
     }
 }
@@ -42,10 +68,46 @@ INLINE void k_scales(const uint8_t *p, float *out) {
     v_store(out, v_mul(v_u8(b_load(bytes)), v_load(factors)));
 }
 
+/* d * scale in lanes 0..15, then -dmin * minimum, from sixteen bytes of both. */
+INLINE void q2_k_scales(const uint8_t *p, float *s) {
+    const b16 both = b_load(p);
+    v_store(s, v_mul(v_u8(both & 15), v_all_half(p + 80)));
+    v_store(s + 16, v_mul(v_u8(both >> 4), v_all(-half_at(p + 82))));
+}
+
+/* Sixteen scales of 6 bits: 8 bytes of nibbles, first the low ones; 4 bytes of upper pairs. */
+INLINE void q3_k_scales(const uint8_t *p, float *s) {
+    const uint32_t four = 0x0f0f0f0f, two = 0x30303030;
+    uint32_t in[3], bytes[4];
+    memcpy(in, p + 96, 12);
+    bytes[0] = (in[0] & four) | ((in[2] << 4) & two);
+    bytes[1] = (in[1] & four) | ((in[2] << 2) & two);
+    bytes[2] = ((in[0] >> 4) & four) | (in[2] & two);
+    bytes[3] = ((in[1] >> 4) & four) | ((in[2] >> 2) & two);
+    v_store(s, v_mul(v_i8(b_load(bytes) - 32), v_all_half(p + 108)));
+}
+
+/* Eight scales of 6 bits: a word of upper pairs, 4 bytes of nibbles. */
+INLINE void iq4_xs_scales(const uint8_t *p, float *s) {
+    const float d = half_at(p);
+    UNROLL(8)
+    for (int i = 0; i < 8; i++) {
+        const int low = p[4 + i / 2] >> 4 * (i % 2) & 15, high = p[2 + i / 4] >> 2 * (i % 4) & 3;
+        s[i] = d * (float)((low | high << 4) - 32);
+    }
+}
+
 /* Scales of the groups of a block of 256. */
 INLINE void block_scales(const int type, const uint8_t *p, float *s) {
-    if (type == Q4_K || type == Q5_K) k_scales(p, s);
-    if (type == Q6_K) v_store(s, v_mul(v_i8(b_load(p + 192)), v_all_half(p + 208)));
+    switch (type) {
+    case Q2_K: q2_k_scales(p, s); break;
+    case Q3_K: q3_k_scales(p, s); break;
+    case Q4_K: case Q5_K: k_scales(p, s); break;
+    case Q6_K: v_store(s, v_mul(v_i8(b_load(p + 192)), v_all_half(p + 208))); break;
+    case IQ4_XS: iq4_xs_scales(p, s); break;
+    case IQ1_M: iq1_m_scales(p, s); break;
+    default: codebook_scales(type, p, s);
+    }
 }
 
 INLINE void q4_0_block(const uint8_t *p, v16 *w) {
@@ -55,10 +117,117 @@ INLINE void q4_0_block(const uint8_t *p, v16 *w) {
     w[1] = nibbles_high(t, q);
 }
 
+INLINE void q4_1_block(const uint8_t *p, v16 *w) {
+    const nibbles t = nibbles_of(half_at(p), half_at(p + 2));
+    const b16 q = b_load(p + 4);
+    w[0] = nibbles_low(t, q);
+    w[1] = nibbles_high(t, q);
+}
+
+/* Four bytes of fifth bits at `p`, then nibbles. */
+INLINE void fives_block(const fives t, const uint8_t *p, v16 *w) {
+    const b16 q = b_load(p + 4);
+    const b32 upper = b_from_bits(double_word_at(p)) & 16;
+    w[0] = fives_at(t, (q & 15) | b_first(upper));
+    w[1] = fives_at(t, (q >> 4) | b_second(upper));
+}
+
+INLINE void q5_0_block(const uint8_t *p, v16 *w) {
+    const float d = half_at(p);
+    fives_block(fives_of(d, -16.0f * d), p + 2, w);
+}
+
+INLINE void q5_1_block(const uint8_t *p, v16 *w) {
+    fives_block(fives_of(half_at(p), half_at(p + 2)), p + 4, w);
+}
+
+/* The sixteen values of IQ4_NL and IQ4_XS, and those of E2M1, doubled. */
+static const int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/* Nibbles at `p` that stand for `scale` times a code. */
+INLINE void codes_block(const int8_t *codes, float scale, const uint8_t *p, v16 *w) {
+    const table t = table_of(codes, scale);
+    const b16 q = b_load(p);
+    w[0] = table_at(t, q & 15);
+    w[1] = table_at(t, q >> 4);
+}
+
+/* 2^(exponent - 128), whose two smallest values are denormal. */
+INLINE float power_at(const uint8_t *p) {
+    const uint32_t bits = *p < 2 ? (*p + 1u) << 21 : (*p - 1u) << 23;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* Half of an unsigned E4M3; the sign does not count, and 0x7f is nought. */
+INLINE float e4m3_at(const uint8_t *p) {
+    const uint32_t bits = (*p == 0x7f ? 0 : *p & 0x7fu) << 20;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f * 0x1p119f;
+}
+
+/* Four groups of sixteen: eight bytes each, low nibbles before high ones. */
+INLINE void nvfp4_block(const uint8_t *p, v16 *w) {
+    UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        uint64_t q;
+        memcpy(&q, p + 4 + 8 * i, 8);
+        const b16 both = b_pair(q, q >> 4) & 15;
+        w[i] = table_at(table_of(E2M1, e4m3_at(p + i)), both);
+    }
+}
+
 INLINE void q8_0_block(const uint8_t *p, v16 *w) {
     const v16 d = v_all_half(p);
     w[0] = v_mul(v_i8(b_load(p + 2)), d);
     w[1] = v_mul(v_i8(b_load(p + 18)), d);
+}
+
+/* Elements 64 j .. 64 j + 63: the pairs of bits 4 (j % 2) and on of 32 bytes, then the next pairs. */
+INLINE b32 pairs_of(const uint8_t *p, const int j, const int i) {
+    return b_right(b_load32(p + 32 * (j / 2)), 4 * (j % 2) + 2 * i) & 3;
+}
+
+INLINE void q2_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) {
+        const b32 q = pairs_of(p + 16, j, i);
+        const float *at = s + 4 * j + 2 * i;
+        w[2 * i] = v_fma(v_u8(b_first(q)), v_all(at[0]), v_all(at[16]));
+        w[2 * i + 1] = v_fma(v_u8(b_second(q)), v_all(at[1]), v_all(at[17]));
+    }
+}
+
+/* As Q2_K, with a third bit in bit 2 j + i of 32 bytes; values count from -4. */
+INLINE void q3_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
+    const b32 bits = b_load32(p);
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) {
+        const int bit = 2 * j + i;
+        const b32 third = (bit < 2 ? b_left(bits, 2 - bit) : b_right(bits, bit - 2)) & 4;
+        const b32 q = (pairs_of(p + 32, j, i) | third) - 4;
+        w[2 * i] = v_mul(v_i8(b_first(q)), v_all(s[4 * j + 2 * i]));
+        w[2 * i + 1] = v_mul(v_i8(b_second(q)), v_all(s[4 * j + 2 * i + 1]));
+    }
+}
+
+INLINE void tq2_0_part(const uint8_t *p, const int j, v16 *w) {
+    const v16 d = v_all_half(p + 64);
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) {
+        const b32 q = pairs_of(p, j, i) - 1;
+        w[2 * i] = v_mul(v_i8(b_first(q)), d);
+        w[2 * i + 1] = v_mul(v_i8(b_second(q)), d);
+    }
+}
+
+INLINE void iq4_xs_part(const uint8_t *p, const float *s, const int j, v16 *w) {
+    codes_block(NONLINEAR, s[2 * j], p + 8 + 32 * j, w);
+    codes_block(NONLINEAR, s[2 * j + 1], p + 24 + 32 * j, w + 2);
 }
 
 /* Elements 64 j .. 64 j + 63 of a block, in 32 bytes: low nibbles, then high ones. */
@@ -112,10 +281,23 @@ INLINE void expand_part(const int type, const uint8_t *p, const float *s, const 
     case F16: w[0] = v_half(p); break;
     case BF16: w[0] = v_bfloat(p); break;
     case Q4_0: q4_0_block(p, w); break;
+    case Q4_1: q4_1_block(p, w); break;
+    case Q5_0: q5_0_block(p, w); break;
+    case Q5_1: q5_1_block(p, w); break;
     case Q8_0: q8_0_block(p, w); break;
+    case IQ4_NL: codes_block(NONLINEAR, half_at(p), p + 2, w); break;
+    case MXFP4: codes_block(E2M1, power_at(p), p + 1, w); break;
+    case NVFP4: nvfp4_block(p, w); break;
+    case Q2_K: q2_k_part(p, s, part, w); break;
+    case Q3_K: q3_k_part(p, s, part, w); break;
+    case IQ4_XS: iq4_xs_part(p, s, part, w); break;
+    case TQ2_0: tq2_0_part(p, part, w); break;
     case Q4_K: q4_k_part(p, s, part, w); break;
     case Q5_K: q5_k_part(p, s, part, w); break;
     case Q6_K: q6_k_part(p, s, part, w); break;
+    default:
+        UNROLL(4)
+        for (int i = 0; i < 4; i++) w[i] = codebook_vector(type, p, s, 4 * part + i);
     }
 }
 

@@ -1,189 +1,24 @@
-/* Activations times quantised rows: y[row][out] = sum over k of x[row][k] * w[out][k].
- *
- * Invariant: lane l of a sum takes the products of k % 16 == l in the order of k, starting from
- * zero, by fused multiply-add; v_sum adds the lanes. Every path keeps to it, so the result of a row
- * has the same bits however many other rows there are. */
-#include <stddef.h>
+/* Activations times quantised rows: what Python calls, and the common types; see products.h. */
+#include "products.h"
 
-#include "blocks.h"
+DEFINE(F32)
+DEFINE(F16)
+DEFINE(BF16)
+DEFINE(Q4_0)
+DEFINE(Q8_0)
+DEFINE(Q4_K)
+DEFINE(Q5_K)
+DEFINE(Q6_K)
 
-#define FEW 8          /* rows at once straight from the blocks, at most */
-#define FEW_OUTS 4     /* weight rows read side by side, at most */
-#define FEW_CHUNK 60   /* outs that a thread takes at a time; what 4, 3, 2 and 1 divide */
-#define TILE_OUTS 24   /* weight rows expanded at a time */
-#define TILE_ROWS 128  /* activation rows that share them */
-#define TILE_K 512     /* elements of a row expanded at a time */
-#define WORTH_SHARING (1 << 17) /* products; below, waking threads costs more than it saves */
-#define W_STRIDE (TILE_K + 16)
+static const product common[] = {
+    ENTRY(F32), ENTRY(F16), ENTRY(BF16), ENTRY(Q4_0),
+    ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K),
+};
 
-typedef struct {
-    const uint8_t *weight;
-    ptrdiff_t row_bytes;
-    int rows, outs, elements;
-    const float *x;     /* [rows], x_stride apart; for many rows packed: [k block][row][TILE_K] */
-    ptrdiff_t x_stride;
-    float *y;           /* [rows][outs] */
-} job;
-
-/* Rows at once straight from the blocks; the long blocks need the registers themselves. */
-INLINE int few_at_once(const int type) { return block_parts(type) == 1 ? FEW : FEW / 2; }
-
-/* The most rows, in passes; with more, expanding into a buffer pays. Found by measuring. */
-INLINE int few_at_most(const int type) { return block_parts(type) == 1 ? 24 : 8; }
-
-/* As many weight rows as keep the sums in registers. */
-INLINE int few_outs(const int rows) {
-    const int outs = ROWS_TILE * OUTS_TILE / rows;
-    return outs > FEW_OUTS ? FEW_OUTS : outs ? outs : 1;
-}
-
-/* `outs` outs from `out` on, `rows` rows of x from `row` on; type, rows and outs are constants here. */
-INLINE void few_tile(const int type, const int rows, const int outs, const job *j, int row, int out) {
-    const float *x = j->x + row * j->x_stride;
-    const ptrdiff_t x_stride = j->x_stride;
-    const int vectors = block_vectors(type), bytes = block_bytes(type);
-    const int blocks = j->elements / (16 * vectors), tail = j->elements % (16 * vectors);
-    const uint8_t *w = j->weight + out * j->row_bytes;
-    v16 sum[FEW_OUTS][FEW];
-    UNROLL(4)
-    for (int o = 0; o < outs; o++)
-        UNROLL(8)
-        for (int r = 0; r < rows; r++) sum[o][r] = v_zero();
-    for (int b = 0; b < blocks; b++) {
-        float scales[FEW_OUTS][16];
-        UNROLL(4)
-        for (int o = 0; o < outs; o++) {
-            const uint8_t *p = w + o * j->row_bytes + (ptrdiff_t)b * bytes;
-            for (int line = 0; line < bytes; line += 64)
-                __builtin_prefetch(p + outs * j->row_bytes + line, 0, 2);
-            block_scales(type, p, scales[o]);
-        }
-        /* Part by part, so that the chains of additions of several outs are under way at once. */
-        UNROLL(4)
-        for (int part = 0; part < block_parts(type); part++) {
-            const float *at = x + (b * vectors + part * part_vectors(type)) * 16;
-            UNROLL(4)
-            for (int o = 0; o < outs; o++) {
-                v16 expanded[4];
-                expand_part(type, w + o * j->row_bytes + (ptrdiff_t)b * bytes, scales[o], part, expanded);
-                UNROLL(4)
-                for (int i = 0; i < part_vectors(type); i++)
-                    UNROLL(8)
-                    for (int r = 0; r < rows; r++)
-                        sum[o][r] = v_fma(v_load(at + r * x_stride + 16 * i), expanded[i], sum[o][r]);
-            }
-        }
-    }
-    if (vectors == 1 && tail)
-        UNROLL(4)
-        for (int o = 0; o < outs; o++) {
-            const v16 last = expand_tail(type, w + o * j->row_bytes + (ptrdiff_t)blocks * bytes, tail);
-            UNROLL(8)
-            for (int r = 0; r < rows; r++)
-                sum[o][r] = v_fma(v_load(x + r * x_stride + 16 * blocks), last, sum[o][r]);
-        }
-    UNROLL(8)
-    for (int r = 0; r < rows; r++)
-        UNROLL(4)
-        for (int o = 0; o < outs; o++) j->y[(ptrdiff_t)(row + r) * j->outs + out + o] = v_sum(sum[o][r]);
-}
-
-/* One chunk of outs for rows row .. row + rows - 1. */
-INLINE void few_rows(const int type, const int rows, const job *j, int row, int chunk) {
-    const int outs = few_outs(rows);
-    if (rows > few_at_once(type)) return;
-    int out = chunk * FEW_CHUNK, end = out + FEW_CHUNK < j->outs ? out + FEW_CHUNK : j->outs;
-    for (; out + outs <= end; out += outs) few_tile(type, rows, outs, j, row, out);
-    for (; out < end; out++) few_tile(type, rows, 1, j, row, out);
-}
-
-typedef void (*few_part)(const job *, int row, int chunk);
-
-/* One chunk of outs for all rows: what the first pass reads, the others find in the cache. */
-INLINE void few(const int type, const few_part *passes, const job *j, int chunk) {
-    for (int row = 0; row < j->rows;) {
-        const int left = j->rows - row, most = few_at_once(type);
-        const int rows = left >= most ? most : left >= 4 ? 4 : left;
-        passes[rows](j, row, chunk);
-        row += rows;
-    }
-}
-
-/* `elements` of a row from p, which begins a block, into w; the rest of a vector becomes zero. */
-INLINE void expand_row(const int type, const uint8_t *p, int elements, float *w) {
-    const int vectors = block_vectors(type), bytes = block_bytes(type);
-    const int blocks = elements / (16 * vectors), tail = elements % (16 * vectors);
-    for (int b = 0; b < blocks; b++, p += bytes) {
-        float scales[16];
-        block_scales(type, p, scales);
-        UNROLL(4)
-        for (int part = 0; part < block_parts(type); part++, w += 16 * part_vectors(type)) {
-            v16 expanded[4];
-            expand_part(type, p, scales, part, expanded);
-            UNROLL(4)
-            for (int i = 0; i < part_vectors(type); i++) v_store(w + 16 * i, expanded[i]);
-        }
-    }
-    if (vectors == 1 && tail) v_store(w, expand_tail(type, p, tail));
-}
-
-/* rows x OUTS_TILE sums go on over `steps` vectors; rows of x are TILE_K apart. */
-INLINE void micro(const int rows, const float *x, const float *w, float *sums, int steps) {
-    v16 sum[ROWS_TILE][OUTS_TILE];
-    UNROLL(4)
-    for (int r = 0; r < rows; r++)
-        UNROLL(6)
-        for (int o = 0; o < OUTS_TILE; o++) sum[r][o] = v_load(sums + (r * TILE_OUTS + o) * 16);
-    for (int s = 0; s < steps; s++) {
-        v16 at[ROWS_TILE];
-        UNROLL(4)
-        for (int r = 0; r < rows; r++) at[r] = v_load(x + r * TILE_K + 16 * s);
-        UNROLL(6)
-        for (int o = 0; o < OUTS_TILE; o++) {
-            const v16 weight = v_load(w + o * W_STRIDE + 16 * s);
-            UNROLL(4)
-            for (int r = 0; r < rows; r++) sum[r][o] = v_fma(at[r], weight, sum[r][o]);
-        }
-    }
-    UNROLL(4)
-    for (int r = 0; r < rows; r++)
-        UNROLL(6)
-        for (int o = 0; o < OUTS_TILE; o++) v_store(sums + (r * TILE_OUTS + o) * 16, sum[r][o]);
-}
-
-static void micro_tiles(const float *x, const float *w, float *sums, int rows, int outs, int steps) {
-    for (int o = 0; o < outs; o += OUTS_TILE) {
-        const float *at = w + o * W_STRIDE;
-        float *to = sums + o * 16;
-        int r = 0;
-        for (; r + ROWS_TILE <= rows; r += ROWS_TILE)
-            micro(ROWS_TILE, x + r * TILE_K, at, to + r * TILE_OUTS * 16, steps);
-        for (; r < rows; r++) micro(1, x + r * TILE_K, at, to + r * TILE_OUTS * 16, steps);
-    }
-}
-
-INLINE void many_rows(const int type, const job *j, int tile) {
-    const int vectors = block_vectors(type), out = tile * TILE_OUTS;
-    const int outs = j->outs - out < TILE_OUTS ? j->outs - out : TILE_OUTS;
-    float w[TILE_OUTS * W_STRIDE] __attribute__((aligned(64)));
-    float sums[TILE_ROWS * TILE_OUTS * 16] __attribute__((aligned(64)));
-    if (outs < TILE_OUTS) memset(w, 0, sizeof w);
-    for (int row = 0; row < j->rows; row += TILE_ROWS) {
-        const int rows = j->rows - row < TILE_ROWS ? j->rows - row : TILE_ROWS;
-        memset(sums, 0, (size_t)rows * TILE_OUTS * 64);
-        for (int k = 0; k < j->elements; k += TILE_K) {
-            const int some = j->elements - k < TILE_K ? j->elements - k : TILE_K;
-            const ptrdiff_t begin = (ptrdiff_t)(k / (16 * vectors)) * block_bytes(type);
-            for (int o = 0; o < outs; o++)
-                expand_row(type, j->weight + (out + o) * j->row_bytes + begin, some, w + o * W_STRIDE);
-            const float *panel = j->x + ((ptrdiff_t)(k / TILE_K) * j->rows + row) * TILE_K;
-            micro_tiles(panel, w, sums, rows, outs, (some + 15) / 16);
-        }
-        for (int r = 0; r < rows; r++)
-            for (int o = 0; o < outs; o++)
-                j->y[(ptrdiff_t)(row + r) * j->outs + out + o] =
-                    v_sum(v_load(sums + (r * TILE_OUTS + o) * 16));
-    }
+/* NULL where a type has no kernel. */
+static const product *product_of(int type) {
+    const int found = type >= 0 && type < (int)(sizeof common / sizeof *common) && common[type].many;
+    return found ? common + type : rarer_product(type);
 }
 
 static void pack(const float *x, int rows, int elements, int threads, float *packed) {
@@ -202,38 +37,6 @@ EXPORT int64_t caravan_matmul_scratch(int rows, int elements) {
     return (int64_t)rows * ((elements + TILE_K - 1) / TILE_K) * TILE_K;
 }
 
-typedef void (*part)(const job *, int);
-
-#define PASS(type, rows)                                          \
-    static void type##_##rows(const job *j, int row, int chunk) { \
-        few_rows(type, rows, j, row, chunk);                      \
-    }
-#define DEFINE(type)                                                               \
-    PASS(type, 1)                                                                  \
-    PASS(type, 2)                                                                  \
-    PASS(type, 3)                                                                  \
-    PASS(type, 4)                                                                  \
-    PASS(type, 8)                                                                  \
-    static const few_part type##_passes[] = {NULL,     type##_1, type##_2,         \
-                                             type##_3, type##_4, [FEW] = type##_8}; \
-    static void type##_few(const job *j, int chunk) { few(type, type##_passes, j, chunk); } \
-    static void type##_many(const job *j, int tile) { many_rows(type, j, tile); }
-#define ENTRY(type) [type] = {type##_few, type##_many}
-
-DEFINE(F32)
-DEFINE(F16)
-DEFINE(BF16)
-DEFINE(Q4_0)
-DEFINE(Q8_0)
-DEFINE(Q4_K)
-DEFINE(Q5_K)
-DEFINE(Q6_K)
-
-static const struct {
-    part few, many;
-} kernels[] = {ENTRY(F32),  ENTRY(F16),  ENTRY(BF16), ENTRY(Q4_0),
-               ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K)};
-
 static void run(part part, const job *j, int parts, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int i = 0; i < parts; i++) part(j, i);
@@ -241,17 +44,19 @@ static void run(part part, const job *j, int parts, int threads) {
 
 /* Whether a block type has a kernel. */
 EXPORT int caravan_matmul_knows(int type) {
-    return type >= 0 && type < (int)(sizeof kernels / sizeof *kernels) && kernels[type].many;
+    return product_of(type) != NULL;
 }
 
-/* x [rows][elements], weight [outs][row_bytes], y [rows][outs]; scratch as told above. */
+/* x [rows][elements], weight [outs][row_bytes], y [rows][outs] with rows y_stride floats apart;
+ * scratch as told above. */
 EXPORT void caravan_matmul(int type, const float *x, const uint8_t *weight, int64_t row_bytes, int rows,
-                           int outs, int elements, float *y, float *scratch, int threads) {
-    job j = {weight, row_bytes, rows, outs, elements, x, elements, y};
-    if (rows > few_at_most(type)) {
+                           int outs, int elements, float *y, int64_t y_stride, float *scratch, int threads) {
+    const product *const p = product_of(type);
+    job j = {weight, row_bytes, rows, outs, elements, x, elements, y, y_stride};
+    if (rows > few_at_most(type) || !p->few) {
         pack(x, rows, elements, threads, scratch);
         j.x = scratch;
-        run(kernels[type].many, &j, (outs + TILE_OUTS - 1) / TILE_OUTS, threads);
+        run(p->many, &j, (outs + TILE_OUTS - 1) / TILE_OUTS, threads);
         return;
     }
     if (elements % 16) {
@@ -261,5 +66,5 @@ EXPORT void caravan_matmul(int type, const float *x, const uint8_t *weight, int6
         for (int r = 0; r < rows; r++)
             memcpy(scratch + r * j.x_stride, x + (ptrdiff_t)r * elements, elements * sizeof(float));
     }
-    run(kernels[type].few, &j, (outs + FEW_CHUNK - 1) / FEW_CHUNK, threads);
+    run(p->few, &j, (outs + FEW_CHUNK - 1) / FEW_CHUNK, threads);
 }

@@ -24,8 +24,10 @@ typedef uint8_t b16 __attribute__((vector_size(16)));
 
 typedef uint8_t b32 __attribute__((vector_size(32)));
 typedef uint16_t h16 __attribute__((vector_size(32)));
+typedef uint64_t l2 __attribute__((vector_size(16)));
 
 INLINE b16 b_load(const void *p) { b16 v; memcpy(&v, p, 16); return v; }
+INLINE b16 b_pair(uint64_t first, uint64_t second) { return (b16)(l2){first, second}; }
 INLINE b32 b_load32(const void *p) { b32 v; memcpy(&v, p, 32); return v; }
 /* Shifts in pairs of bytes; what crosses from the neighbour is for the caller to mask. */
 INLINE b32 b_left(b32 b, const int n) { return (b32)((h16)b << n); }
@@ -145,6 +147,18 @@ INLINE v16 fives_at(fives t, b16 b) {
     return _mm512_permutex2var_ps(t.low, _mm512_cvtepu8_epi32((__m128i)b), t.high);
 }
 
+/* Numbers n below 16 stand for scale * codes[n]. */
+typedef v16 table;
+INLINE table table_of(const int8_t *codes, float scale) {
+    return v_mul(v_i8(b_load(codes)), v_all(scale));
+}
+INLINE v16 table_at(table t, b16 b) {
+    return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32((__m128i)b), t);
+}
+
+/* 255 in byte i where that bit is set, else 0. */
+INLINE b32 b_from_bits(uint32_t bits) { return (b32)_mm256_movm_epi8(bits); }
+
 #else /* eight or fewer lanes in hardware */
 
 #define ROWS_TILE 2
@@ -196,6 +210,11 @@ INLINE __m256 scale2_half(__m256 a, __m256 n) {
 }
 INLINE v16 v_scale2(v16 a, v16 n) { return (v16){scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi)}; }
 INLINE v16 v_round(v16 a) { return (v16){_mm256_round_ps(a.lo, 0), _mm256_round_ps(a.hi, 0)}; }
+INLINE b16 b_pick(b16 from, b16 at) { return (b16)_mm_shuffle_epi8((__m128i)from, (__m128i)at); }
+INLINE b32 b_spread(uint32_t fours) {
+    const __m256i each = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    return (b32)_mm256_shuffle_epi8(_mm256_set1_epi32((int)fours), each);
+}
 
 #else /* plain C, in vectors that the compiler splits */
 
@@ -244,6 +263,16 @@ INLINE v16 v_round(v16 a) {
     EACH a[i] = rintf(a[i]);
     return a;
 }
+INLINE b16 b_pick(b16 from, b16 at) {
+    b16 r;
+    EACH r[i] = from[at[i]];
+    return r;
+}
+INLINE b32 b_spread(uint32_t fours) {
+    b32 r;
+    for (int i = 0; i < 32; i++) r[i] = (uint8_t)(fours >> i / 8 * 8);
+    return r;
+}
 
 #endif
 
@@ -259,6 +288,18 @@ INLINE v16 nibbles_high(nibbles t, b16 b) { return v_fma(v_u8(b >> 4), t.scale, 
 typedef nibbles fives;
 INLINE fives fives_of(float scale, float base) { return nibbles_of(scale, base); }
 INLINE v16 fives_at(fives t, b16 b) { return v_fma(v_u8(b), t.scale, t.base); }
+
+typedef struct { b16 codes; v16 scale; } table;
+INLINE table table_of(const int8_t *codes, float scale) { return (table){b_load(codes), v_all(scale)}; }
+INLINE v16 table_at(table t, b16 b) { return v_mul(v_i8(b_pick(t.codes, b)), t.scale); }
+
+/* 255 in byte i where that bit is set, else 0. */
+INLINE b32 b_from_bits(uint32_t bits) {
+    const uint64_t each = 0x8040201008040201;
+    const uint64_t masks[4] = {each, each, each, each};
+    const b32 mask = b_load32(masks);
+    return (b32)((b_spread(bits) & mask) == mask);
+}
 
 #endif
 

@@ -1,0 +1,39 @@
+"""Four-bit floats in blocks that share a float of eight bits: MXFP4 and NVFP4."""
+
+import torch
+from torch import Tensor
+
+from runtime.block_formats.bits import fields, looked_up
+
+# The values of E2M1, doubled; the scales below are therefore halved.
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def mxfp4(blocks: Tensor) -> Tensor:
+    """A byte of exponent, nibbles: low ones are elements 0..15, high ones 16..31."""
+    exponent = blocks[:, :1].int()
+    # 2^(exponent - 128) from its bits; the two smallest are denormal.
+    scale = torch.where(exponent < 2, (exponent + 1) << 21, (exponent - 1) << 23)
+    return _values(blocks[:, 1:].unsqueeze(1)).view(-1, 32).mul_(scale.view(torch.float32))
+
+
+def nvfp4(blocks: Tensor) -> Tensor:
+    """Four scales in unsigned E4M3, then for each 8 bytes of nibbles: eight low, eight high."""
+    scale = looked_up(_E4M3_HALVED, blocks[:, :4])
+    return _values(blocks[:, 4:].view(-1, 4, 8)).view(-1, 4, 16).mul_(scale.unsqueeze(2))
+
+
+def _values(packed: Tensor) -> Tensor:
+    """uint8 [n, groups, width] -> float32 [n, groups, 2, width]: low nibbles, then high ones."""
+    return looked_up(_E2M1, fields(packed, 2, 4))
+
+
+def _e4m3(byte: int) -> float:
+    """The sign does not count, and 0x7F, which would be NaN, is nought."""
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    if byte == 0x7F:
+        return 0.0
+    return mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+
+
+_E4M3_HALVED = tuple(0.5 * _e4m3(byte) for byte in range(256))

@@ -1,0 +1,56 @@
+"""Writes the grids of the IQ block formats from the `gguf` package's tables, or compares them.
+
+    python -m tools.block_grids           compare the file with the installed package
+    python -m tools.block_grids --write   write the file
+
+The format is described in `runtime/block_formats/grids.py`. The tables are ggml's (MIT licence).
+"""
+
+import argparse
+import sys
+
+import gguf.quants
+import numpy as np
+
+from runtime.block_formats.grids import GRIDS, PATH, Grid
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the file")
+    expected = grids_file()
+    if parser.parse_args().write:
+        PATH.write_bytes(expected)
+        print(f"{PATH}: {len(expected):,} bytes written")
+        return 0
+    same = PATH.read_bytes() == expected
+    print(f"{PATH}: {'as' if same else 'NOT as'} gguf's tables say")
+    return 0 if same else 1
+
+
+def grids_file() -> bytes:
+    """The content of the file, by the package's own tables."""
+    return b"".join(_packed(name, grid) for name, grid in GRIDS.items())
+
+
+def _packed(name: str, grid: Grid) -> bytes:
+    values = reference_grid(name)
+    if values.shape != (grid.rows, grid.width):
+        raise SystemExit(f"{name}: gguf's grid has the shape {values.shape}")
+    unknown = set(values.flat) - set(grid.levels)
+    if unknown:
+        raise SystemExit(f"{name}: gguf's grid has the levels {sorted(unknown)} too")
+    index = np.searchsorted(grid.levels, values).astype(np.uint8).reshape(-1, 8 // grid.bits)
+    shifts = np.arange(0, 8, grid.bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(index << shifts, axis=1).tobytes()
+
+
+def reference_grid(name: str) -> np.ndarray:
+    """float32 [rows, width]: the grid as the package computes with it."""
+    format = getattr(gguf.quants, name)
+    format.init_grid()
+    return format.grid.reshape(format.grid_shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
