@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
+FUZZ_SECONDS ?= 600
+FUZZ_RUNS ?= 100000
 
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -14,12 +16,13 @@ export HF_HUB_OFFLINE := 1
 export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench train-demo clean
+.PHONY: help serve test lint fuzz bench train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
 	@echo "make test        lint, types, import rules, all tests"
 	@echo "make lint        the first three of these"
+	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
@@ -38,6 +41,10 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# Ends after so many seconds or files, whichever comes first; what it finds stays in .cache/fuzz.
+fuzz: .venv/installed-fuzz
+	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS) $(FUZZ_RUNS) .cache/fuzz
 
 bench: .venv/installed-bench
 	$(BIN)/python -m bench $(BENCH)

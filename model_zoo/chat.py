@@ -1,7 +1,7 @@
 """Conversations to prompts: the model file's own template, and tokens that a user cannot forge."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,20 +55,6 @@ class ChatTemplate:
         return render_bounded(
             self._template, {**absent, **self._tokens, **variables, "messages": messages}
         )
-
-
-def load_chat_template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template in the file; None when it has none."""
-    source = metadata.get("tokenizer.chat_template")
-    if not source:
-        return None
-    texts = tokenizer.vocabulary.tokens
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
-    return ChatTemplate(
-        source,
-        bos_token="" if bos is None else texts[bos],
-        eos_token="" if eos is None else texts[eos],
-    )
 
 
 def encode_chat(

@@ -1,7 +1,7 @@
 """A loaded model: conversations become prompts, and its facts can be told."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model_zoo.chat import ChatTemplate, Message, encode_chat
 from model_zoo.gguf.header import MetadataValue
@@ -24,7 +24,8 @@ class ModelDescription:
 
     `quantization`: such as "Q4_K_M", "Q8_0", "F16". `tensors`: name, type and shape in the file's
     order, fastest dimension first. `digest` names the file: SHA-256 in hex of its header and size.
-    `modified_at` unix seconds.
+    `modified_at` unix seconds. `chat_template`: the one in use, and `template_source` where it is
+    from, such as "file" or "fallback (chatml)"; None where there is none.
     """
 
     architecture: str
@@ -40,6 +41,7 @@ class ModelDescription:
     metadata: Mapping[str, MetadataValue]
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     chat_template: str | None
+    template_source: str | None
     license: str | None
     digest: str
     modified_at: float
@@ -47,12 +49,16 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatModel:
-    """Everything that a model file holds, ready to answer; `template` None: it cannot chat."""
+    """Everything that a model file holds, ready to answer; `template` None: it cannot chat.
+
+    `variants`: further templates of the file by name, such as "tool_use".
+    """
 
     decoder: DecoderModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
     description: ModelDescription
+    variants: Mapping[str, ChatTemplate] = field(default_factory=dict)
 
     def prepare(self, messages: Sequence[Message], *, thinking: bool | None = None) -> Prompt:
         """The conversation with the answer left open; `thinking` None leaves it to the template."""

@@ -9,11 +9,11 @@ from types import MappingProxyType
 import torch
 from gguf import LlamaFileType
 
-from model_zoo.chat import load_chat_template
 from model_zoo.chat_model import ChatModel, ModelDescription
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import META, Progress, TensorScope
+from model_zoo.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizer import load_tokenizer
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.model import DecoderModel
@@ -55,19 +55,27 @@ def load(
         )
     try:
         tokenizer = load_tokenizer(file.metadata, architecture=metadata.architecture)
-        template = load_chat_template(file.metadata, tokenizer)
+        chosen = choose_template(file.metadata, tokenizer, architecture=metadata.architecture)
     except ModelFileError as error:
         raise type(error)(f"{file.path}: {error}") from error
     decoder = _decoder(decoder_class, file, metadata, device, dtype, progress)
-    return ChatModel(decoder, tokenizer, template, describe(file, metadata, decoder))
+    return ChatModel(
+        decoder,
+        tokenizer,
+        None if chosen is None else chosen.template,
+        describe(file, metadata, decoder, chosen),
+        {} if chosen is None else chosen.alternatives,
+    )
 
 
-def describe(file: GGUFFile, metadata: Metadata, decoder: DecoderModel) -> ModelDescription:
+def describe(
+    file: GGUFFile, metadata: Metadata, decoder: DecoderModel, chosen: ChosenTemplate | None
+) -> ModelDescription:
     """What is told about a loaded file."""
     tensors = file.tensors.values()
     return ModelDescription(
         architecture=metadata.architecture,
-        name=metadata.get("general.name", str, file.path.stem),
+        name=metadata.get("general.name", str, file.stem),
         quantization=_quantization(file, metadata),
         parameter_count=sum(info.elements for info in tensors),
         file_bytes=file.size_bytes,
@@ -78,7 +86,8 @@ def describe(file: GGUFFile, metadata: Metadata, decoder: DecoderModel) -> Model
         block_count=metadata.require_size("block_count"),
         metadata=file.metadata,
         tensors=tuple((info.name, info.type.name, info.shape[::-1]) for info in tensors),
-        chat_template=metadata.get("tokenizer.chat_template", str),
+        chat_template=None if chosen is None else chosen.template.source,
+        template_source=None if chosen is None else chosen.origin,
         license=metadata.get("general.license", str),
         digest=file.digest,
         modified_at=file.modified_at,
@@ -99,14 +108,11 @@ def _decoder_class(metadata: Metadata) -> Callable[[TensorScope, Metadata], Deco
 
 def _refuse_what_is_no_chat_model(metadata: Metadata) -> None:
     kind = metadata.get("general.type", str, "model")
-    parts = metadata.get("split.count", int, 0)
     reason = None
     if metadata.architecture == "clip" or kind in ("mmproj", "projector"):
         reason = "is the image projector of a model; name it as `projector` beside the text model"
     elif kind != "model":
         reason = f"has `general.type` {kind}; only whole models can be served"
-    elif parts > 1:
-        reason = f"is one of {parts} split files; join them with `llama-gguf-split --merge`"
     elif metadata.has("pooling_type"):
         reason = "is an embedding model (`pooling_type`); it writes no text"
     if reason is not None:

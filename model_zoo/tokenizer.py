@@ -5,12 +5,23 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from model_zoo.tokenizers.byte_level import ByteLevelBPE
+from model_zoo.tokenizers.gemma_bpe import GemmaBPE
+from model_zoo.tokenizers.marked_space import SPACE
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
-from model_zoo.tokenizers.sentencepiece_bpe import SPACE, SentencePieceBPE
+from model_zoo.tokenizers.sentencepiece_bpe import SentencePieceBPE
 from model_zoo.tokenizers.specials import SpecialTexts
-from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, read_vocabulary
+from model_zoo.tokenizers.unigram import Unigram
+from model_zoo.tokenizers.vocabulary import (
+    TokenType,
+    Vocabulary,
+    flag,
+    optional_text,
+    read_vocabulary,
+)
+from model_zoo.tokenizers.wordpiece import WordPiece
 from runtime.errors import ModelFileError, UnsupportedModelError
 
+_KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
 _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
 
@@ -28,21 +39,18 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
 
     ModelFileError names what is missing or damaged, UnsupportedModelError a kind not served.
     """
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = optional_text(metadata, "tokenizer.ggml.model")
     if kind is None:
         raise ModelFileError("The model file has no `tokenizer.ggml.model`.")
-    if kind not in ("gpt2", "llama"):
+    if kind not in _KINDS:
         raise UnsupportedModelError(
-            f"The tokenizer `{kind}` (`tokenizer.ggml.model`) is not supported; gpt2 and llama are."
+            f"The tokenizer `{kind[:80]}` (`tokenizer.ggml.model`) is not supported; "
+            f"supported are {', '.join(_KINDS)}."
         )
+    if architecture.startswith("gemma4") and "tokenizer.ggml.merges" in metadata:
+        kind = "gemma4"  # some converters write `llama`
     vocabulary = read_vocabulary(metadata)
-    if kind == "llama":
-        codec: Codec = SentencePieceBPE(metadata, vocabulary)
-        add_bos = True
-    else:
-        pre = choose_pre_tokenizer(metadata, architecture)
-        codec = ByteLevelBPE(metadata, vocabulary, pre)
-        add_bos = pre.add_bos
+    codec, add_bos = _codec(kind, metadata, vocabulary, architecture)
     stated = flag(metadata, "add_bos_token")
     return Tokenizer(
         vocabulary,
@@ -50,6 +58,22 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
         add_bos=add_bos if stated is None else stated,
         add_eos=bool(flag(metadata, "add_eos_token")),
     )
+
+
+def _codec(
+    kind: str, metadata: Mapping[str, Any], vocabulary: Vocabulary, architecture: str
+) -> tuple[Codec, bool]:
+    """Also whether a text begins with BOS where the file does not say."""
+    if kind == "gpt2":
+        pre = choose_pre_tokenizer(metadata, architecture)
+        return ByteLevelBPE(metadata, vocabulary, pre), pre.add_bos
+    if kind == "gemma4":
+        return GemmaBPE(metadata, vocabulary), True
+    if kind == "bert":
+        return WordPiece(metadata, vocabulary), True
+    if kind == "t5":
+        return Unigram(metadata, vocabulary), False
+    return SentencePieceBPE(metadata, vocabulary), True
 
 
 class Tokenizer:

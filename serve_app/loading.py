@@ -172,6 +172,7 @@ def _log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
         name=name,
         architecture=facts.architecture,
         quantization=facts.quantization,
+        template=facts.template_source or "none: it completes text only",
         parameters=facts.parameter_count,
         weight_bytes=memory.weight_bytes,
         cache_bytes=memory.cache_bytes,

@@ -8,12 +8,14 @@ from math import prod
 from os import stat_result
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from model_zoo.gguf.cursor import Cursor
-from model_zoo.gguf.header import Header, MetadataValue, TensorInfo, read_header
+from model_zoo.gguf.header import MetadataValue, TensorInfo, read_header
+from model_zoo.gguf.split import check_part, further_parts, model_stem, united
 from runtime.errors import ModelFileError
 from runtime.quant import BlockType, Weight
 
@@ -22,27 +24,91 @@ _WORD_BYTES = 8
 
 
 class GGUFFile:
-    """A sound file: what its header says holds for its data.
+    """A sound model file, or all parts of a split one: what the headers say holds for the data.
 
     Texts in `metadata` are str, arrays of them list[str], arrays of numbers read-only numpy arrays.
-    `modified_at` unix seconds. The map lives as long as the file or a weight of it.
+    `modified_at` unix seconds. The maps live as long as the file or a weight of it.
     """
 
-    def __init__(self, path: Path, data: mmap.mmap, header: Header, modified_at: float) -> None:
-        self.path = path
-        self.version = header.version
-        self.metadata: Mapping[str, MetadataValue] = header.metadata
-        self.tensors: Mapping[str, TensorInfo] = header.tensors
-        self.size_bytes = len(data)
-        self.modified_at = modified_at
-        self._header_bytes = min(header.data_begin, len(data))
-        self._map = data
-        self._bytes = _as_tensor(data)
+    def __init__(self, parts: Sequence["_Part"]) -> None:
+        first = parts[0]
+        self.path = first.path
+        self.version = first.header.version
+        self.metadata: Mapping[str, MetadataValue] = first.header.metadata
+        self.tensors: Mapping[str, TensorInfo] = first.header.tensors
+        if len(parts) > 1:
+            self.tensors = MappingProxyType(united({part.path: part.header for part in parts}))
+        self.size_bytes = sum(part.size_bytes for part in parts)
+        self.modified_at = max(part.modified_at for part in parts)
+        self._parts = tuple(parts)
+        self._part_of = {name: part for part in parts for name in part.header.tensors}
 
     @classmethod
     def open(cls, path: Path | str) -> "GGUFFile":
-        """ModelFileError when the file is missing or damaged, its subclass when unsupported."""
-        path = Path(path)
+        """The file, and if it is the first of a split model, the others beside it.
+
+        ModelFileError when one is missing or damaged, its subclass when unsupported.
+        """
+        first = _Part.open(Path(path))
+        others = further_parts(first.path, first.header.metadata)
+        parts = [first]
+        for number, other in enumerate(others, start=1):
+            parts.append(_Part.open(other))
+            check_part(other, parts[-1].header.metadata, number, len(others) + 1)
+        return cls(parts)
+
+    @property
+    def stem(self) -> str:
+        """What to call a model that has no name of its own."""
+        return model_stem(self.path)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex over headers and sizes of all parts: a name, not a check of the data."""
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(memoryview(part.map)[: part.header_bytes])
+            digest.update(part.size_bytes.to_bytes(8, "little"))
+        return digest.hexdigest()
+
+    def weight(self, name: str) -> Weight:
+        """A view of the map, not a copy; KeyError when the file has no such tensor."""
+        info = self.tensors[name]
+        return self._part_of[name].view(info.begin, info.type, info.shape)
+
+    def adjacent_rows(self, names: Sequence[str]) -> Weight | None:
+        """The rows of these matrices as one view of the map; None unless they lie end to end."""
+        infos = [self.tensors[name] for name in names]
+        first, part = infos[0], self._part_of[names[0]]
+        end = first.begin
+        for info in infos:
+            alike = info.type == first.type and info.shape[1:] == first.shape[1:]
+            if info.begin != end or not alike or self._part_of[info.name] is not part:
+                return None
+            end += info.nbytes
+        rows = sum(info.shape[0] for info in infos)
+        return part.view(first.begin, first.type, (rows, *first.shape[1:]))
+
+    def fetch(self, name: str) -> Iterator[int]:
+        """Bring a tensor from disk into memory; yields the bytes of each part once it is there."""
+        info = self.tensors[name]
+        return self._part_of[name].fetch(info.begin, info.nbytes)
+
+
+class _Part:
+    """One file, mapped."""
+
+    def __init__(self, path: Path, data: mmap.mmap, modified_at: float) -> None:
+        self.path = path
+        self.map = data
+        self.header = read_header(Cursor(data, str(path)))
+        self.size_bytes = len(data)
+        self.header_bytes = min(self.header.data_begin, len(data))
+        self.modified_at = modified_at
+        self._bytes = _as_tensor(data)
+
+    @classmethod
+    def open(cls, path: Path) -> "_Part":
         try:
             status = path.stat()
             _check_kind(path, status)
@@ -52,49 +118,22 @@ class GGUFFile:
             raise ModelFileError(f"{path}: there is no such file.") from None
         except OSError as error:
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}.") from error
-        return cls(path, data, read_header(Cursor(data, str(path))), status.st_mtime)
+        return cls(path, data, status.st_mtime)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 in hex over the header and the file's size: a name, not a check of the data."""
-        digest = hashlib.sha256(memoryview(self._map)[: self._header_bytes])
-        digest.update(self.size_bytes.to_bytes(8, "little"))
-        return digest.hexdigest()
-
-    def weight(self, name: str) -> Weight:
-        """A view of the map, not a copy; KeyError when the file has no such tensor."""
-        info = self.tensors[name]
-        return self._view(info.begin, info.type, info.shape)
-
-    def adjacent_rows(self, names: Sequence[str]) -> Weight | None:
-        """The rows of these matrices as one view of the map; None unless they lie end to end."""
-        infos = [self.tensors[name] for name in names]
-        first = infos[0]
-        end = first.begin
-        for info in infos:
-            alike = info.type == first.type and info.shape[1:] == first.shape[1:]
-            if info.begin != end or not alike:
-                return None
-            end += info.nbytes
-        rows = sum(info.shape[0] for info in infos)
-        return self._view(first.begin, first.type, (rows, *first.shape[1:]))
-
-    def fetch(self, name: str) -> Iterator[int]:
-        """Bring a tensor from disk into memory; yields the bytes of each part once it is there."""
-        info = self.tensors[name]
-        end = info.begin + info.nbytes
-        for begin in range(info.begin, end, _FETCH_BYTES):
-            count = min(_FETCH_BYTES, end - begin)
-            page = begin - begin % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, page, begin + count - page)
-            self._bytes[begin : begin + count : mmap.PAGESIZE].sum()
-            yield count
-
-    def _view(self, begin: int, type: BlockType, shape: tuple[int, ...]) -> Weight:
+    def view(self, begin: int, type: BlockType, shape: tuple[int, ...]) -> Weight:
         stored = (*shape[:-1], type.row_bytes(shape[-1]))
         data = self._bytes[begin : begin + prod(stored)].view(stored)
         # Only a file with a tiny alignment of its own making places numbers across their words.
         return Weight(data.clone() if begin % _WORD_BYTES else data, type, shape)
+
+    def fetch(self, begin: int, nbytes: int) -> Iterator[int]:
+        end = begin + nbytes
+        for at in range(begin, end, _FETCH_BYTES):
+            count = min(_FETCH_BYTES, end - at)
+            page = at - at % mmap.PAGESIZE
+            self.map.madvise(mmap.MADV_WILLNEED, page, at + count - page)
+            self._bytes[at : at + count : mmap.PAGESIZE].sum()
+            yield count
 
 
 def _check_kind(path: Path, status: stat_result) -> None:

@@ -20,7 +20,7 @@ class ByteLevelBPE:
     def __init__(
         self, metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer
     ) -> None:
-        merges = _read_merges(metadata, vocabulary.ids)
+        merges = read_merges(metadata, vocabulary.ids)
         model = BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=pre.whole_pieces)
         self._native = NativeTokenizer(model)
         self._native.pre_tokenizer = splitter(pre)
@@ -44,11 +44,17 @@ class ByteLevelBPE:
 
 def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
     """The library's form of a row of the table: splits text and writes its bytes visibly."""
-    steps = [Split(_compile(expression), "isolated") for expression in pre.expressions]
-    return PreTokenizerSequence([*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
+    before, after = (
+        [Split(Regex(expression), "isolated") for expression in expressions]
+        for expressions in (pre.expressions, pre.on_bytes)
+    )
+    return PreTokenizerSequence(
+        [*before, ByteLevel(add_prefix_space=False, use_regex=False), *after]
+    )
 
 
-def _read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens in the order in which they merge."""
     key = "tokenizer.ggml.merges"
     merges = []
     for rank, merge in enumerate(required_array(metadata, key)):
@@ -59,15 +65,6 @@ def _read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tu
         if left in ids and right in ids and left + right in ids:  # others can never apply
             merges.append((left, right))
     return merges
-
-
-def _compile(expression: str) -> Regex:
-    try:
-        return Regex(expression)
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelFileError(
-            f"`tokenizer.ggml.pretokenizer` is not a regular expression: {error}."
-        ) from error
 
 
 def _visible_bytes() -> dict[str, bytes]:

@@ -1,9 +1,11 @@
 """Which regular expressions split text before byte-level BPE merges it: a table."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model_zoo.tokenizers.vocabulary import optional_text
 from runtime.errors import UnsupportedModelError
 
 
@@ -11,12 +13,19 @@ from runtime.errors import UnsupportedModelError
 class PreTokenizer:
     """Expressions applied one after the other, each to the pieces of the one before.
 
+    `on_bytes`: further ones, for the visible characters that the bytes are written as.
     `whole_pieces`: a piece that is a vocabulary entry is taken as it is, whatever the merges say.
     """
 
     expressions: tuple[str, ...]
+    on_bytes: tuple[str, ...] = ()
     whole_pieces: bool = False
     add_bos: bool = False
+
+
+def _ranges(code_points: str) -> str:
+    """`41-5A 61` as the inside of a character class."""
+    return re.sub("[0-9A-F]+", r"\\x{\g<0>}", code_points).replace(" ", "")
 
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -38,22 +47,68 @@ _QWEN35 = (
 _TEKKEN = rf"{_CAPITALISED}|{_CAPITALS}|\p{{N}}|{_PATH_TAIL}"
 _GPT4O = rf"{_CAPITALISED}{_CONTRACTION}?|{_CAPITALS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_PATH_TAIL}"
 
+_PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_IDEOGRAPHS = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
+# Letters that have a case, as DeepSeek lists them: code points in hexadecimal.
+_CASED = (
+    "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386"
+    " 388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA"
+    " 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57"
+    " 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB"
+    " 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128 212A-212D"
+    " 212F-2134 2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3"
+    " A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A"
+    " FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"
+)
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+
 _ROWS: Mapping[PreTokenizer, str] = {
-    PreTokenizer((_GPT2,)): "gpt-2 default phi-2",
-    PreTokenizer((_LLAMA3,), whole_pieces=True, add_bos=True): (
-        "llama-bpe llama3 llama-v3 pixtral falcon3 falcon-h1 lfm2 midm-2.0"
+    PreTokenizer((_GPT2,)): (
+        "gpt-2 default phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
+        " modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe"
     ),
-    PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx",
-    PreTokenizer((_QWEN2,)): "qwen2 deepseek-r1-qwen megrez kormo stablelm2",
+    PreTokenizer((_LLAMA3,), whole_pieces=True, add_bos=True): (
+        "llama-bpe llama3 llama-v3 pixtral falcon3 falcon-h1 lfm2 midm-2.0 jina-v5-nano"
+    ),
+    PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx chatglm-bpe glm4",
+    PreTokenizer((_QWEN2,)): (
+        "qwen2 deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2"
+    ),
     PreTokenizer((_QWEN35,)): "qwen35",
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
-    PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2",
+    PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
-    PreTokenizer((r"\p{N}", _GPT2)): "refact starcoder command-r smollm",
+    PreTokenizer((_SEED_CODER,)): "seed-coder",
+    PreTokenizer((r"\p{N}", _GPT2)): (
+        "refact starcoder command-r smollm codeshell exaone minerva-7b"
+    ),
+    PreTokenizer((_PUNCTUATION, _GPT2), (r"\p{N}+", "[0-9][0-9][0-9]")): "falcon",
+    PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")): "deepseek-coder",
+    PreTokenizer((r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK3)): (
+        "deepseek-v3 hunyuan-dense joyai-llm"
+    ),
+    PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?[{_ranges(_CASED)}]+",
+            rf"\s?[!-/:-~{_ranges('FF01-FF0F FF1A-FF5E 2018-201F 3000-3002')}]+",
+            r"\s+$",
+            _IDEOGRAPHS,
+            r"\p{N}",
+        )
+    ): "deepseek-llm",
+    PreTokenizer((_BLOOM,)): "bloom poro-chat gpt3-finnish",
+    PreTokenizer((_BLOOM, r"\p{N}")): "viking",
 }
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     name: row for row, names in _ROWS.items() for name in names.split()
 }
+_KNOWN = frozenset(row.expressions for row in _ROWS)
 
 # Converters that do not know a vocabulary write `default`; the architecture then decides.
 _BY_ARCHITECTURE: Mapping[str, str] = {
@@ -76,17 +131,25 @@ _BY_ARCHITECTURE: Mapping[str, str] = {
 
 
 def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreTokenizer:
-    """The row for this file; an expression written in the file itself wins."""
-    name = metadata.get("tokenizer.ggml.pre") or "default"
+    """The row for this file; an expression written in the file itself wins, if it is a known one.
+
+    Others are refused: an expression of a stranger's making can take hours for a line of text.
+    """
+    name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
     if name == "default":
         name = _BY_ARCHITECTURE.get(architecture, "default")
-    expression = metadata.get("tokenizer.ggml.pretokenizer")
+    expression = optional_text(metadata, "tokenizer.ggml.pretokenizer")
     if expression:
+        if (expression,) not in _KNOWN:
+            raise UnsupportedModelError(
+                "The expression in `tokenizer.ggml.pretokenizer` is none of those that model "
+                f"families use: {expression[:80]!r}."
+            )
         known = PRE_TOKENIZERS.get(name, PRE_TOKENIZERS["default"])
-        return PreTokenizer((expression,), known.whole_pieces, known.add_bos)
+        return PreTokenizer((expression,), (), known.whole_pieces, known.add_bos)
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
-            f"The pre-tokenizer `{name}` (`tokenizer.ggml.pre`) is not supported;"
+            f"The pre-tokenizer `{name[:80]}` (`tokenizer.ggml.pre`) is not supported;"
             f" known are {', '.join(sorted(PRE_TOKENIZERS))}."
         )
     return PRE_TOKENIZERS[name]

@@ -1,18 +1,16 @@
 """SentencePiece-BPE, on the `sentencepiece` library."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, with_marks, without_marks
 from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, required_array
 from runtime.errors import ModelFileError
 
-SPACE = "\u2581"
 _STAND_IN = "\uffff"  # begins names that are in no text
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class SentencePieceBPE:
@@ -27,11 +25,11 @@ class SentencePieceBPE:
 
     def surface(self, text: str) -> str:
         """The form in which special tokens are looked for."""
-        return text.replace(" ", SPACE)
+        return with_marks(text)
 
     def plain(self, surface: str) -> str:
         """The inverse of `surface`."""
-        return surface.replace(SPACE, " ")
+        return without_marks(surface)
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
         """Ids of a piece of text without special tokens; `opens` puts the prefix space before."""
@@ -41,10 +39,7 @@ class SentencePieceBPE:
 
     def token_bytes(self, token: str) -> bytes:
         """What an ordinary or byte token stands for."""
-        byte = _BYTE_TOKEN.fullmatch(token)
-        if byte:
-            return bytes([int(byte[1], 16)])
-        return self.plain(token).encode(errors="replace")
+        return marked_bytes(token)
 
 
 def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcessor:

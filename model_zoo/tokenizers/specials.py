@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+# As many nested groups as the regular expression compiler takes with ease.
+_MAX_DEPTH = 40
+
 
 class SpecialTexts:
     """Finds special tokens in text: leftmost first, and of those at one place the longest."""
@@ -38,11 +41,14 @@ class SpecialTexts:
         return re.compile(any_of(self.user_defined), re.DOTALL) if self.user_defined else None
 
 
-def any_of(texts: Iterable[str]) -> str:
+def any_of(texts: Iterable[str], *, depth: int = 0) -> str:
     """A regular expression that matches the longest of `texts`, as a prefix tree.
 
-    A flat alternation of a few thousand texts is tried one by one at every `<`.
+    A flat alternation of a few thousand texts is tried one by one at every `<`. Texts that go on
+    one from the other deeper than `_MAX_DEPTH` are tried one by one all the same.
     """
+    if depth > _MAX_DEPTH:
+        return f"(?:{'|'.join(map(re.escape, sorted(set(texts), key=len, reverse=True)))})"
     by_first: dict[str, list[str]] = {}
     for text in sorted(set(texts)):
         by_first.setdefault(text[:1], []).append(text)
@@ -50,7 +56,8 @@ def any_of(texts: Iterable[str]) -> str:
     branches = []
     for group in by_first.values():
         shared = _shared_prefix(group[0], group[-1])  # of the whole group: it is sorted
-        rest = any_of(text[len(shared) :] for text in group) if len(group) > 1 else ""
+        ends = (text[len(shared) :] for text in group)
+        rest = any_of(ends, depth=depth + 1) if len(group) > 1 else ""
         branches.append(re.escape(shared) + rest)
     if not branches:
         return ""

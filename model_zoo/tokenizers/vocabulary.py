@@ -44,6 +44,22 @@ END_TEXTS = frozenset(
     }
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Of the kinds of tokenizer: other keys for a role, and the text of its token.
+_SENTENCEPIECE = {
+    "bos_token_id": ("<s>",),
+    "eos_token_id": ("</s>",),
+    "unknown_token_id": ("<unk>",),
+}
+_DEFAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "llama": _SENTENCEPIECE,
+    "t5": {"eos_token_id": ("</s>",), "unknown_token_id": ("<unk>",)},
+    "gemma4": {"unknown_token_id": ("<unk>",)},
+    "bert": {
+        "bos_token_id": ("cls_token_id", "[CLS]"),
+        "eos_token_id": ("seperator_token_id", "[SEP]"),
+        "unknown_token_id": ("[UNK]",),
+    },
+}
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
 )
@@ -80,14 +96,11 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
     types = required_array(metadata, "tokenizer.ggml.token_type", length=len(tokens))
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
-    sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
-    bos_id = _token_id(metadata, "bos_token_id", len(tokens))
-    eos_id = _token_id(metadata, "eos_token_id", len(tokens))
-    unknown_id = _token_id(metadata, "unknown_token_id", len(tokens))
-    if sentencepiece:
-        bos_id = ids.get("<s>") if bos_id is None else bos_id
-        eos_id = ids.get("</s>") if eos_id is None else eos_id
-        unknown_id = ids.get("<unk>") if unknown_id is None else unknown_id
+    defaults = _DEFAULTS.get(optional_text(metadata, "tokenizer.ggml.model") or "", {})
+    bos_id, eos_id, unknown_id = (
+        _role(metadata, role, defaults, ids)
+        for role in ("bos_token_id", "eos_token_id", "unknown_token_id")
+    )
     end_tokens = _end_tokens(metadata, tokens, types, ids, eos_id)
     named = end_tokens | {token for token in (bos_id,) if token is not None}
     control, user_defined = _special_texts(tokens, types, named)
@@ -115,8 +128,19 @@ def required_array(
 
 def flag(metadata: Mapping[str, Any], name: str) -> bool | None:
     """The boolean `tokenizer.ggml.<name>`; None when the file does not say."""
-    value = metadata.get(f"tokenizer.ggml.{name}")
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key)
+    if value is not None and not (isinstance(value, int) and value in (0, 1)):
+        raise ModelFileError(f"`{key}` is {str(value)[:80]}, not true or false.")
     return None if value is None else bool(value)
+
+
+def optional_text(metadata: Mapping[str, Any], key: str) -> str | None:
+    """The text under `key`; None when the file has none."""
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ModelFileError(f"`{key}` is not a text.")
+    return value
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
@@ -125,11 +149,26 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     return None if value is None else _checked_id(value, key, count)
 
 
+def _role(
+    metadata: Mapping[str, Any],
+    role: str,
+    defaults: Mapping[str, tuple[str, ...]],
+    ids: Mapping[str, int],
+) -> int | None:
+    """The token of this role, by its key, by another key that means the same, or by its text."""
+    *others, text = defaults.get(role, ("",))
+    for key in (role, *others):
+        token = _token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
+        if token is not None:
+            return token
+    return ids.get(text) if text else None
+
+
 def _checked_id(value: Any, key: str, count: int) -> int:
     try:
         token = int(value)
-    except (TypeError, ValueError):
-        raise ModelFileError(f"`{key}` is {value!r}, which is not a token id.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ModelFileError(f"`{key}` is {str(value)[:80]!r}, which is not a token id.") from None
     if not 0 <= token < count:
         raise ModelFileError(f"`{key}` is {token}, but the vocabulary has {count} tokens.")
     return token

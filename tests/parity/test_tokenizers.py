@@ -7,16 +7,11 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from transformers import GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter, bytes_to_unicode
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.tokenization_utils_base import generate_merges
 
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
-from model_zoo.tokenizers.byte_level import splitter
-from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
 from tests.reference_data import reference_data, vocabulary_metadata
 
 NAMES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
@@ -126,24 +121,6 @@ def test_sentencepiece_agrees_with_the_llama_tokenizer_class() -> None:
         started = "x" + text  # the class gives text that starts with a space no further one
         expected = reference.encode(started, add_special_tokens=False)
         assert tokenizer("llama-spm").encode(started) == expected, started
-
-
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
-def test_text_is_split_as_in_the_library_of_the_family(name: str) -> None:
-    published = GGUF_PRE_TOKENIZER_SPLITS.get(name)
-    gpt2 = ByteLevel(add_prefix_space=False)
-    if published:
-        split = Split(Regex(published), "isolated")
-        reference = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-    elif name in ("refact", "starcoder", "command-r", "smollm"):
-        reference = Sequence([Digits(individual_digits=True), gpt2])
-    elif name == "stablelm2":  # has the expression of qwen2
-        reference = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
-    else:
-        reference = gpt2
-    subject = splitter(PRE_TOKENIZERS[name])
-    for text in random_texts(6, 200):
-        assert subject.pre_tokenize_str(text) == reference.pre_tokenize_str(text), text
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)

@@ -326,7 +326,7 @@ def test_tensors_with_a_gap_or_an_overlap_are_refused(refused) -> None:
         (1 << 31, "id 2147483648"),
         (9, "Q8_1"),
         (15, "Q8_K"),
-        (26, "I32"),
+        (36, "id 36"),
     ],
 )
 def test_types_that_are_not_served_are_named(refused, number, word) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
 from model_zoo.tokenizers.specials import any_of
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.tiny_vocabulary import (
@@ -217,9 +218,35 @@ def test_numeric_arrays_may_be_numpy_arrays() -> None:
     assert load(metadata).encode("hello é</s>") == plain
 
 
-def test_expression_in_the_file_wins_over_the_table() -> None:
-    metadata = byte_level_metadata({}, pretokenizer=".")
-    assert load(metadata).encode("he") == [load(metadata).id_of("h"), load(metadata).id_of("e")]
+def test_known_expression_in_the_file_wins_over_the_table() -> None:
+    metadata = byte_level_metadata({}, pre="qwen2")
+    metadata["tokenizer.ggml.tokens"] += ["12"]
+    metadata["tokenizer.ggml.token_type"] += [NORMAL]
+    metadata["tokenizer.ggml.merges"] += ["1 2"]
+    assert len(load(metadata).encode("12")) == 2
+    metadata["tokenizer.ggml.pretokenizer"] = PRE_TOKENIZERS["gpt-2"].expressions[0]
+    assert len(load(metadata).encode("12")) == 1
+
+
+@pytest.mark.parametrize("expression", ["(a+)+$", "((((", "."])
+def test_unknown_expression_is_refused(expression: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.pretokenizer"):
+        load(byte_level_metadata({}, pretokenizer=expression))
+
+
+@pytest.mark.parametrize("key", ["model", "pre", "pretokenizer"])
+def test_a_name_that_is_no_text_is_refused(key: str) -> None:
+    for value in (7, ["gpt2"], np.array([1, 2])):
+        with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{key}` is not a text"):
+            load(byte_level_metadata({}, **{key: value}))
+
+
+def test_special_tokens_that_go_on_from_each_other_without_end_are_all_found() -> None:
+    texts = ["<" + "a" * n for n in range(1, 1500)]
+    tokenizer = load(byte_level_metadata(dict.fromkeys(texts, CONTROL)))
+    for text in (texts[0], texts[77], texts[-1]):
+        (token,) = tokenizer.encode(text, parse_special=True)
+        assert tokenizer.token_text(token) == text
 
 
 @pytest.mark.parametrize("key", ["model", "tokens", "token_type", "merges"])
@@ -243,7 +270,8 @@ def test_missing_key_is_named(key: str) -> None:
         ({"eos_token_ids": [0, 999]}, "eos_token_ids.*999"),
         ({"eos_token_ids": 5}, "eos_token_ids.*not an array"),
         ({"eos_token_id": "x"}, "eos_token_id.*not a token id"),
-        ({"pretokenizer": "(((("}, "pretokenizer.*not a regular expression"),
+        ({"add_bos_token": [True]}, "add_bos_token.*not true or false"),
+        ({"eos_token_id": float("inf")}, "eos_token_id.*not a token id"),
     ],
 )
 def test_damaged_value_is_named(keys: dict[str, Any], named: str) -> None:
@@ -260,7 +288,7 @@ def test_sentencepiece_needs_one_score_for_each_token() -> None:
         load(sentencepiece_metadata({}, scores=[0.0]))
 
 
-@pytest.mark.parametrize(("key", "value"), [("model", "bert"), ("model", "t5"), ("pre", "unheard")])
+@pytest.mark.parametrize(("key", "value"), [("model", "rwkv"), ("pre", "unheard")])
 def test_kinds_not_served_are_refused_by_name(key: str, value: str) -> None:
     with pytest.raises(UnsupportedModelError, match=value):
         load(byte_level_metadata({}, **{key: value}))

@@ -1,0 +1,128 @@
+"""Which chat template a model file means: its own, a named one of its own, or its family's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_zoo.chat import ChatTemplate
+from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.vocabulary import optional_text, required_array
+from runtime.errors import ModelFileError
+
+MAX_NAMED = 64
+_KEY, _NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"
+_CONTENT = "{{ message['content'] | trim }}"
+_SYSTEM_IN_FIRST_TURN = (
+    "{% set first = '' %}{% if messages and messages[0]['role'] == 'system' %}"
+    "{% set first = (messages[0]['content'] | trim) ~ '\\n\\n' %}"
+    "{% set messages = messages[1:] %}{% endif %}"
+)
+_FALLBACKS: Mapping[str, str] = {
+    "chatml": (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "llama3": (
+        "{{ bos_token }}{% for message in messages %}"
+        "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+        + _CONTENT
+        + "<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    ),
+    "gemma": (
+        "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}<start_of_turn>"
+        "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n"
+        "{{ first if loop.first else '' }}" + _CONTENT + "<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    ),
+    "phi3": (
+        "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    ),
+    "mistral": (
+        "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
+        "{% if message['role'] == 'assistant' %} " + _CONTENT + "{{ eos_token }}"
+        "{% else %}[INST] {{ first if loop.first else '' }}" + _CONTENT + " [/INST]{% endif %}"
+        "{% endfor %}"
+    ),
+    "llama2": (
+        "{% set first = '' %}{% if messages and messages[0]['role'] == 'system' %}"
+        "{% set first = '<<SYS>>\\n' ~ (messages[0]['content'] | trim) ~ '\\n<</SYS>>\\n\\n' %}"
+        "{% set messages = messages[1:] %}{% endif %}{% for message in messages %}"
+        "{% if message['role'] == 'assistant' %} " + _CONTENT + " {{ eos_token }}"
+        "{% else %}{{ bos_token }}[INST] {{ first if loop.first else '' }}"
+        + _CONTENT
+        + " [/INST]{% endif %}{% endfor %}"
+    ),
+}
+# A family is known by control tokens of its own. Where several fit, the first.
+_BY_TOKENS: Mapping[str, tuple[str, ...]] = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "phi3": ("<|user|>", "<|assistant|>", "<|end|>"),
+    "mistral": ("[INST]", "[/INST]"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTemplate:
+    """`origin` tells where it comes from, `alternatives` are the file's further ones by name."""
+
+    template: ChatTemplate
+    origin: str
+    alternatives: Mapping[str, ChatTemplate]
+
+
+def choose_template(
+    metadata: Mapping[str, Any], tokenizer: Tokenizer, *, architecture: str
+) -> ChosenTemplate | None:
+    """The file's template, `default` of its named ones, or that of its family; None: neither.
+
+    A base model, which has no tokens for turns, gets none: it only continues text.
+    """
+    named = _named_sources(metadata)
+    source, origin = optional_text(metadata, _KEY), "file"
+    if not source and "default" in named:
+        source, origin = named["default"], f"file ({_KEY}.default)"
+    if not source:
+        family = _family(tokenizer, metadata, architecture)
+        if family is None:
+            return None
+        source, origin = _FALLBACKS[family], f"fallback ({family})"
+    alternatives = {name: _template(text, tokenizer) for name, text in named.items()}
+    return ChosenTemplate(_template(source, tokenizer), origin, alternatives)
+
+
+def _named_sources(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Templates under keys of their own, of those names that the file lists."""
+    if _NAMES not in metadata:
+        return {}
+    names = required_array(metadata, _NAMES)
+    if len(names) > MAX_NAMED or not all(isinstance(name, str) for name in names):
+        raise ModelFileError(f"`{_NAMES}` must list at most {MAX_NAMED} names.")
+    sources = {name: optional_text(metadata, f"{_KEY}.{name}") for name in names}
+    return {name: source for name, source in sources.items() if source}
+
+
+def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str) -> str | None:
+    control = {**tokenizer.vocabulary.control, **tokenizer.vocabulary.user_defined}
+    for family, texts in _BY_TOKENS.items():
+        if all(text in control for text in texts):
+            return family
+    name = str(metadata.get("general.name", "")).lower()
+    sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    if architecture == "llama" and sentencepiece and ("chat" in name or "instruct" in name):
+        return "mistral" if "mistral" in name or "mixtral" in name else "llama2"
+    return None
+
+
+def _template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    texts = tokenizer.vocabulary.tokens
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    return ChatTemplate(
+        source,
+        bos_token="" if bos is None else texts[bos],
+        eos_token="" if eos is None else texts[eos],
+    )

@@ -1,0 +1,40 @@
+"""Gemma 4's BPE: merges by rank on UTF-8 with marked spaces, on the `tokenizers` library."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import Replace
+
+from model_zoo.tokenizers.byte_level import read_merges
+from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, with_marks, without_marks
+from model_zoo.tokenizers.vocabulary import Vocabulary
+
+
+class GemmaBPE:
+    """Text is merged as a whole; what the vocabulary lacks becomes its bytes."""
+
+    def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+        unknown = vocabulary.unknown_id
+        model = BPE(
+            vocab=dict(vocabulary.ids),
+            merges=read_merges(metadata, vocabulary.ids),
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+        self._native = NativeTokenizer(model)
+        self._native.normalizer = Replace(" ", SPACE)
+
+    def surface(self, text: str) -> str:
+        return with_marks(text)
+
+    def plain(self, surface: str) -> str:
+        return without_marks(surface)
+
+    def encode(self, text: str, *, opens: bool) -> list[int]:
+        return self._native.encode(text, add_special_tokens=False).ids
+
+    def token_bytes(self, token: str) -> bytes:
+        return marked_bytes(token)

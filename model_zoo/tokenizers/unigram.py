@@ -1,0 +1,65 @@
+"""Unigram, T5's tokenizer, on the `tokenizers` library."""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers.models import Unigram as NativeUnigram
+from tokenizers.normalizers import Precompiled
+from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
+from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
+
+from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, without_marks
+from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, required_array
+from runtime.errors import ModelFileError, RequestError
+
+# Characters that a normaliser changes in as many ways.
+_PROBE = "Aﬁ é e\u0301 １ ½ 東 \u200b\u00a0👍"
+
+
+class Unigram:
+    """Of all ways to cut a word into tokens, that with the highest sum of scores."""
+
+    def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+        scores = required_array(metadata, "tokenizer.ggml.scores", length=len(vocabulary.tokens))
+        if not all(isinstance(score, int | float) and isfinite(score) for score in scores):
+            raise ModelFileError("`tokenizer.ggml.scores` holds something that is no number.")
+        if vocabulary.unknown_id is None:
+            raise ModelFileError("A Unigram vocabulary needs `tokenizer.ggml.unknown_token_id`.")
+        prefix = flag(metadata, "add_space_prefix")
+        scheme = "always" if prefix is None or prefix else "never"
+        rows = [(t, float(s)) for t, s in zip(vocabulary.tokens, scores, strict=True)]
+        fallback = vocabulary.types.count(TokenType.BYTE) == 256
+        try:
+            model = NativeUnigram(rows, vocabulary.unknown_id, byte_fallback=fallback)
+            self._native = NativeTokenizer(model)
+            charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+            if charsmap is not None and len(charsmap):
+                self._native.normalizer = Precompiled(bytes(map(int, charsmap)))
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelFileError(f"The Unigram vocabulary is damaged: {error}.") from error
+        self._native.pre_tokenizer = PreTokenizerSequence(
+            [WhitespaceSplit(), Metaspace(replacement=SPACE, prepend_scheme=scheme)]
+        )
+        try:
+            self.encode(_PROBE, opens=True)
+        except RequestError as error:
+            raise ModelFileError("`tokenizer.ggml.precompiled_charsmap` is damaged.") from error
+
+    def surface(self, text: str) -> str:
+        return text
+
+    def plain(self, surface: str) -> str:
+        return without_marks(surface)
+
+    def encode(self, text: str, *, opens: bool) -> list[int]:
+        try:
+            return self._native.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RequestError("The model's tokenizer fails on this text.") from error
+
+    def token_bytes(self, token: str) -> bytes:
+        return marked_bytes(token)

@@ -1,0 +1,54 @@
+"""Small sound model files to damage: one for each kind of tokenizer, and a bare header."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.gguf_files import rewrite
+from tests.tiny_models import TinyLlama, write_tiny_llama
+from tests.unit.model_zoo.tiny_vocabulary import (
+    CONTROL,
+    USER_DEFINED,
+    byte_level_metadata,
+    sentencepiece_metadata,
+)
+
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SIZES = TinyLlama(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=32, context=64)
+_SPECIAL = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<think>": USER_DEFINED}
+_SCORES = sentencepiece_metadata(_SPECIAL)["tokenizer.ggml.scores"]
+_CHARSMAP = [*(0, 4, 0, 0), *[0] * 1024, 0]  # a tree of 256 nodes, which changes nothing
+_WORDPIECES = "[PAD] [UNK] [CLS] [SEP] ▁he ▁hello ll o ▁naive ▁do n ' ▁t".split()
+
+
+def seed_files(folder: Path) -> list[bytes]:
+    """The bytes of each; all of them load."""
+    trained = folder / "trained.gguf"
+    write_tiny_llama(trained, config=_SIZES, type="Q4_0")
+    vocabularies = {
+        "byte-level": byte_level_metadata(
+            _SPECIAL, bos_token_id=None, eos_token_id=None, pretokenizer=QWEN2
+        ),
+        "sentencepiece": sentencepiece_metadata(_SPECIAL) | {"tokenizer.ggml.merges": None},
+        "gemma": _with_bytes("gemma4", merges=["h e", "▁ he", "l l"]),
+        "unigram": _with_bytes("t5", scores=_SCORES, precompiled_charsmap=_CHARSMAP, merges=None),
+        "wordpiece": _vocabulary("bert", _WORDPIECES, [3, 2, 3, 3, *[1] * 9], merges=None),
+    }
+    paths = [trained]
+    for name, keys in vocabularies.items():
+        paths.append(rewrite(trained, folder / f"{name}.gguf", keys=keys))
+    return [path.read_bytes() for path in paths]
+
+
+def _with_bytes(model: str, **keys: Any) -> dict[str, Any]:
+    base = sentencepiece_metadata(_SPECIAL)
+    tokens, types = base["tokenizer.ggml.tokens"], base["tokenizer.ggml.token_type"]
+    return _vocabulary(model, tokens, types, **keys)
+
+
+def _vocabulary(model: str, tokens: list[str], types: list[int], **keys: Any) -> dict[str, Any]:
+    of_the_trained = {"bos_token_id": None, "eos_token_id": None}
+    metadata = of_the_trained | {"model": model, "tokens": tokens, "token_type": types} | keys
+    return {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}

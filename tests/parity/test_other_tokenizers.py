@@ -1,0 +1,122 @@
+"""WordPiece, Unigram and Gemma's BPE against the family's own tokenizer classes."""
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer
+
+from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from runtime.errors import ModelFileError, RequestError
+from tests.parity.test_tokenizers import random_texts
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+CORPUS = [text for seed in (11, 12) for text in random_texts(seed, 150)] + [
+    "the quick brown fox jumps over the lazy dog, don't they? naïve Straße 12345"
+] * 20
+
+
+def load(kind: str, tokens: list[str], types: list[int], **keys: Any) -> Tokenizer:
+    metadata = {"model": kind, "tokens": tokens, "token_type": types, **keys}
+    named = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    return load_tokenizer(named, architecture=kind)
+
+
+def test_wordpiece_agrees_with_the_bert_tokenizer_class() -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trained = NativeTokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer = normalizers.BertNormalizer()
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    # Where the vocabulary holds a ▁ of its own, the file's marks cannot be told from it.
+    trained.train_from_iterator([text.replace("▁", "") for text in CORPUS], trainer)
+    ids = trained.get_vocab()
+    published = sorted(ids, key=ids.__getitem__)
+    stored = [
+        text if text in special else text[2:] if text.startswith("##") else f"▁{text}"
+        for text in published
+    ]
+    kinds = [CONTROL if text in special else NORMAL for text in published]
+    for lowercase in (True, False):
+        subject = load("bert", stored, kinds, **{"normalizer.lowercase": lowercase})
+        reference = BertTokenizer(vocab=ids, do_lower_case=lowercase)
+        unknown = 0
+        for text in random_texts(13, 400):
+            expected = reference.encode(text, add_special_tokens=False)
+            assert subject.encode(text) == expected, text
+            unknown += expected.count(ids["[UNK]"])
+        assert unknown > 0  # words with an unknown rest were among them
+        assert subject.encode_prompt("the fox")[0] == ids["[CLS]"]
+    assert subject.token_bytes(subject.encode("fox")[0])[:1] == b" "
+
+
+@pytest.mark.parametrize("bytes_known", [False, True])
+def test_unigram_agrees_with_the_t5_tokenizer_class(bytes_known: bool) -> None:
+    head = ["<pad>", "</s>", "<unk>"]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if bytes_known else []
+    trained = NativeTokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=3000, show_progress=False, unk_token="<unk>")
+    trained.train_from_iterator(CORPUS, trainer)
+    learned = [row for row in _unigram_rows(trained) if row[0] not in head]
+    rows = [*((text, 0.0) for text in head), *((text, -20.0) for text in byte_tokens), *learned]
+    types = [CONTROL, CONTROL, UNKNOWN, *[BYTE] * len(byte_tokens), *[NORMAL] * len(learned)]
+    subject = load("t5", [t for t, _ in rows], types, scores=[s for _, s in rows])
+    reference = T5Tokenizer(vocab=rows, extra_ids=0)
+    if bytes_known:
+        reference.backend_tokenizer.model = models.Unigram(rows, 2, byte_fallback=True)
+    for text in random_texts(14, 400):
+        assert subject.encode(text) == reference.encode(text, add_special_tokens=False), text
+    assert subject.end_tokens == {1} and not subject.add_bos
+    assert subject.decode(subject.encode("the fox")) == " the fox"
+
+
+def _unigram_rows(trained: NativeTokenizer) -> list[tuple[str, float]]:
+    return [tuple(row) for row in json.loads(trained.to_str())["model"]["vocab"]]
+
+
+def test_gemma_bpe_agrees_with_the_gemma_tokenizer_class() -> None:
+    head = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    trained = NativeTokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=[*head, *byte_tokens],
+        show_progress=False,
+        limit_alphabet=120,
+    )
+    trained.train_from_iterator(CORPUS, trainer)
+    merges = [tuple(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
+    ids = trained.get_vocab()
+    tokens = sorted(ids, key=ids.__getitem__)
+    kinds = [BYTE if t in byte_tokens else CONTROL if t in head else NORMAL for t in tokens]
+    keys = {"merges": [" ".join(pair) for pair in merges], "bos_token_id": ids["<bos>"]}
+    subject = load("gemma4", tokens, kinds, **keys)
+    reference = GemmaTokenizer(vocab=ids, merges=merges)
+    for text in random_texts(15, 400):
+        assert subject.encode(text) == reference.encode(text, add_special_tokens=False), text
+        assert (
+            b"".join(map(subject.token_bytes, subject.encode(text)))
+            == text.replace("▁", " ").encode()
+        )
+    assert subject.encode_prompt("the")[0] == ids["<bos>"]
+
+
+def test_damaged_unigram_and_wordpiece_vocabularies_are_refused() -> None:
+    tokens, types = ["<pad>", "</s>", "<unk>", "a"], [CONTROL, CONTROL, UNKNOWN, NORMAL]
+    for scores in ([0.0] * 3, [0.0, 0.0, 0.0, float("nan")], None):
+        with pytest.raises(ModelFileError, match="scores"):
+            load("t5", tokens, types, **({} if scores is None else {"scores": scores}))
+    refused = 0
+    for charsmap in ([1], [255] * 64, [0] * 7):
+        try:
+            subject = load("t5", tokens, types, scores=[0.0] * 4, precompiled_charsmap=charsmap)
+            subject.encode("a naïve ﬁ")
+        except (ModelFileError, RequestError):
+            refused += 1
+    assert refused
+    with pytest.raises(ModelFileError, match="unknown_token_id"):
+        load("bert", ["▁a"], [NORMAL])

@@ -1,0 +1,113 @@
+"""Where text is cut before merging, against each family's published definition."""
+
+import re
+import unicodedata
+
+import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Punctuation, Sequence, Split
+from transformers import Qwen2Tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from model_zoo.tokenizers.byte_level import splitter
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from tests.parity.test_tokenizers import random_texts
+
+GPT2 = ByteLevel(add_prefix_space=False)
+BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+LLAMA3 = GGUF_PRE_TOKENIZER_SPLITS["llama-bpe"]
+CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
+    "Ὗ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤ"
+    "Ⳬ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+
+
+def split(*expressions: str) -> PreTokenizer:
+    """As tokenizer.json files say it: expressions in turn, each isolating what it finds."""
+    return Sequence([*(Split(Regex(e), "isolated") for e in expressions), BYTES])
+
+
+# The `pre_tokenizer` of each family's tokenizer.json, where it is not one expression that
+# transformers lists by the same name.
+DIGITS_THEN_GPT2 = Sequence([Digits(individual_digits=True), GPT2])
+BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
+SHARED = {
+    "gpt-2 default phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum "
+    "modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe": GPT2,
+    "refact starcoder command-r smollm codeshell exaone minerva-7b": DIGITS_THEN_GPT2,
+    "chatglm-bpe glm4": split(LLAMA3),
+    "stablelm2 hunyuan solar-open grok-2": Qwen2Tokenizer().backend_tokenizer.pre_tokenizer,
+    "bloom poro-chat gpt3-finnish": split(BLOOM),
+    "viking": Sequence([Split(Regex(BLOOM), "isolated"), Digits(individual_digits=True), BYTES]),
+    "falcon": Sequence(
+        [
+            Punctuation("contiguous"),
+            GPT2,
+            Digits(individual_digits=False),
+            Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+    ),
+    "deepseek-coder": Sequence(
+        [
+            Split(Regex("[\r\n]"), "isolated"),
+            Split(Regex("\\s?\\p{L}+"), "isolated"),
+            Split(Regex("\\s?\\p{P}+"), "isolated"),
+            Split(Regex("[一-龥ࠀ-一가-\ud7ff]+"), "isolated"),
+            Digits(individual_digits=True),
+            BYTES,
+        ]
+    ),
+    "deepseek-llm": Sequence(
+        [
+            Split(Regex("[\r\n]"), "isolated"),
+            Split(Regex(f"\\s?[{CASED}]+"), "isolated"),
+            Split(Regex("\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"), "isolated"),
+            Split(Regex("\\s+$"), "isolated"),
+            Split(Regex("[一-龥ࠀ-一가-\ud7ff]+"), "isolated"),
+            Digits(individual_digits=True),
+            BYTES,
+        ]
+    ),
+    "deepseek-v3 hunyuan-dense joyai-llm": split(
+        "\\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+        "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+    "seed-coder": split(
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}"
+        "| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+    ),
+}
+REFERENCES = {name: rule for names, rule in SHARED.items() for name in names.split()} | {
+    name: split(expression) for name, expression in GGUF_PRE_TOKENIZER_SPLITS.items()
+}
+
+
+def test_every_row_of_the_table_has_a_reference() -> None:
+    assert set(PRE_TOKENIZERS) <= set(REFERENCES)
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_text_is_split_as_in_the_library_of_the_family(name: str) -> None:
+    subject, reference = splitter(PRE_TOKENIZERS[name]), REFERENCES[name]
+    for text in random_texts(6, 200):
+        if name == "falcon":
+            text = "".join(filter(known_to_falcon, text))
+        assert subject.pre_tokenize_str(text) == reference.pre_tokenize_str(text), text
+
+
+def known_to_falcon(character: str) -> bool:
+    """Whether the library's older table of punctuation, which falcon uses, has the character."""
+    punctuation = unicodedata.category(character).startswith("P")
+    return not punctuation or len(Punctuation().pre_tokenize_str(f"a{character}")) == 2
+
+
+def test_letters_that_deepseek_lists_are_those_of_its_file() -> None:
+    expression = PRE_TOKENIZERS["deepseek-llm"].expressions[1]
+    subject, listed = Split(Regex(expression), "isolated"), re.compile(f"[{CASED}]")
+    for code in (*range(0x21, 0x3000), *range(0xA000, 0xAC00), *range(0xF900, 0x1F000)):
+        character = chr(code)
+        joined = len(subject.pre_tokenize_str(f"é{character}")) == 1
+        assert joined == (listed.match(character) is not None), hex(code)
