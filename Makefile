@@ -16,11 +16,12 @@ export HF_HUB_OFFLINE := 1
 export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint fuzz bench train-demo clean
+.PHONY: help serve test test-peers lint fuzz bench train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
 	@echo "make test        lint, types, import rules, all tests"
+	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
@@ -35,6 +36,9 @@ serve: .venv/installed
 
 test: lint
 	$(BIN)/pytest
+
+test-peers: .venv/installed-test .venv/installed-bench
+	$(BIN)/pytest tests/peers --timeout 300
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -1,12 +1,12 @@
 """Conversations to prompts: the model file's own template, and tokens that a user cannot forge."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_zoo.sentinel import break_texts, unused_sentinel
-from model_zoo.template import compile_template, inspected_texts, render_bounded
+from model_zoo.sentinel import breaker, unused_sentinel, without_sentinel
+from model_zoo.template import compile_template, inspected_texts, names_in, render_bounded
 from model_zoo.tokenizer import Tokenizer
 from runtime.errors import RequestError
 
@@ -16,44 +16,91 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
+# Under these names templates look for what an assistant thought before it spoke.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """The place of an image among a message's texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the assistant wants called; `arguments` are JSON values by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    `content`: a text, or texts and images in order. `thinking` and `tool_calls` belong to the
+    assistant's turns; `tool_name` and `tool_call_id` tell which call a tool's turn answers.
+    """
 
     role: str
-    content: str
+    content: str | tuple[str | ImagePart, ...] = ""
+    thinking: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All texts of the content, joined."""
+        return "".join(part for part in self.content if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        return tuple(part for part in self.content if isinstance(part, ImagePart))
 
 
 class ChatTemplate:
     """A Jinja chat template with the texts of the tokens that it may write.
 
-    `inspected`: the constant texts that it looks for in messages.
+    `inspected`: the constant texts that it looks for in messages. `names`: every variable,
+    attribute and constant text that it reads.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         self.source = source
         self._template = compile_template(source)
         self.inspected = inspected_texts(source)
+        self.names = names_in(source)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+
+    def reads(self, *names: str) -> bool:
+        """Whether it reads one of `names`, as a variable, an attribute, a key or a text."""
+        return not self.names.isdisjoint(names)
 
     def render(
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt text; RequestError tells what the template refuses or stumbles over."""
+        """The prompt text, to the letter as `transformers` renders it.
+
+        `tools` are function schemas: `{"type": "function", "function": {"name": …}}`; some
+        templates take None, for no tools, otherwise than an empty list. RequestError tells what
+        the template refuses or stumbles over; what it merely leaves out `encode_chat` refuses.
+        """
         return self.render_values(
             [_as_values(message) for message in messages],
-            {"add_generation_prompt": add_generation_prompt, **variables},
+            {**variables, **_given(tools, add_generation_prompt)},
         )
 
     def render_values(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         """`render` with the messages as the plain dicts that templates read."""
-        absent: dict[str, Any] = {"tools": None, "documents": None}
         return render_bounded(
-            self._template, {**absent, **self._tokens, **variables, "messages": messages}
+            self._template,
+            {"documents": None, **self._tokens, **variables, "messages": messages},
         )
 
 
@@ -62,28 +109,31 @@ def encode_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> list[int]:
     """Token ids of the conversation: control tokens only where the template puts them.
 
-    A sentinel character goes into every control token's text that stands in a message or a
-    variable, so that the rendered text holds the unbroken text only where the template wrote it;
-    the sentinel leaves before the pieces are encoded. The template sees the sentinel in those
-    strings alone. Raises RequestError for a role that is none of `ROLES`.
+    A sentinel character goes into every control token's text, and every end of one, that stands
+    in a message, a tool or a variable, so that the rendered text holds an unbroken one only where
+    the template wrote it; the sentinel leaves before the pieces are encoded. Raises RequestError
+    for a role that is none of `ROLES`, and for images, tools and their calls where the template
+    does not look for any.
     """
     for message in messages:
         if message.role not in ROLES:
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
+    _refuse_unsupported(template, messages, tools)
     values = [_as_values(message) for message in messages]
-    variables["add_generation_prompt"] = add_generation_prompt
+    variables |= _given(tools, add_generation_prompt)
     breakable = _breakable_texts(template, tokenizer)
-    given = [values, variables, template.source, breakable.control, breakable.markers]
+    given = [values, variables, template.source, breakable.control, breakable.wished]
     sentinel = unused_sentinel(given)
     rendered = _render_unforged(template, values, variables, breakable, sentinel)
     parts = tokenizer.cut(rendered, parse_special=True)
-    plain = (part if isinstance(part, int) else part.replace(sentinel, "") for part in parts)
+    plain = (p if isinstance(p, int) else without_sentinel(p, sentinel) for p in parts)
     return tokenizer.with_bos(tokenizer.encode_parts(plain))
 
 
@@ -91,24 +141,33 @@ def encode_chat(
 class _Breakable:
     """Which texts to break where.
 
-    `control`: everywhere but in the assistant's turns, `spoken`: there. It lacks the texts that
+    `control`: everywhere but in what the assistant said, `spoken`: there. It lacks the texts that
     the template looks for, such as `</think>`: templates cut old thoughts off at them.
     `markers`: user-defined tokens that the template writes itself, such as `<tool_call>`; they
-    stay whole in the assistant's turns, and wherever breaking them changes what is rendered.
+    stay whole in what the assistant said. `wished`: those that the template also looks for, which
+    stay whole wherever breaking them changes what is rendered. `kept`: what is a text or a token
+    of its own, and not the beginning or end of another.
     """
 
     control: tuple[str, ...]
     spoken: tuple[str, ...]
     markers: tuple[str, ...]
+    wished: tuple[str, ...]
+    kept: frozenset[str]
 
 
 def _breakable_texts(template: ChatTemplate, tokenizer: Tokenizer) -> _Breakable:
-    control = tokenizer.vocabulary.control
+    control, defined = tokenizer.vocabulary.control, tokenizer.vocabulary.user_defined
     decisive = tokenizer.end_tokens | {tokenizer.bos_id}
     spoken = (t for t, i in control.items() if i in decisive or t not in template.inspected)
-    defined = (text for text in tokenizer.vocabulary.user_defined if _MARKER.fullmatch(text))
-    markers = (text for text in defined if text in template.source)
-    return _Breakable(tuple(control), tuple(spoken), tuple(markers))
+    written = [text for text in defined if _MARKER.fullmatch(text) and text in template.source]
+    return _Breakable(
+        tuple(control),
+        tuple(spoken),
+        tuple(text for text in written if text not in template.inspected),
+        tuple(text for text in written if text in template.inspected),
+        template.inspected.union(defined),
+    )
 
 
 def _render_unforged(
@@ -118,25 +177,90 @@ def _render_unforged(
     breakable: _Breakable,
     sentinel: str,
 ) -> str:
-    def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        per_message = (
-            breakable.spoken if message["role"] == "assistant" else texts for message in messages
-        )
-        pairs = zip(messages, per_message, strict=True)
-        return (
-            [break_texts(message, chosen, sentinel) for message, chosen in pairs],
-            break_texts(variables, texts, sentinel),
-        )
+    def breaking(texts: tuple[str, ...]) -> Callable[[Any], Any]:
+        chosen = breaker(texts, breakable.kept, template.names)
+        return lambda value: value if chosen is None else chosen.broken(value, sentinel)
 
-    needed = broken(breakable.control)
+    spoken = breaking(breakable.spoken)
+
+    def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        given = breaking(texts)
+        broken_messages = [_broken_message(message, given, spoken) for message in messages]
+        return broken_messages, {name: given(value) for name, value in variables.items()}
+
+    needed = broken(breakable.control + breakable.markers)
     rendered = template.render_values(*needed)
-    wished = broken(breakable.control + breakable.markers)
+    if not breakable.wished:
+        return rendered
+    wished = broken(breakable.control + breakable.markers + breakable.wished)
     if wished == needed:
         return rendered
     stricter = template.render_values(*wished)
-    same = stricter.replace(sentinel, "") == rendered.replace(sentinel, "")
+    same = without_sentinel(stricter, sentinel) == without_sentinel(rendered, sentinel)
     return stricter if same else rendered
 
 
+def _broken_message(
+    message: dict[str, Any], given: Callable[[Any], Any], spoken: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Roles are no text of anybody's; what the assistant said may hold what templates look for."""
+    by_key = {"role": lambda role: role}
+    if message["role"] == "assistant":
+        by_key["content"] = spoken
+    return {key: by_key.get(key, given)(value) for key, value in message.items()}
+
+
+def _refuse_unsupported(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> None:
+    """What the template would leave out in silence, or print as Python does."""
+    missing = []
+    if tools and not template.reads("tools"):
+        missing.append("tools")
+    if any(message.tool_calls for message in messages) and not template.reads("tool_calls"):
+        missing.append("tool calls")
+    if any(message.images for message in messages) and not template.reads("image", "image_url"):
+        missing.append("images")
+    if missing:
+        raise RequestError(
+            f"The model's chat template does not support {' and '.join(missing)}; send the "
+            "conversation without them or choose another model."
+        )
+
+
+def _given(
+    tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+) -> dict[str, Any]:
+    offered = None if tools is None else list(tools)
+    return {"tools": offered, "add_generation_prompt": add_generation_prompt}
+
+
 def _as_values(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content}
+    """The message as templates read it; what is absent has no key."""
+    values: dict[str, Any] = {"role": message.role, "content": _content(message.content)}
+    if message.thinking is not None:
+        values |= dict.fromkeys(_THOUGHTS, message.thinking)
+    if message.tool_calls:
+        values["tool_calls"] = [_called(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        values["tool_call_id"] = message.tool_call_id
+    if message.tool_name is not None:
+        values["name"] = message.tool_name
+    return values
+
+
+def _content(content: str | tuple[str | ImagePart, ...]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in content
+    ]
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    known = {} if call.id is None else {"id": call.id}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"type": "function", **known, "function": function}

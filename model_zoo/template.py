@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import SecurityError
+from jinja2.utils import Namespace
 
 from model_zoo.sandbox.budget import Budget
 from model_zoo.sandbox.environment import SandboxEnvironment, render
@@ -65,6 +66,15 @@ def inspected_texts(source: str) -> frozenset[str]:
     return frozenset(text.value for text in constants if isinstance(text.value, str))
 
 
+def names_in(source: str) -> frozenset[str]:
+    """Every variable that the template reads, every attribute and every constant text."""
+    tree = _ENVIRONMENT.parse(source)
+    variables = (node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
+    attributes = (node.attr for node in tree.find_all(nodes.Getattr))
+    texts = (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    return frozenset((*variables, *attributes, *texts))
+
+
 class _Generation(Extension):
     """`{% generation %}` marks what the assistant wrote, for training; here it changes nothing."""
 
@@ -102,6 +112,35 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
+class _MakeDict:
+    """`dict` without what else a Python type can do."""
+
+    def __call__(self, *pairs: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*pairs, **named)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace whose names cannot pass for Python's own."""
+
+    def __init__(*args: Any, **named: Any) -> None:  # a name may be `self`
+        given = dict(*args[1:], **named)
+        for name in given:
+            _check_name(name)
+        Namespace.__init__(args[0], given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"the name `{name[:80]}` in a namespace begins with an underscore")
+
+
 def _environment() -> SandboxEnvironment:
     environment = SandboxEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -110,6 +149,8 @@ def _environment() -> SandboxEnvironment:
     functions: dict[str, Callable[..., Any]] = {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
+        "dict": _MakeDict(),
+        "namespace": _PlainNamespace,
     }
     environment.globals.update(functions)
     del environment.globals["lipsum"]

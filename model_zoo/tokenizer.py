@@ -56,8 +56,15 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
         vocabulary,
         codec,
         add_bos=add_bos if stated is None else stated,
-        add_eos=bool(flag(metadata, "add_eos_token")),
+        add_eos=_adds_eos(kind, metadata),
     )
+
+
+def _adds_eos(kind: str, metadata: Mapping[str, Any]) -> bool:
+    """Whether a document ends in EOS, which is `[SEP]` with WordPiece."""
+    names = ("add_sep_token", "add_eos_token") if kind == "bert" else ("add_eos_token",)
+    stated = [flag(metadata, name) for name in names]
+    return next((word for word in stated if word is not None), kind == "bert")
 
 
 def _codec(
@@ -116,6 +123,15 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: control tokens recognised, BOS by the file's rule, never twice."""
         return self.with_bos(self.encode(text, parse_special=True))
+
+    def encode_document(self, text: str, *, at_most: int | None = None) -> list[int]:
+        """Ids of a whole text: BOS and EOS by the file's rule; cut before EOS to `at_most` ids."""
+        tokens = self.encode_prompt(text)
+        end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
+        while end and tokens and tokens[-1] == self.eos_id:
+            tokens.pop()
+        room = None if at_most is None else max(0, at_most - len(end))
+        return tokens[:room] + end
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """`tokens` behind exactly one BOS where they have one or the file asks for it."""

@@ -13,7 +13,7 @@ from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
 from runtime.memory import MemoryPlan, plan_memory
 from runtime.model import DecoderModel
-from runtime.runner import DeviceRunner
+from runtime.runner import DeviceRunner, ImageFeatures
 from runtime.scheduler import Scheduler
 
 
@@ -44,14 +44,17 @@ def assemble(
     *,
     device: torch.device,
     options: EngineOptions,
+    image_features: ImageFeatures | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that only needs `start`, and what it reserved.
 
+    `image_features`: what gives an image's rows to layers that attend to images from the side.
     Raises DoesNotFitError when the device has too little memory, ConfigurationError when the
     options contradict each other or the model.
     """
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    depth = options.depth or (1 if device.type == "cpu" else 2)
     memory = plan_memory(
         decoder,
         layout,
@@ -62,24 +65,34 @@ def assemble(
         context_tokens=options.context_tokens,
         cache_tokens=options.cache_tokens,
         memory_bytes=options.memory_bytes,
+        depth=depth,
     )
-    runner = _runner(decoder, layout, memory, device, options)
+    runner = _runner(decoder, layout, memory, device, options, image_features)
     runner.warm_up()
-    ledger = PageLedger(
-        [group.cache.kind for group in layout.groups],
-        memory.pages,
-        page_tokens=options.page_tokens,
-        prefix_cache=options.prefix_cache,
-    )
-    scheduler = Scheduler(ledger, slots=options.max_sequences, step_tokens=options.step_tokens)
+    scheduler = _scheduler(layout, memory, options)
     limits = EngineLimits(
         options.context_tokens,
         decoder.vocab_size,
         max_live=options.max_sequences + options.max_waiting,
+        most_images=layout.most_images,
     )
-    depth = options.depth or (1 if device.type == "cpu" else 2)
     engine = Engine(scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth)
     return AsyncEngine(engine), memory
+
+
+def _scheduler(layout: CacheLayout, memory: MemoryPlan, options: EngineOptions) -> Scheduler:
+    ledger = PageLedger(
+        layout.kinds,
+        memory.pages,
+        page_tokens=options.page_tokens,
+        prefix_cache=options.prefix_cache,
+    )
+    return Scheduler(
+        ledger,
+        slots=options.max_sequences,
+        step_tokens=options.step_tokens,
+        step_image_rows=layout.image_rows,
+    )
 
 
 def _runner(
@@ -88,6 +101,7 @@ def _runner(
     memory: MemoryPlan,
     device: torch.device,
     options: EngineOptions,
+    image_features: ImageFeatures | None,
 ) -> DeviceRunner:
     pool = KVPool(
         layout,
@@ -105,6 +119,7 @@ def _runner(
         step_tokens=options.step_tokens,
         context_tokens=options.context_tokens,
         device=device,
+        image_features=image_features,
     )
 
 
@@ -127,3 +142,9 @@ def check_options(options: EngineOptions, decoder: DecoderModel) -> None:
             f"`step_tokens` ({options.step_tokens:,}) must be at least `max_sequences` "
             f"({options.max_sequences:,}): each running sequence needs one row of a step."
         )
+    for cache in decoder.cache_layers:
+        if cache.kind.alignment % options.page_tokens:
+            raise ConfigurationError(
+                f"`page_tokens` is {options.page_tokens:,}; "
+                f"for this model it must divide {cache.kind.alignment:,}."
+            )

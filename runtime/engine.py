@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
-from runtime.request import Delta, FinishReason, GenerationRequest, Outcome, Sampled, Usage
+from runtime.request import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Outcome,
+    Pooled,
+    Sampled,
+    Usage,
+)
 from runtime.scheduler import Advance, Scheduler, Sequence, StepPlan
 from runtime.textstream import TextStream
 
@@ -28,11 +36,15 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a request must respect. `max_live` bounds running and waiting requests together."""
+    """What a request must respect. `max_live` bounds running and waiting requests together.
+
+    `most_images`: how many images a request may bring for cross-attention, None for any number.
+    """
 
     context_tokens: int
     vocab_size: int
     max_live: int
+    most_images: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,9 @@ class Engine:
         if live.first is None:
             live.first = now
         sampled, finish = advance.outcome, advance.finish
+        if isinstance(sampled, Pooled):
+            self._end(live, Delta(vector=sampled.vector), FinishReason.STOP)
+            return
         if not isinstance(sampled, Sampled):
             self._end(live, Delta(error=sampled.reason), FinishReason.FAILED)
             return
@@ -177,7 +192,8 @@ class Engine:
     def _end(self, live: _Live, delta: Delta, finish: FinishReason) -> None:
         text, shown = live.text.flush()
         usage = self._usage(live)
-        last = Delta(text, (), self._asked(live, shown), finish, usage, delta.error)
+        asked = self._asked(live, shown)
+        last = Delta(text, (), asked, finish, usage, delta.error, delta.vector)
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
         totals = self._totals
@@ -215,15 +231,24 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
             f"The prompt has a token id outside the vocabulary of {limits.vocab_size:,} tokens."
         )
     room = limits.context_tokens - length
-    if room < 1:
+    if room < (request.pooling is None):
         raise PromptTooLongError(
-            f"The prompt has {length:,} tokens; the context holds {limits.context_tokens:,}, "
-            "one of them for the answer. Shorten the prompt or raise `context_tokens`."
+            f"The prompt has {length:,} tokens; the context holds {limits.context_tokens:,}"
+            f"{'' if request.pooling else ', one of them for the answer'}. Shorten the prompt or "
+            "raise `context_tokens`."
+        )
+    images = sum(span.cross_rows > 0 for span in request.spans)
+    if limits.most_images is not None and images > limits.most_images:
+        raise RequestError(
+            f"The conversation has {images:,} images; the model takes {limits.most_images:,}. "
+            "Leave some out."
         )
     if live >= limits.max_live:
         raise OverloadedError(
             f"{live:,} requests run and wait here already, the most that this replica takes."
         )
+    if request.pooling is not None:
+        return request
     stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
     return dataclasses.replace(request, stop=stop)
 

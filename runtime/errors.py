@@ -17,6 +17,14 @@ class UnsupportedModelError(ModelFileError):
     """The file is sound, but it needs an architecture, block type or tokenizer not served yet."""
 
 
+class SourceError(CaravanError):
+    """A model cannot be had from the place that its source names."""
+
+
+class StoreError(CaravanError):
+    """The store of models lacks the model, is damaged, is full or cannot be written."""
+
+
 class DoesNotFitError(CaravanError):
     """The device has less memory than the model needs at worst."""
 

@@ -1,7 +1,7 @@
 """What a model needs at worst, and whether it fits; decided once, at start."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +9,12 @@ import torch
 
 from runtime.errors import DoesNotFitError
 from runtime.kv.pool import page_bytes
-from runtime.kv.spec import CacheKind, CacheLayout
+from runtime.kv.spec import CacheLayout
 from runtime.model import DecoderModel
 from runtime.sampler import Sampler
 from runtime.staging import buffer_words
 
-_LEFT_FREE = 0.1  # of what is available: what others allocate, and what allocators waste
-_PER_STEP_IN_FLIGHT = 2  # a step launched before the last one retires still holds that one's pages
+LEFT_FREE = 0.1  # of what is available: what others allocate, and what allocators waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +46,38 @@ def plan_memory(
     context_tokens: int,
     cache_tokens: int | None,
     memory_bytes: int | None,
+    depth: int = 2,
 ) -> MemoryPlan:
     """Divide the memory; with `cache_tokens` None the cache takes as much as is useful and free.
 
-    Raises DoesNotFitError when the cache cannot hold one full context beside the rest. A given
+    `depth`: steps in flight; until one retires, its sequences keep what earlier rows saw. Raises
+    DoesNotFitError when the cache cannot hold one full context beside the rest. A given
     `memory_bytes` is used to the last byte; of measured memory a tenth is left free.
     """
     weights = model.weight_bytes
     activations = model.activation_bytes(step_tokens, slots)
     sampler = _sampler_bytes(model, layout, slots, step_tokens, context_tokens)
     available = _measured(device, weights) if memory_bytes is None else memory_bytes
-    usable = available if memory_bytes is not None else int(available * (1 - _LEFT_FREE))
+    usable = available if memory_bytes is not None else int(available * (1 - LEFT_FREE))
     room = usable - weights - activations - sampler
-    cache = _CacheSizes(layout, kv_dtype, slots, step_tokens, context_tokens)
+    cache = _CacheSizes(
+        layout,
+        kv_dtype,
+        slots=slots,
+        in_flight=depth * step_tokens,
+        context_tokens=context_tokens,
+    )
     tokens = cache.tokens_within(room) if cache_tokens is None else cache_tokens
     _check_one_context(tokens, context_tokens)
+    pages = cache.pages(tokens, room)
     plan = MemoryPlan(
         weights,
         activations,
         sampler,
-        cache.nbytes(tokens),
+        cache.nbytes(pages),
         available,
-        available - weights - activations - sampler - cache.nbytes(tokens),
-        cache.pages(tokens),
+        available - weights - activations - sampler - cache.nbytes(pages),
+        pages,
         cache.held(tokens),
     )
     if plan.cache_bytes > room:
@@ -87,63 +95,82 @@ def available_bytes(device: torch.device) -> int:
 
 
 class _CacheSizes:
-    """How many pages a cache of so many tokens has in each group, and what they take."""
+    """How many pages a cache of so many tokens has in each group, and what they take.
+
+    What a sequence holds of a group with a window is bounded, so these groups stop growing once
+    every slot has its bound; steps in flight are shared by all slots.
+    """
 
     def __init__(
         self,
         layout: CacheLayout,
         dtype: torch.dtype,
+        *,
         slots: int,
-        step_tokens: int,
+        in_flight: int,
         context_tokens: int,
     ) -> None:
         self._page_tokens = layout.page_tokens
         self._slots = slots
         self._page_bytes = [page_bytes(layout, g, dtype) for g in range(len(layout.groups))]
-        in_flight = _PER_STEP_IN_FLIGHT * step_tokens
-        self._per_sequence = [
-            pages_of_one(group.cache.kind, context_tokens, in_flight, layout.page_tokens)
-            for group in layout.groups
-        ]
         self._context_pages = -(-context_tokens // layout.page_tokens)
+        self._whole = layout.capacity_pages(context_tokens)
+        self._one = layout.held_pages(context_tokens, in_flight)
+        # Each slot's rows in flight may touch a page that is only begun.
+        resting = (pages + 1 for pages in layout.held_pages(context_tokens, 0))
+        flying = -(-in_flight // layout.page_tokens)
+        self._all = tuple(
+            min(slots * one, slots * rest + flying)
+            for one, rest in zip(self._one, resting, strict=True)
+        )
 
     @property
     def most_tokens(self) -> int:
         """Every slot with a full context: more than that is never used at once."""
         return self._slots * self._context_pages * self._page_tokens
 
-    def pages(self, tokens: int) -> tuple[int, ...]:
-        wanted = -(-tokens // self._page_tokens)
-        return tuple(min(self._slots * one, wanted) for one in self._per_sequence)
-
-    def held(self, tokens: int) -> int:
-        return min(-(-tokens // self._page_tokens) * self._page_tokens, self.most_tokens)
-
-    def nbytes(self, tokens: int) -> int:
-        pages = self.pages(tokens)
-        return sum(count * size for count, size in zip(pages, self._page_bytes, strict=True))
-
     def tokens_within(self, budget: int) -> int:
         """The most tokens whose pages fit, but one full context at least."""
         low, high = self._context_pages, self._slots * self._context_pages
         while low < high:
             middle = (low + high + 1) // 2
-            if self.nbytes(middle * self._page_tokens) <= budget:
+            if self.nbytes(self._wanted(middle * self._page_tokens)) <= budget:
                 low = middle
             else:
                 high = middle - 1
         return low * self._page_tokens
 
+    def pages(self, tokens: int, budget: int) -> tuple[int, ...]:
+        """What `tokens` need; groups with a window give way, down to one sequence's bound."""
+        wanted = self._wanted(tokens)
+        low, high = 0, max(wanted)
+        while low < high:
+            middle = high - (high - low) // 2
+            if self.nbytes(self._at_most(wanted, middle)) <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        return self._at_most(wanted, low)
 
-def pages_of_one(kind: CacheKind, context_tokens: int, in_flight: int, page_tokens: int) -> int:
-    """The pages that one sequence holds at most, with `in_flight` positions not yet confirmed."""
-    if kind.first_visible(context_tokens - 1) == 0:
-        return -(-context_tokens // page_tokens)
-    return max(
-        -(-min(confirmed + in_flight, context_tokens) // page_tokens)
-        - kind.first_visible(confirmed) // page_tokens
-        for confirmed in range(context_tokens)
-    )
+    def held(self, tokens: int) -> int:
+        return min(-(-tokens // self._page_tokens) * self._page_tokens, self.most_tokens)
+
+    def nbytes(self, pages: Sequence[int]) -> int:
+        return sum(count * size for count, size in zip(pages, self._page_bytes, strict=True))
+
+    def _wanted(self, tokens: int) -> tuple[int, ...]:
+        pages = -(-tokens // self._page_tokens)
+        return tuple(
+            min(all_slots, -(-whole * pages // self._context_pages))
+            for all_slots, whole in zip(self._all, self._whole, strict=True)
+        )
+
+    def _at_most(self, wanted: Sequence[int], limit: int) -> tuple[int, ...]:
+        """Groups with a window cut to `limit` pages, if one sequence still fits."""
+        return tuple(
+            pages if one == whole else min(pages, max(one, limit))
+            for pages, one, whole in zip(wanted, self._one, self._whole, strict=True)
+        )
 
 
 def _refusal(plan: MemoryPlan, device: torch.device, usable: int) -> str:
@@ -168,7 +195,8 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 def _sampler_bytes(
     model: DecoderModel, layout: CacheLayout, slots: int, step_tokens: int, context_tokens: int
 ) -> int:
-    """Slot state, worst-case workspace, and the staging buffers (two on the host)."""
+    """Slot state, worst-case workspace, vectors, page tables, and the staging buffers (two on the
+    host)."""
     words = buffer_words(
         layout, slots=slots, step_tokens=step_tokens, context_tokens=context_tokens
     )
@@ -176,7 +204,9 @@ def _sampler_bytes(
     workspace = Sampler.workspace_bytes(
         slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size
     )
-    return state + workspace + 2 * 4 * words
+    tables = slots * sum(layout.capacity_pages(context_tokens))
+    vectors = 2 * 4 * slots * model.hidden_size
+    return state + workspace + vectors + 2 * 4 * words + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

@@ -11,12 +11,26 @@ from runtime.kv.spec import LayerCache
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Rows [begin, end) of the batch belong to the sequence in `slot`, positions from `start`."""
+    """Rows [begin, end) of the batch belong to the sequence in `slot`, positions from `start`.
+
+    What they see of a group lies in [seen_begin, seen_end); None: they see up to themselves.
+    """
 
     begin: int
     end: int
     slot: int
     start: int
+    seen_begin: int = 0
+    seen_end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWrite:
+    """Features of image `digest`, from its first row on, go to `write_cell[begin:end]`."""
+
+    digest: bytes
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,10 @@ class AttentionPlan:
     positions visible_begin[r] <= p < visible_end[r] of its slot. write_cell [tokens] int64:
     page * page_tokens + offset, where row r's key and value go. All on the model's device;
     `spans` is the same partition of rows on the host (rows of one slot are contiguous).
+
+    Where a group holds rows of images, indices of these take the place of positions, and
+    write_cell [image rows] is where those of `Batch.cross_features` go, as `image_writes` says.
+    after_image [tokens] bool: the row is at or behind the first image of its sequence.
     """
 
     page_table: Tensor
@@ -36,6 +54,13 @@ class AttentionPlan:
     visible_end: Tensor
     write_cell: Tensor
     spans: tuple[RowSpan, ...]
+    image_writes: tuple[ImageWrite, ...] = ()
+    after_image: Tensor | None = None
+
+    @property
+    def sees_nothing(self) -> bool:
+        """Whether no row sees anything, as far as the host knows."""
+        return all(span.seen_end == span.seen_begin for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +68,16 @@ class Batch:
     """One step's input, flat over all sequences.
 
     tokens [tokens] int64; positions [tokens] int64; output_rows [outputs] int64: the rows whose
-    logits are wanted; plans: one per cache group, in the layout's order.
+    logits are wanted; plans: one per cache group, in the layout's order. cross_features: the
+    [image rows, width] of each image that this step writes to groups which hold rows of images, in
+    the order of their `image_writes`.
     """
 
     tokens: Tensor
     positions: Tensor
     output_rows: Tensor
     plans: tuple[AttentionPlan, ...]
+    cross_features: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +99,21 @@ class KVCache(Protocol):
 
 
 class DecoderModel(Protocol):
-    """A text decoder.
+    """A text model.
 
-    `cache_layers`: one declaration per layer. `forward` writes this batch's keys and values into
-    `cache` and returns logits [outputs, vocab_size] in float32 for `batch.output_rows`.
-    `activation_bytes(tokens, outputs)` bounds what `forward` allocates for such a batch.
+    `cache_layers`: one declaration for each layer that stores something. `states` writes this
+    batch's keys and values into `cache` and returns the hidden states [outputs, hidden_size] of
+    `batch.output_rows`; `logits` of such states, float32 [rows, vocab_size], are there only where
+    the model `generates`. Where it is not `causal`, a prompt is one whole span.
+    `activation_bytes(tokens, outputs)` bounds what `states` for so many tokens and `logits` of so
+    many rows allocate.
     """
 
     vocab_size: int
+    hidden_size: int
     context_length: int
+    causal: bool
+    generates: bool
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]: ...
@@ -87,6 +121,8 @@ class DecoderModel(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor: ...
+    def states(self, batch: Batch, cache: KVCache) -> Tensor: ...
+
+    def logits(self, states: Tensor) -> Tensor: ...
 
     def activation_bytes(self, tokens: int, outputs: int) -> int: ...

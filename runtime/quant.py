@@ -64,6 +64,9 @@ _TYPES = (
     BlockType(40, "NVFP4", 64, 36),
 )
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TYPES})
+# MXFP4 with the nibbles of neighbours in one byte, as the first gpt-oss files have it, under the
+# number of a type that GGUF had given up.
+MXFP4_PAIRS = BlockType(4, "MXFP4_PAIRS", 32, 17)
 
 
 def block_type(name: str) -> BlockType:
@@ -160,5 +163,6 @@ _DEQUANTIZERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "TQ1_0": ternary.tq1_0,
     "TQ2_0": ternary.tq2_0,
     "MXFP4": microscaling.mxfp4,
+    "MXFP4_PAIRS": microscaling.mxfp4_pairs,
     "NVFP4": microscaling.nvfp4,
 }

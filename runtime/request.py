@@ -15,6 +15,14 @@ class FinishReason(Enum):
     FAILED = "failed"  # the engine failed; `Delta.error` says how
 
 
+class Pooling(Enum):
+    """Which of a prompt's hidden states become its vector."""
+
+    MEAN = "mean"
+    CLS = "cls"  # the first one
+    LAST = "last"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn.
@@ -64,13 +72,17 @@ class ImageSpan:
     """Placeholder positions [start, start + length) of one image.
 
     `whole`: attention inside is bidirectional, so no step may end inside. `digest` names pixels,
-    processor settings and projector together.
+    processor settings and projector together. `cross_rows`: rows that it brings for layers that
+    attend to images from the side; `cross_padding`: further ones, which only text before the first
+    image can see, and only where the model says so (`Cross.lead_in` in runtime/kv/spec.py).
     """
 
     start: int
     length: int
     whole: bool
     digest: bytes
+    cross_rows: int = 0
+    cross_padding: int = 0
 
     @property
     def end(self) -> int:
@@ -79,13 +91,18 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A tokenised prompt and the rules of its continuation; `id` is unique among live requests."""
+    """A tokenised prompt and the rules of its continuation; `id` is unique among live requests.
+
+    With `pooling` nothing is continued: the prompt's states become one vector, and `stop` says
+    one token. A prompt that is read in both directions has a single whole span over all of it.
+    """
 
     id: str
     prompt: tuple[int, ...]
     stop: StopRules
     sampling: SamplingParams = SamplingParams()
     spans: tuple[ImageSpan, ...] = ()
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +129,14 @@ class DrawFailure:
     reason: str
 
 
-Outcome = Sampled | DrawFailure
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The vector of a prompt, little-endian float32."""
+
+    vector: bytes
+
+
+Outcome = Sampled | DrawFailure | Pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +170,7 @@ class Delta:
     finish: FinishReason | None = None
     usage: Usage | None = None
     error: str | None = None
+    vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
 
     def merged(self, later: "Delta") -> "Delta":
         """This delta and the one after it as one."""
@@ -156,4 +181,5 @@ class Delta:
             later.finish,
             later.usage,
             later.error,
+            later.vector,
         )

@@ -1,6 +1,7 @@
 """Launches planned steps on the device and reads back what they drew."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,13 +9,17 @@ from torch import Tensor
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
-from runtime.model import AttentionPlan, Batch, DecoderModel
+from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite
+from runtime.pooling import Pooler
 from runtime.request import (
     MAX_TOP_LOGPROBS,
     Alternative,
     DrawFailure,
     GenerationRequest,
+    ImageSpan,
     Outcome,
+    Pooled,
+    Pooling,
     Sampled,
     SamplingParams,
     StopRules,
@@ -23,16 +28,22 @@ from runtime.sampler import Drawn, Sampler
 from runtime.scheduler import Chunk, Sequence, SlotLoad, StepPlan
 from runtime.staging import Stage, Staged
 
-_NOT_FINITE = DrawFailure("The model returned logits that are not finite numbers.")
+# An image's digest -> its features on the device, [rows, width], those of padding last.
+ImageFeatures = Callable[[bytes], Tensor]
+
+_NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way: `drawing` names the chunk of each drawn row, `done` tells the end."""
+    """A step on its way: `drawing` names the chunk of each drawn row, `pooling` that of each of the
+    `vectors`; `done` tells the end."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
-    drawn: Drawn
+    drawn: Drawn | None
+    pooling: tuple[int, ...]
+    vectors: Tensor
     done: torch.cuda.Event | None
 
 
@@ -54,8 +65,10 @@ class DeviceRunner:
         step_tokens: int,
         context_tokens: int,
         device: torch.device,
+        image_features: ImageFeatures | None = None,
     ) -> None:
         self._model = model
+        self._image_features = image_features
         self._pool = pool
         self._page_tokens = layout.page_tokens
         self._slots = slots
@@ -74,6 +87,7 @@ class DeviceRunner:
             context_tokens=context_tokens,
             device=device,
         )
+        self._pooler = Pooler(slots=slots, hidden=model.hidden_size, device=device)
         self._fresh = True
 
     @torch.inference_mode()
@@ -82,27 +96,25 @@ class DeviceRunner:
         self._fresh = False
         staged = self._stage.stage(plan)
         self._apply(staged)
-        logits = self._model.forward(self._batch(staged), self._pool)
-        drawn = self._sampler.sample(logits, staged.draws)
-        if self._device.type != "cuda":
-            return Launched(plan.chunks, staged.drawing, drawn, None)
-        host = _copied_to_host(drawn)
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(self._device))
-        return Launched(plan.chunks, staged.drawing, host, done)
+        states = self._model.states(self._batch(staged), self._pool)
+        draws = len(staged.drawing)
+        vectors = self._pooler.take(states[draws:], staged.pooled.parts)
+        drawn = None
+        if draws:
+            drawn = self._sampler.sample(self._model.logits(states[:draws]), staged.draws)
+        launched = Launched(plan.chunks, staged.drawing, drawn, staged.pooled.chunks, vectors, None)
+        return launched if self._device.type != "cuda" else _copied_to_host(launched, self._device)
 
     def collect(self, launched: Launched) -> tuple[Outcome | None, ...]:
         """Wait for a step; what it drew, aligned with its chunks. The only place that waits."""
         if launched.done is not None:
             launched.done.synchronize()
-        drawn = launched.drawn
         results: list[Outcome | None] = [None] * len(launched.chunks)
-        scores = _Scores(drawn)
-        rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
-        for index, token, finite in rows:
-            wanted = launched.chunks[index].sequence.request.sampling.logprobs
-            sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
-            results[index] = sampled if finite else _NOT_FINITE
+        if launched.drawn is not None:
+            _tell_drawn(launched, launched.drawn, results)
+        finite = launched.vectors.isfinite().all(dim=1).tolist()
+        for index, vector, sound in zip(launched.pooling, launched.vectors, finite, strict=True):
+            results[index] = Pooled(vector.numpy().tobytes()) if sound else _NOT_FINITE
         return tuple(results)
 
     def warm_up(self) -> None:
@@ -143,13 +155,42 @@ class DeviceRunner:
 
     def _batch(self, staged: Staged) -> Batch:
         positions, slots = staged.positions, staged.row_slot.long()
-        indices, offsets = positions // self._page_tokens, positions % self._page_tokens
-        plans = []
-        for table, (begin, end) in zip(self._pool.page_tables, staged.visible, strict=True):
-            cells = table[slots, indices].long() * self._page_tokens + offsets
-            plans.append(AttentionPlan(table, staged.row_slot, begin, end, cells, staged.spans))
+        plans, writes = [], tuple[ImageWrite, ...]()
+        for table, group in zip(self._pool.page_tables, staged.groups, strict=True):
+            seen = (table, staged.row_slot, group.begin, group.end)
+            if group.images is None:
+                plans.append(
+                    AttentionPlan(*seen, self._cells(table, slots, positions), group.spans)
+                )
+                continue
+            cells = self._cells(table, group.images.slots, group.images.indices)
+            writes, after = group.images.writes, group.images.after_image
+            plans.append(AttentionPlan(*seen, cells, group.spans, writes, after))
         tokens = self._sampler.tokens_at(slots, positions)
-        return Batch(tokens, positions, staged.output_rows, tuple(plans))
+        features = tuple(map(self._features, writes))
+        return Batch(tokens, positions, staged.output_rows, tuple(plans), features)
+
+    def _scratch_sequence(self, slot: int, length: int, sampling: SamplingParams) -> Sequence:
+        """Draws if the model can, else pools; a prompt that is read in both directions is whole."""
+        whole = ImageSpan(0, length, whole=True, digest=b"")
+        request = GenerationRequest(
+            f"warm-up-{slot}",
+            (0,) * length,
+            StopRules(1),
+            sampling,
+            spans=() if self._model.causal else (whole,),
+            pooling=None if self._model.generates else Pooling.MEAN,
+        )
+        return Sequence(request, [0] * length)
+
+    def _cells(self, table: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
+        """Where the pages of `slots` [n] int64 hold `indices` [n] int64."""
+        pages = table[slots, indices // self._page_tokens].long()
+        return pages * self._page_tokens + indices % self._page_tokens
+
+    def _features(self, write: ImageWrite) -> Tensor:
+        assert self._image_features is not None, "an image whose features nobody knows"
+        return self._image_features(write.digest)[: write.end - write.begin]
 
     def _scratch_plan(self, rows: int, slots: int) -> StepPlan:
         """One row at the end of each slot's context; the rows left over fill slot after slot.
@@ -165,12 +206,21 @@ class DeviceRunner:
         for slot in range(slots):
             length = min(room, 1 + left)
             left -= length - 1
-            request = GenerationRequest(f"warm-up-{slot}", (0,), StopRules(1), sampling)
-            sequence = Sequence(request, [0])
-            start, known = room - length, (0,) * length
+            sequence = self._scratch_sequence(slot, length, sampling)
+            start = room - length if self._model.causal else 0
+            known = (0,) * length
             chunks.append(Chunk(sequence, 0, slot, start, length, known, False, True))
             loads.append(SlotLoad(slot, (0,) * room, sampling))
         return StepPlan(tuple(chunks), (), tuple(loads))
+
+
+def _tell_drawn(launched: Launched, drawn: Drawn, results: list[Outcome | None]) -> None:
+    scores = _Scores(drawn)
+    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
+    for index, token, finite in rows:
+        wanted = launched.chunks[index].sequence.request.sampling.logprobs
+        sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
+        results[index] = sampled if finite else _NOT_FINITE
 
 
 class _Scores:
@@ -196,17 +246,23 @@ def _is_lack_of_memory(error: Exception) -> bool:
     return named or "can't allocate memory" in str(error)
 
 
-def _copied_to_host(drawn: Drawn) -> Drawn:
-    """The same in pinned memory; valid once the stream has come this far."""
+def _copied_to_host(launched: Launched, device: torch.device) -> Launched:
+    """The same in pinned memory; valid once the stream has come this far, which `done` tells."""
 
     def pinned(tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
-    return Drawn(
-        pinned(drawn.tokens),
-        pinned(drawn.finite),
-        pinned(drawn.logprobs),
-        pinned(drawn.top_tokens),
-        pinned(drawn.top_logprobs),
-    )
+    drawn = launched.drawn
+    if drawn is not None:
+        drawn = Drawn(
+            pinned(drawn.tokens),
+            pinned(drawn.finite),
+            pinned(drawn.logprobs),
+            pinned(drawn.top_tokens),
+            pinned(drawn.top_logprobs),
+        )
+    vectors = pinned(launched.vectors)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(device))
+    return replace(launched, drawn=drawn, vectors=vectors, done=done)

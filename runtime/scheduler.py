@@ -14,6 +14,7 @@ from runtime.request import (
     GenerationRequest,
     ImageSpan,
     Outcome,
+    Pooled,
     Sampled,
     SamplingParams,
 )
@@ -57,6 +58,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that exist and are not yet handed to the device."""
         return self.length - self.launched
+
+    @property
+    def shares_pages(self) -> bool:
+        """A pooled prompt needs the states of all its rows, and may look ahead."""
+        return self.request.pooling is None
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""
@@ -129,45 +135,54 @@ class Advance:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A plan in the making: what it may still take, and what it has. `short`: of pages."""
 
     budget: int
+    image_rows: int
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
-    preempted: bool = False
+    short: bool = False
 
     def write(self, slot: int, grants: list[PageGrant]) -> None:
         self.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
 
 
 class Scheduler:
-    """Continuous batching over a fixed number of slots and a token budget per step."""
+    """Continuous batching over a fixed number of slots and a token budget per step.
 
-    def __init__(self, ledger: PageLedger, *, slots: int, step_tokens: int) -> None:
+    `step_image_rows`: rows of images that a step fills at most, as many as one sequence may have.
+    """
+
+    def __init__(
+        self, ledger: PageLedger, *, slots: int, step_tokens: int, step_image_rows: int = 0
+    ) -> None:
         assert 0 < slots <= step_tokens
         self.ledger = ledger
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._step_tokens = step_tokens
+        self._step_image_rows = step_image_rows
         self._free_slots = list(reversed(range(slots)))
 
     def add(self, request: GenerationRequest) -> Sequence:
-        """Queue a request. Its spans that must stay whole fit into one step."""
+        """Queue a request. A step has room for each whole span, and for all rows of images."""
         assert request.prompt and request.stop.max_tokens > 0
         assert all(not s.whole or s.length <= self._step_tokens for s in request.spans)
         sequence = Sequence(request, list(request.prompt))
+        rows = self.ledger.image_rows(sequence, 0, len(request.prompt))
+        assert rows <= self._step_image_rows, f"{rows} rows of images"
         self.waiting.append(sequence)
         return sequence
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be launched before another step retires."""
-        draft = _Draft(self._step_tokens)
+        draft = _Draft(self._step_tokens, self._step_image_rows)
         for sequence in list(self.running):
             if sequence.state is State.RUNNING:  # not preempted by an earlier one just now
                 self._continue(sequence, draft)
-        while self.waiting and self._free_slots and draft.budget and not draft.preempted:
+        while self.waiting and self._free_slots and draft.budget and not draft.short:
             if not self._admit(self.waiting[0], draft):
                 break
         if not draft.chunks:
@@ -187,7 +202,8 @@ class Scheduler:
                 sequence.tokens.append(outcome.token)
             if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + chunk.length
-                self.ledger.publish(sequence)
+                if sequence.shares_pages:
+                    self.ledger.publish(sequence)
                 self.ledger.trim(sequence)
             if outcome is not None:
                 finish = _finish_reason(sequence, outcome)
@@ -207,14 +223,16 @@ class Scheduler:
         sequence.state = State.FINISHED
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
-        count = self._want(sequence, draft.budget)
+        count = self._want(sequence, draft)
         if count == 0:
             return
         grants = self.ledger.reserve(sequence, sequence.launched + count)
         while grants is None:
+            draft.short = True
             victim = self.running[-1]  # the latest admitted: never one that is in the draft
+            if victim is sequence and sequence.launched > sequence.confirmed:
+                return  # its steps in flight may give pages back
             self._preempt(victim)
-            draft.preempted = True
             if victim is sequence:
                 return
             grants = self.ledger.reserve(sequence, sequence.launched + count)
@@ -223,9 +241,9 @@ class Scheduler:
     def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
         if sequence.pending:  # preempted, and a token of it is still on the device
             return False
-        hit, shared = self.ledger.adopt(sequence)
+        hit, shared = self.ledger.adopt(sequence) if sequence.shares_pages else (0, [])
         sequence.launched = sequence.confirmed = hit
-        count = self._want(sequence, draft.budget)
+        count = self._want(sequence, draft)
         grants = self.ledger.reserve(sequence, hit + count) if count else None
         if grants is None:
             self.ledger.release(sequence)
@@ -241,10 +259,20 @@ class Scheduler:
         self._launch(sequence, count, shared + grants, draft)
         return True
 
-    def _want(self, sequence: Sequence, budget: int) -> int:
+    def _want(self, sequence: Sequence, draft: _Draft) -> int:
         if sequence.produced >= sequence.request.stop.max_tokens:
             return 0
-        return sequence.cut(min(sequence.remaining, budget))
+        count = sequence.cut(min(sequence.remaining, draft.budget))
+        return self._cut_to_image_rows(sequence, count, draft.image_rows)
+
+    def _cut_to_image_rows(self, sequence: Sequence, count: int, budget: int) -> int:
+        """`count` tokens, fewer where a step would fill too many rows of images."""
+        start, end = sequence.launched, sequence.launched + count
+        images = (span.start for span in reversed(sequence.spans) if start < span.start < end)
+        for stop in (end, *images):
+            if self.ledger.image_rows(sequence, start, stop) <= budget:
+                return stop - start
+        return 0
 
     def _launch(
         self, sequence: Sequence, count: int, grants: list[PageGrant], draft: _Draft
@@ -261,6 +289,7 @@ class Scheduler:
         )
         draft.write(sequence.slot, grants)
         draft.budget -= count
+        draft.image_rows -= self.ledger.image_rows(sequence, start, end)
         sequence.launched = end
         sequence.pending += samples
 
@@ -283,6 +312,8 @@ class Scheduler:
 
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
     stop = sequence.request.stop
+    if isinstance(outcome, Pooled):
+        return FinishReason.STOP
     if not isinstance(outcome, Sampled):
         return FinishReason.FAILED
     if outcome.token in stop.end_tokens:

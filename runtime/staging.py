@@ -4,19 +4,21 @@ Everything a step uploads lies in one run of 32-bit words and travels in one cop
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.model import RowSpan
+from runtime.model import ImageWrite, RowSpan
+from runtime.pooling import PooledStep, plan_pooling
 from runtime.request import SamplingParams
 from runtime.sampler import FLOATS, INTS, Draws, Path, Sampler, path_of
 from runtime.scheduler import Chunk, SlotLoad, StepPlan
+from runtime.sheet import Sheet
 
 _WORDS_PER_LOAD = 1 + FLOATS + 2 * INTS  # the slot, its float and its int64 parameters
 
@@ -32,21 +34,44 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedImages:
+    """Rows of images that the step writes: slots and indices [image rows] int64, and whose.
+
+    after_image [rows] bool: as in `AttentionPlan`.
+    """
+
+    writes: tuple[ImageWrite, ...]
+    after_image: Tensor
+    slots: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StagedGroup:
+    """What the rows see of one cache group: begin and end [rows] int32, and its bounds."""
+
+    spans: tuple[RowSpan, ...]
+    begin: Tensor
+    end: Tensor
+    images: StagedImages | None
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """One step's upload, on the device; it stays valid until the step after next is staged.
 
-    positions [rows] int64; row_slot [rows] int32; visible: begin and end [rows] int32 per cache
-    group; output_rows [draws] int64; page_cells [n] int64, pages [n] int32. `drawing` names the
-    chunk of each output row.
+    positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
+    output_rows [draws + pooled rows] int64: first those that draw, whose chunks `drawing` names,
+    then those that `pooled` takes.
     """
 
-    spans: tuple[RowSpan, ...]
     positions: Tensor
     row_slot: Tensor
-    visible: tuple[tuple[Tensor, Tensor], ...]
+    groups: tuple[StagedGroup, ...]
     output_rows: Tensor
     draws: Draws
     drawing: tuple[int, ...]
+    pooled: PooledStep
     page_cells: Tensor
     pages: Tensor
     loads: Loads | None
@@ -66,14 +91,14 @@ class Stage:
         context_tokens: int,
         device: torch.device,
     ) -> None:
-        self._kinds = [group.cache.kind for group in layout.groups]
+        self._kinds = layout.kinds
         self._pool = pool
         self._sampler = sampler
         self._context_tokens = context_tokens
         words = buffer_words(
             layout, slots=slots, step_tokens=step_tokens, context_tokens=context_tokens
         )
-        self._sheets = [_Sheet(words, device) for _ in range(2)]
+        self._sheets = [Sheet(words, device) for _ in range(2)]
         self._device_words = (
             torch.empty(words, dtype=torch.int32, device=device) if device.type == "cuda" else None
         )
@@ -83,43 +108,37 @@ class Stage:
         self._sheets.reverse()
         sheet = self._sheets[0]
         sheet.clear()
-        spans, rows = self._write_rows(sheet, plan.chunks)
-        drawing = self._drawing_order(plan.chunks)
-        outputs = self._write_outputs(sheet, plan.chunks, spans, drawing)
+        rows = _row_spans(plan.chunks)
+        positions, slots = self._write_rows(sheet, plan.chunks, rows)
+        groups = [_write_group(sheet, kind, plan.chunks, rows) for kind in self._kinds]
+        drawing, pooled = self._drawing_order(plan.chunks), plan_pooling(plan.chunks, rows)
+        outputs = self._write_outputs(sheet, plan.chunks, rows, drawing)
+        pooled_rows = sheet.put(pooled.rows)
         tables = self._write_pages(sheet, plan)
         loads = self._write_loads(sheet, plan.slot_loads) if plan.slot_loads else None
         words = sheet.upload(self._device_words)
-        positions, row_slot, *visible = (words[part] for part in rows)
         return Staged(
-            spans,
-            positions.long(),
-            row_slot,
-            tuple(zip(visible[::2], visible[1::2], strict=True)),
-            words[outputs.rows].long(),
+            words[positions].long(),
+            words[slots],
+            tuple(group.on(words) for group in groups),
+            torch.cat([words[outputs.rows], words[pooled_rows]]).long(),
             outputs.draws(words),
             drawing,
+            pooled,
             words[tables[0]].long(),
             words[tables[1]],
             loads.on(words) if loads else None,
         )
 
     def _write_rows(
-        self, sheet: "_Sheet", chunks: Sequence[Chunk]
-    ) -> tuple[tuple[RowSpan, ...], list[slice]]:
-        count = sum(chunk.length for chunk in chunks)
-        parts = [sheet.take(count) for _ in range(2 + 2 * len(self._kinds))]
-        positions, slots, *visible = (sheet.array[part] for part in parts)
-        spans, row = [], 0
-        for chunk in chunks:
-            rows = slice(row, row + chunk.length)
-            positions[rows] = np.arange(chunk.start, chunk.start + chunk.length)
-            slots[rows] = chunk.slot
-            for kind, begin, end in zip(self._kinds, visible[::2], visible[1::2], strict=True):
-                _fill_first_visible(begin[rows], kind, chunk)
-                _fill_last_visible(end[rows], positions[rows], chunk)
-            spans.append(RowSpan(row, row + chunk.length, chunk.slot, chunk.start))
-            row += chunk.length
-        return tuple(spans), parts
+        self, sheet: Sheet, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+    ) -> tuple[slice, slice]:
+        positions, slots = sheet.take(rows[-1].end), sheet.take(rows[-1].end)
+        for chunk, span in zip(chunks, rows, strict=True):
+            end = chunk.start + chunk.length
+            sheet.array[positions][span.begin : span.end] = np.arange(chunk.start, end)
+            sheet.array[slots][span.begin : span.end] = chunk.slot
+        return positions, slots
 
     def _drawing_order(self, chunks: Sequence[Chunk]) -> tuple[int, ...]:
         """The chunks that draw, those of one path together."""
@@ -127,13 +146,13 @@ class Stage:
         keyed = [
             (path_of(chunk.sequence.request.sampling, vocab), index)
             for index, chunk in enumerate(chunks)
-            if chunk.samples
+            if chunk.samples and chunk.sequence.request.pooling is None
         ]
         return tuple(index for _, index in sorted(keyed))
 
     def _write_outputs(
         self,
-        sheet: "_Sheet",
+        sheet: Sheet,
         chunks: Sequence[Chunk],
         spans: Sequence[RowSpan],
         drawing: Sequence[int],
@@ -159,14 +178,14 @@ class Stage:
             alternatives=max((params[row].logprobs or 0 for row in scored), default=0),
         )
 
-    def _write_pages(self, sheet: "_Sheet", plan: StepPlan) -> tuple[slice, slice]:
+    def _write_pages(self, sheet: Sheet, plan: StepPlan) -> tuple[slice, slice]:
         cell = self._pool.table_cell
         return (
             sheet.put([cell(write.group, write.slot, write.index) for write in plan.page_writes]),
             sheet.put([write.page for write in plan.page_writes]),
         )
 
-    def _write_loads(self, sheet: "_Sheet", loads: Sequence[SlotLoad]) -> "_LoadParts":
+    def _write_loads(self, sheet: Sheet, loads: Sequence[SlotLoad]) -> "_LoadParts":
         assert all(len(load.tokens) <= self._context_tokens for load in loads)
         floats, ints = self._sampler.parameter_rows([load.sampling for load in loads])
         return _LoadParts(
@@ -180,13 +199,45 @@ class Stage:
 
 def buffer_words(layout: CacheLayout, *, slots: int, step_tokens: int, context_tokens: int) -> int:
     """32-bit words that the largest plan takes."""
-    groups = len(layout.groups)
-    pages_per_sequence = -(-context_tokens // layout.page_tokens)
-    rows = step_tokens * (2 + 2 * groups)
-    outputs = slots * 5
-    tables = 2 * groups * slots * pages_per_sequence
+    by_image = sum(kind.by_image for kind in layout.kinds)
+    rows = step_tokens * (2 + 2 * len(layout.groups) + by_image)
+    images = 2 * by_image * layout.image_rows
+    outputs = slots * 5 + step_tokens
+    tables = 2 * slots * sum(layout.held_pages(context_tokens, step_tokens))
     loads = slots * (_WORDS_PER_LOAD + context_tokens) + 1
-    return rows + outputs + tables + loads
+    return rows + images + outputs + tables + loads
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageParts:
+    """Where the rows of images lie in the words, and which rows come behind an image."""
+
+    writes: tuple[ImageWrite, ...]
+    after: slice
+    slots: slice
+    indices: slice
+
+    def on(self, words: Tensor) -> StagedImages:
+        return StagedImages(
+            self.writes,
+            words[self.after].bool(),
+            words[self.slots].long(),
+            words[self.indices].long(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupParts:
+    """Where it lies in the words what the rows see of a group."""
+
+    spans: tuple[RowSpan, ...]
+    begin: slice
+    end: slice
+    images: _ImageParts | None
+
+    def on(self, words: Tensor) -> StagedGroup:
+        images = self.images.on(words) if self.images else None
+        return StagedGroup(self.spans, words[self.begin], words[self.end], images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,65 +286,52 @@ class _LoadParts:
         )
 
 
-class _Sheet:
-    """One host buffer, filled from front to back."""
-
-    def __init__(self, words: int, device: torch.device) -> None:
-        self._words = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.array: NDArray[np.int32] = self._words.numpy()
-        self._used = 0
-        self._uploaded: torch.cuda.Event | None = None
-
-    def clear(self) -> None:
-        if self._uploaded is not None:
-            self._uploaded.synchronize()
-        self._used = 0
-
-    def take(self, count: int) -> slice:
-        part = slice(self._used, self._used + count)
-        assert part.stop <= len(self.array), "the plan is larger than any plan may be"
-        self._used = part.stop
-        return part
-
-    def put(self, values: Sequence[int] | NDArray[np.int32], *, aligned: bool = False) -> slice:
-        """Append; `aligned` to 64 bits."""
-        if aligned:
-            self._used += self._used % 2
-        part = self.take(len(values))
-        self.array[part] = values
-        return part
-
-    def upload(self, target: Tensor | None) -> Tensor:
-        """Everything written so far, on the device; on the CPU the buffer itself."""
-        if target is None:
-            return self._words
-        target[: self._used].copy_(self._words[: self._used], non_blocking=True)
-        self._uploaded = torch.cuda.Event()
-        self._uploaded.record(torch.cuda.current_stream(target.device))
-        return target
-
-
 def _lookback(sampling: SamplingParams, end: int) -> int:
     """How many positions before `end` the penalties look at."""
     within = max(0, end - sampling.penalty_begin)
     return within if sampling.repeat_last_n is None else min(sampling.repeat_last_n, within)
 
 
-def _fill_first_visible(begin: NDArray[np.int32], kind: CacheKind, chunk: Chunk) -> None:
-    first = kind.first_visible(chunk.start)
-    last = kind.first_visible(chunk.start + chunk.length - 1)
-    if first == last:  # it never falls, so it is the same in between
-        begin[:] = first
-    else:
-        begin[:] = [kind.first_visible(chunk.start + row) for row in range(chunk.length)]
+def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
+    ends = list(accumulate(chunk.length for chunk in chunks))
+    return [
+        RowSpan(end - chunk.length, end, chunk.slot, chunk.start)
+        for chunk, end in zip(chunks, ends, strict=True)
+    ]
 
 
-def _fill_last_visible(end: NDArray[np.int32], positions: NDArray[np.int32], chunk: Chunk) -> None:
-    """Each row sees up to itself; rows of an image that is one whole see all of it."""
-    end[:] = positions + 1
-    for span in chunk.sequence.spans:
-        begin_row = max(span.start - chunk.start, 0)
-        end_row = min(span.end - chunk.start, chunk.length)
-        if span.whole and begin_row < end_row:
-            assert span.end <= chunk.start + chunk.length, "a step ends inside a whole image"
-            end[begin_row:end_row] = span.end
+def _write_group(
+    sheet: Sheet, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+) -> "_GroupParts":
+    count = rows[-1].end
+    begin, end = sheet.take(count), sheet.take(count)
+    spans = []
+    for chunk, span in zip(chunks, rows, strict=True):
+        stop = chunk.start + chunk.length
+        begins, ends = kind.seen(chunk.start, stop, chunk.sequence.spans)
+        sheet.array[begin][span.begin : span.end] = begins
+        sheet.array[end][span.begin : span.end] = ends
+        spans.append(replace(span, seen_begin=min(begins), seen_end=max(ends)))
+    images = _write_images(sheet, kind, chunks, rows) if kind.by_image else None
+    return _GroupParts(tuple(spans), begin, end, images)
+
+
+def _write_images(
+    sheet: Sheet, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+) -> "_ImageParts":
+    after = sheet.take(rows[-1].end)
+    writes: list[ImageWrite] = []
+    slots: list[int] = []
+    indices: list[int] = []
+    for chunk, span in zip(chunks, rows, strict=True):
+        images, stop = chunk.sequence.spans, chunk.start + chunk.length
+        first = min((image.start for image in images if image.cross_rows), default=stop)
+        seeing = sheet.array[after][span.begin : span.end]
+        seeing[:] = 1
+        seeing[: max(0, first - chunk.start)] = 0
+        for place in kind.begun(chunk.start, stop, images):
+            begin = len(indices)
+            indices += [*place.rows, *place.padding]
+            slots += [chunk.slot] * (len(indices) - begin)
+            writes.append(ImageWrite(place.image.digest, begin, len(indices)))
+    return _ImageParts(tuple(writes), after, sheet.put(slots), sheet.put(indices))

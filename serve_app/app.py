@@ -11,6 +11,7 @@ from runtime.errors import CaravanError
 from serve_app.autoscaling import autoscaling_config
 from serve_app.deployments import Ingress, ModelDeployment
 from serve_app.loading import check_model
+from serve_app.logs import get_logger
 from serve_app.settings import (
     AppSettings,
     ModelSettings,
@@ -24,6 +25,8 @@ INGRESS_ONGOING_REQUESTS = 10_000
 # Calls for control only: tokens do not travel through the handle.
 CONTROL_ONGOING_REQUESTS = 1_000
 
+log = get_logger()
+
 
 def build(args: dict[str, Any]) -> Application:
     """The application that these settings describe; settings and files are checked first.
@@ -32,10 +35,11 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         settings = read_settings(args)
-        for model in settings.models:
-            check_model(model)
+        notes = [check_model(model) for model in settings.models]
     except CaravanError as error:
         raise RayServeException(str(error)) from error
+    for note in filter(None, notes):
+        log.info("note", text=note)
     return application(settings)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from runtime.errors import (
@@ -19,7 +19,7 @@ from serve_app.options import Options
 from serve_app.settings import canonical_name
 from serve_app.stream.client import ConnectionLost, StreamClient
 from serve_app.stream.wire import Address
-from serve_app.task import ChatDelta, ChatTask
+from serve_app.task import ChatDelta, Task
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -37,10 +37,14 @@ class Directory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A configured model and the options that its requests start from."""
+    """A configured model and the options that its requests start from.
+
+    `brings_options`: it may have some of its own, which only a replica knows.
+    """
 
     name: str
     options: Options
+    brings_options: bool = False
 
 
 class ChatBackend:
@@ -66,6 +70,14 @@ class ChatBackend:
             raise ModelNotFoundError(f"model '{name}' not found")
         return served
 
+    async def served(self, name: str) -> ServedModel:
+        """The model with all its options: the configured ones, then its own."""
+        model = self.model(name)
+        if not model.brings_options:
+            return model
+        card = await self.card(model)
+        return replace(model, options=model.options.over(card.options))
+
     async def cards(self) -> list[ModelCard]:
         """Those of the models that answer soon; one that is down takes no other off the list."""
         asked = (self.card(model, timeout_s=LISTING_TIMEOUT_S) for model in self.models)
@@ -81,7 +93,7 @@ class ChatBackend:
         except TimeoutError:
             raise self._unreachable(model.name) from None
 
-    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+    async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Leaving early ends the work on the replica.
 
         Until the first delta a lost connection or a dead engine is no loss: another replica, or

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.options import Options
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -11,7 +13,9 @@ class ModelCard:
 
     `digest` hex SHA-256, `modified_at` unix seconds. `metadata` holds None for arrays unless they
     were asked for. `tensors`: name, type and shape in the file's order. `reserved_bytes`: weights,
-    cache and working memory; `device_bytes`: the part of them on an accelerator.
+    cache and working memory; `device_bytes`: the part of them on an accelerator. `system` and
+    `options`: what conversations and requests get that bring none of their own. `capabilities`: in
+    Ollama's words, such as "completion" and "embedding".
     """
 
     name: str
@@ -32,3 +36,6 @@ class ModelCard:
     pid: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    system: str | None = None
+    options: Options = field(default_factory=Options)
+    capabilities: tuple[str, ...] = ("completion",)

@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m serve_app.check CONFIG", file=sys.stderr)
         return 2
     try:
-        check(Path(path))
+        for note in check(Path(path)):
+            print(f"{path}: {note}")
         check_port(Path(path))
     except CaravanError as error:
         print(f"{path}: {error}", file=sys.stderr)
@@ -33,11 +34,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def check(path: Path) -> None:
-    """Raises the error that the first wrong setting or model file gives."""
-    for args in _arguments(_config(path)):
-        for model in read_settings(args).models:
-            check_model(model)
+def check(path: Path) -> list[str]:
+    """What is to be told of models that have yet to be pulled.
+
+    Raises the error that the first wrong setting or model file gives.
+    """
+    models = [m for args in _arguments(_config(path)) for m in read_settings(args).models]
+    return [note for note in map(check_model, models) if note is not None]
 
 
 def check_port(path: Path) -> None:

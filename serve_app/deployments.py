@@ -71,7 +71,10 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> "Starlette":
         settings = self._settings
         backend = ChatBackend(
-            [ServedModel(model.name, model.options) for model in settings.models],
+            [
+                ServedModel(model.name, model.options, model.brings_options)
+                for model in settings.models
+            ],
             self._directory,
             start_timeout_s=settings.start_timeout_s,
         )

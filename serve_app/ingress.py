@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from runtime.errors import CaravanError
+from serve_app.api.embeddings import Embeddings
 from serve_app.api.errors import on_error, on_http_error
 from serve_app.api.ollama import OllamaChat
 from serve_app.api.ollama_models import OllamaModels
@@ -47,9 +48,12 @@ def _plain_routes() -> list[Route]:
 def _ollama_routes(backend: ChatBackend, max_body_bytes: int) -> list[Route]:
     chat = OllamaChat(backend, max_body_bytes=max_body_bytes)
     models = OllamaModels(backend, max_body_bytes=max_body_bytes)
+    embeddings = Embeddings(backend, max_body_bytes=max_body_bytes)
     return [
         Route("/api/chat", chat.chat, methods=["POST"]),
         Route("/api/generate", chat.generate, methods=["POST"]),
+        Route("/api/embed", embeddings.embed, methods=["POST"]),
+        Route("/api/embeddings", embeddings.older, methods=["POST"]),
         Route("/api/tags", models.tags),
         Route("/api/ps", models.ps),
         Route("/api/show", models.show, methods=["POST"]),
@@ -60,9 +64,11 @@ def _openai_routes(backend: ChatBackend, max_body_bytes: int) -> list[Route]:
     chat = OpenAIChat(backend, max_body_bytes=max_body_bytes)
     completions = OpenAICompletions(backend, max_body_bytes=max_body_bytes)
     models = OpenAIModels(backend)
+    embeddings = Embeddings(backend, max_body_bytes=max_body_bytes)
     return [
         Route("/v1/chat/completions", chat.complete, methods=["POST"]),
         Route("/v1/completions", completions.complete, methods=["POST"]),
+        Route("/v1/embeddings", embeddings.openai, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.one),
     ]

@@ -1,5 +1,6 @@
 """From a model's settings to a running replica: device, types, threads, and what the log says."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from model_zoo.registry import load
 from runtime.assembly import EngineOptions, assemble, check_options
 from runtime.errors import CaravanError, ConfigurationError
 from runtime.memory import MemoryPlan
+from serve_app.card import ModelCard
 from serve_app.logs import get_logger
+from serve_app.origin import Origin, comes_later, fetched_origin, present_origin
 from serve_app.replica import ModelReplica, model_card
-from serve_app.settings import ModelSettings, source_path
+from serve_app.settings import ModelSettings
 
 DEFAULT_CONTEXT_TOKENS = 4096
 PROGRESS_EVERY_S = 1.0
@@ -24,13 +27,20 @@ PROGRESS_EVERY_S = 1.0
 log = get_logger()
 
 
-def check_model(settings: ModelSettings) -> None:
-    """Builds the model without its data, so that a wrong file is told before anything starts."""
+def check_model(settings: ModelSettings) -> str | None:
+    """Builds the model without its data, so that a wrong file is told before anything starts.
+
+    A model that has yet to be pulled cannot be checked; what is told of it is returned.
+    """
     with _naming(settings):
-        model = load(source_path(settings.source), device=META, dtype=torch.float32)
-        options = _engine_options(settings, model, torch.device("cpu"))
+        origin = present_origin(settings, os.environ)
+        if origin is None:
+            return comes_later(settings, os.environ)
+        model = load(origin.path, projector=origin.projector, device=META, dtype=torch.float32)
+        options = _engine_options(settings, origin, model, torch.device("cpu"))
         check_options(options, model.decoder)
         _check_default_context(settings, options.context_tokens)
+        return None
 
 
 def load_replica(settings: ModelSettings) -> ModelReplica:
@@ -42,19 +52,22 @@ def load_replica(settings: ModelSettings) -> ModelReplica:
 def _load_replica(settings: ModelSettings) -> ModelReplica:
     device = _device(settings)
     _log_device(device)
+    origin = fetched_origin(settings, os.environ)
     model = load(
-        source_path(settings.source),
-        projector=_optional_path(settings.projector),
+        origin.path,
+        projector=origin.projector,
         device=device,
         dtype=_dtype(settings.dtype, device),
+        context_tokens=settings.context_tokens or origin.context_tokens or DEFAULT_CONTEXT_TOKENS,
         progress=_Progress(settings.name),
     )
-    options = _engine_options(settings, model, device)
+    options = _engine_options(settings, origin, model, device)
     engine, memory = assemble(
         model.decoder, model.tokenizer.token_bytes, device=device, options=options
     )
     engine.start()
     _log_model(settings.name, model, memory)
+    _log_left_alone(settings.name, origin)
     card = model_card(
         model,
         name=settings.name,
@@ -62,7 +75,7 @@ def _load_replica(settings: ModelSettings) -> ModelReplica:
         device=device.type,
         reserved_bytes=memory.available_bytes - memory.headroom_bytes,
     )
-    return ModelReplica(model, engine, card)
+    return ModelReplica(model, engine, _with_origin(card, origin), origin.opening)
 
 
 @contextmanager
@@ -100,17 +113,24 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
-def _optional_path(source: str | None) -> Path | None:
-    return None if source is None else source_path(source)
+def _with_origin(card: ModelCard, origin: Origin) -> ModelCard:
+    return dataclasses.replace(
+        card,
+        system=origin.opening.system,
+        options=origin.options,
+        license=origin.license or card.license,
+    )
 
 
 def _engine_options(
-    settings: ModelSettings, model: ChatModel, device: torch.device
+    settings: ModelSettings, origin: Origin, model: ChatModel, device: torch.device
 ) -> EngineOptions:
+    context_tokens = _context_tokens(settings, origin, model)
     return EngineOptions(
-        context_tokens=_context_tokens(settings, model),
+        context_tokens=context_tokens,
         max_sequences=settings.max_sequences,
-        step_tokens=settings.step_tokens,
+        # What is read in both directions is read in one step.
+        step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
         cache_tokens=settings.cache_tokens,
         page_tokens=settings.page_tokens,
         kv_dtype=_dtype(settings.kv_dtype, device),
@@ -128,14 +148,14 @@ def _check_default_context(settings: ModelSettings, context_tokens: int) -> None
         )
 
 
-def _context_tokens(settings: ModelSettings, model: ChatModel) -> int:
+def _context_tokens(settings: ModelSettings, origin: Origin, model: ChatModel) -> int:
     most = model.decoder.context_length
     if settings.context_tokens is not None and settings.context_tokens > most:
         raise ConfigurationError(
             f"`context_tokens` is {settings.context_tokens:,}; the model was made for "
             f"{most:,} at most."
         )
-    return settings.context_tokens or min(DEFAULT_CONTEXT_TOKENS, most)
+    return settings.context_tokens or min(origin.context_tokens or DEFAULT_CONTEXT_TOKENS, most)
 
 
 class _Progress:
@@ -163,6 +183,11 @@ def _log_device(device: torch.device) -> None:
         log.info("device", kind="cuda", name=name, free_bytes=free, total_bytes=total)
     else:
         log.info("device", kind="cpu", cpus=os.cpu_count(), threads=torch.get_num_threads())
+
+
+def _log_left_alone(name: str, origin: Origin) -> None:
+    for what in origin.left_alone:
+        log.info("left alone", model=name, what=what)
 
 
 def _log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:

@@ -144,6 +144,17 @@ def read_options(raw: Mapping[str, Any]) -> Options:
     return Options(**values)
 
 
+def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:
+    """A model's own parameters as far as they are served, and what is wrong with the others."""
+    options, refused = Options(), []
+    for name, value in raw.items():
+        try:
+            options = read_options({name: value}).over(options)
+        except RequestError as error:
+            refused.append(str(error))
+    return options, tuple(refused)
+
+
 def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int | float:
     """A JSON number of that type within those bounds; a whole option may come as 40.0."""
     if isinstance(value, bool) or not isinstance(value, int | float):

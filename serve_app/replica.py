@@ -24,6 +24,7 @@ from runtime.request import (
     StopRules,
 )
 from serve_app.card import ModelCard
+from serve_app.opening import Opening
 from serve_app.task import (
     Candidate,
     ChatDelta,
@@ -31,9 +32,11 @@ from serve_app.task import (
     Conversation,
     PromptSource,
     RawText,
+    Task,
     TokenIds,
     TokenLogprob,
 )
+from serve_app.vectors import TextEmbedder
 
 # JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
 IMPOSSIBLE = -9999.0
@@ -42,14 +45,28 @@ IMPOSSIBLE = -9999.0
 class ModelReplica:
     """Serves one loaded model. `card` is what it tells about itself, without the arrays."""
 
-    def __init__(self, model: ChatModel, engine: AsyncEngine, card: ModelCard) -> None:
+    def __init__(
+        self,
+        model: ChatModel,
+        engine: AsyncEngine,
+        card: ModelCard,
+        opening: Opening | None = None,
+    ) -> None:
         self._model = model
         self._engine = engine
         self._card = card
+        self._opening = opening or Opening()
+        self._embedder = TextEmbedder(model, engine, context_tokens=card.context_tokens)
         self._numbers = itertools.count()
 
-    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+    def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Leaving early, for any reason, ends the request."""
+        return self._chat(task) if isinstance(task, ChatTask) else self._embedder.deltas(task)
+
+    async def _chat(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        if not self._model.decoder.generates:
+            raise RequestError(f'"{self._card.name}" does not support completion')
+        task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
         self._refuse_oversized(task)
         prompt = await asyncio.to_thread(self._prompt, task.prompt)
         stream = self._engine.stream(self._request(task, prompt))
@@ -80,7 +97,7 @@ class ModelReplica:
         """What cannot fit, however it is cut into tokens, is not cut: that would hold the GIL."""
         match task.prompt:
             case Conversation(messages, after=after):
-                characters = sum(len(message.content) for message in messages)
+                characters = sum(len(message.text) for message in messages)
                 characters += len(after) * self._model.tokenizer.longest_token
             case RawText(text):
                 characters = len(text)
@@ -186,7 +203,17 @@ def model_card(
         pid=os.getpid(),
         metadata={name: _brief(value) for name, value in facts.metadata.items()},
         tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
+        capabilities=_capabilities(model),
     )
+
+
+def _capabilities(model: ChatModel) -> tuple[str, ...]:
+    """Any decoder gives vectors when asked; those made for it say so."""
+    found = {
+        "completion": model.decoder.generates and model.description.pooling is None,
+        "embedding": model.description.pooling is not None or not model.decoder.generates,
+    }
+    return tuple(name for name, holds in found.items() if holds)
 
 
 def _brief(value: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from runtime.errors import ConfigurationError, RequestError
+from model_zoo.sources.reference import HubSource, PathSource, Source, parse_source
+from runtime.errors import ConfigurationError, RequestError, SourceError
 from serve_app.options import Options, read_options
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
@@ -37,11 +38,15 @@ class AutoscalingSettings(_Settings):
 
 
 class ModelSettings(_Settings):
-    """One served model. None means: decided from the model file and the machine."""
+    """One served model. None means: decided from the model file and the machine.
+
+    `system`: for conversations that bring none; "" for none, even where the model has its own.
+    """
 
     name: str = Field(pattern=NAME_PATTERN)
     source: str = Field(min_length=1)
     projector: str | None = None
+    system: str | None = None
     context_tokens: int | None = Field(default=None, ge=2)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -62,17 +67,17 @@ class ModelSettings(_Settings):
 
     @field_validator("source")
     @classmethod
-    def _served_scheme(cls, source: str) -> str:
-        scheme, separator, _ = source.partition("://")
-        if separator:
-            raise ValueError(f"{scheme}:// is not served yet; give the path of a GGUF file")
+    def _known_source(cls, source: str) -> str:
+        _parsed(source)
         return source
 
     @field_validator("projector")
     @classmethod
-    def _no_projector(cls, projector: str | None) -> str | None:
-        if projector is not None:
-            raise ValueError("images are not served yet; leave it null")
+    def _known_projector(cls, projector: str | None) -> str | None:
+        source = None if projector is None else _parsed(projector)
+        named = source is None or isinstance(source, PathSource)
+        if not named and not (isinstance(source, HubSource) and source.file):
+            raise ValueError("it must be the path of a file, or hf://org/repo/file.gguf")
         return projector
 
     @model_validator(mode="after")
@@ -88,6 +93,11 @@ class ModelSettings(_Settings):
     @property
     def options(self) -> Options:
         return read_options(self.defaults)
+
+    @property
+    def brings_options(self) -> bool:
+        """Whether the model may have parameters of its own."""
+        return not isinstance(parse_source(self.source), PathSource)
 
 
 class AppSettings(_Settings):
@@ -140,8 +150,18 @@ def read_settings(args: Mapping[str, Any]) -> AppSettings:
 
 
 def source_path(source: str) -> Path:
-    """Relative sources are relative to the directory that `serve run` was started in."""
-    return Path(source).expanduser().resolve()
+    """Relative sources are relative to the directory that `serve run` was started in.
+
+    Links are not followed: the parts of a split file are found by the name that was given.
+    """
+    return Path(source).expanduser().absolute()
+
+
+def _parsed(source: str) -> Source:
+    try:
+        return parse_source(source)
+    except SourceError as error:
+        raise ValueError(str(error)) from None
 
 
 def _line(details: dict[str, Any], args: Mapping[str, Any]) -> str:

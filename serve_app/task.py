@@ -1,5 +1,6 @@
 """What a protocol asks of a model and what comes back, as plain values that cross processes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -59,6 +60,24 @@ class ChatTask:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingTask:
+    """Texts of which one model is asked for their vectors.
+
+    `truncate`: what is longer than the context is cut at its end, else it is refused.
+    `context_tokens` as in `ChatTask`.
+    """
+
+    id: str
+    model: str
+    texts: tuple[RawText | TokenIds, ...]
+    truncate: bool = True
+    context_tokens: int | None = None
+
+
+Task = ChatTask | EmbeddingTask
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A token as clients see it: its text, its exact bytes, its log-probability."""
 
@@ -80,6 +99,7 @@ class ChatDelta:
     """`runtime.request.Delta` with its log-probabilities spelled out for clients.
 
     `prompt`: the prompt's token ids, in the delta with `finish` and where they were wanted.
+    `vectors`: what an `EmbeddingTask` asked for, in its order, each as little-endian float32.
     """
 
     text: str = ""
@@ -89,6 +109,7 @@ class ChatDelta:
     usage: Usage | None = None
     error: str | None = None
     prompt: tuple[int, ...] = ()
+    vectors: tuple[bytes, ...] = ()
 
     def merged(self, later: "ChatDelta") -> "ChatDelta":
         """This delta and the one after it as one."""
@@ -106,4 +127,21 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         last.usage,
         last.error,
         last.prompt,
+        tuple(chain.from_iterable(delta.vectors for delta in deltas)),
     )
+
+
+def together(deltas: Iterable[ChatDelta]) -> ChatDelta:
+    """Answers to parts of an embedding request as one: all vectors, what they cost together."""
+    parts = list(deltas)
+    usages = [part.usage for part in parts if part.usage is not None]
+    usage = Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=0,
+        completion_tokens=0,
+        queue_ns=max((usage.queue_ns for usage in usages), default=0),
+        prompt_ns=max((usage.prompt_ns for usage in usages), default=0),
+        decode_ns=0,
+    )
+    vectors = tuple(chain.from_iterable(part.vectors for part in parts))
+    return ChatDelta(finish=FinishReason.STOP, usage=usage, vectors=vectors)

@@ -6,7 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGUFValueType
+from gguf import GGMLQuantizationType, GGUFValueType
 
 _PLAIN_TYPES = {
     bool: GGUFValueType.BOOL,
@@ -22,11 +22,11 @@ def rewrite(
     target: Path,
     *,
     keys: Mapping[str, Any] | None = None,
-    tensors: Mapping[str, np.ndarray | None] | None = None,
+    tensors: Mapping[str, np.ndarray | tuple[np.ndarray, str] | None] | None = None,
 ) -> Path:
     """Copy `source` to `target`; `keys` and `tensors` replace, add, or where None remove.
 
-    Tensors that are given are float32, in numpy's order of dimensions.
+    Tensors that are given are float32, in numpy's order of dimensions, or blocks and their type.
     """
     reader = gguf.GGUFReader(source)
     keys, tensors = dict(keys or {}), dict(tensors or {})
@@ -45,7 +45,8 @@ def rewrite(
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     for name, array in tensors.items():
         if array is not None:
-            writer.add_tensor(name, array)
+            data, kind = array if isinstance(array, tuple) else (array, "F32")
+            writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,14 +1,17 @@
-"""Tiny random llama models as GGUF files, each with its `transformers` twin, for every test.
+"""Tiny random models as GGUF files, each with its `transformers` twin, for every test.
 
-`write_tiny_llama(path)` is the way in. The file has a real byte-level BPE tokenizer, trained on the
-spot, and a ChatML template; the returned twin has the weights exactly as the file rounds them, so
-that it is the reference for any type of weights.
+`write_tiny(path, config)` is the way in, for any architecture that can be converted: the model is
+made by `transformers`, saved as a folder, and converted. The file has a real byte-level BPE
+tokenizer, trained on the spot, and a ChatML template. `write_tiny_llama` knows every type of
+weights; its twin has them exactly as the file rounds them, so that it is the reference for all.
 """
 
-import json
+import copy
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,22 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
 
+from model_zoo.conversion.convert import convert
 from runtime.quant import block_type
 from tests.block_samples import random_blocks, set_scales
+
+logging.disable_progress_bar()
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, START, END)
@@ -76,6 +91,55 @@ CONFIGS: Mapping[str, TinyLlama] = {
 }
 
 
+def write_tiny(
+    path: Path | str,
+    config: PreTrainedConfig,
+    *,
+    seed: int = 0,
+    type: str = "f32",
+    flavour: str = "llama.cpp",
+    padding_rows: int = 0,
+    maker: Any = None,
+) -> Any:
+    """Write a random model of that configuration to `path`; returns its float32 eager twin.
+
+    The vocabulary is the tiny tokenizer's and `padding_rows` more, whatever `config` says. With
+    types other than f32 the twin keeps what the file rounds. `maker`: an Auto class of
+    `transformers`; by default the first that knows the configuration of those for pictures and
+    text, for text, and for anything: `AutoModel` must be named for encoders.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "tiny"
+        model = write_tiny_folder(folder, config, seed=seed, padding_rows=padding_rows, maker=maker)
+        convert(folder, Path(path), type=type, flavour=flavour)
+    return model
+
+
+def write_tiny_folder(
+    folder: Path,
+    config: PreTrainedConfig,
+    *,
+    seed: int = 0,
+    padding_rows: int = 0,
+    maker: Any = None,
+) -> Any:
+    """The same as a folder that `transformers` saves: weights, settings, tokenizer, template."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.vocab_size = tiny_tokenizer().get_vocab_size() + padding_rows
+    text.bos_token_id = text.pad_token_id = tiny_tokenizer().token_to_id(END_OF_TEXT)
+    text.eos_token_id = tiny_tokenizer().token_to_id(END)
+    model = _random_model(config, seed, maker)
+    model.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer(), bos_token=END_OF_TEXT, eos_token=END
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return model
+
+
 def write_tiny_llama(
     path: Path | str,
     *,
@@ -91,24 +155,10 @@ def write_tiny_llama(
     `overrides`: name of a tensor without block and suffix ("attn_v", "output") -> another type.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
-    model = _random_model(sizes, seed)
-    random = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_license("apache-2.0")
-    _write_sizes(writer, sizes, model.config.vocab_size)
-    _write_tokenizer(writer)
-    for name, parameter in _gguf_names(model).items():
-        short = name.removesuffix(".weight").rpartition(".")[2]
-        chosen = (overrides or {}).get(short, type) if parameter.ndim == 2 else "F32"
-        heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(name.split(".")[-2])
-        _write_tensor(writer, name, parameter, chosen, heads, random)
-    if sizes.rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(sizes))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with tempfile.TemporaryDirectory() as place:
+        plain = Path(place) / "plain.gguf"
+        model = write_tiny(plain, _llama(sizes), seed=seed, padding_rows=sizes.padding_rows)
+        _write_retyped(gguf.GGUFReader(plain), path, model, sizes, type, overrides or {}, seed)
     return model
 
 
@@ -135,10 +185,27 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _random_model(sizes: TinyLlama, seed: int) -> LlamaForCausalLM:
+def _random_model(config: PreTrainedConfig, seed: int, maker: Any) -> Any:
     """Weights large enough that every part of the computation shows in the logits."""
-    config = LlamaConfig(
-        vocab_size=tiny_tokenizer().get_vocab_size() + sizes.padding_rows,
+    makers = (AutoModelForImageTextToText, AutoModelForCausalLM, AutoModel)
+    maker = maker or next(auto for auto in makers if config.__class__ in auto._model_mapping)
+    model = maker.from_config(config, attn_implementation="eager").float().eval()
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    buffers = (item for item in model.named_buffers() if item[0] in model.state_dict())
+    for name, parameter in (*model.named_parameters(), *buffers):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim > 1:
+            fan_in = prod(parameter.shape[1:]) if parameter.ndim != 3 else max(parameter.shape[1:])
+            parameter.copy_(noise * 1.5 * fan_in**-0.5)
+        else:
+            start = 0.0 if name.endswith("bias") else parameter  # norms around one or nought
+            parameter.copy_(noise * 0.3 + start)
+    return model
+
+
+def _llama(sizes: TinyLlama) -> LlamaConfig:
+    return LlamaConfig(
         hidden_size=sizes.hidden,
         intermediate_size=sizes.feed_forward,
         num_hidden_layers=sizes.layers,
@@ -151,21 +218,48 @@ def _random_model(sizes: TinyLlama, seed: int) -> LlamaForCausalLM:
         tie_word_embeddings=sizes.tied,
         attention_bias=sizes.biases,
         mlp_bias=sizes.biases,
-        attn_implementation="eager",
     )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.ndim == 2:
-            parameter.copy_(noise * 1.5 * parameter.shape[1] ** -0.5)
-        else:
-            parameter.copy_(noise * 0.3 + (0.0 if name.endswith("bias") else 1.0))
-    return model
 
 
-def _gguf_names(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
-    """GGUF name -> parameter, in the order of the file."""
+def _write_retyped(
+    source: gguf.GGUFReader,
+    path: Path | str,
+    model: LlamaForCausalLM,
+    sizes: TinyLlama,
+    type: str,
+    overrides: Mapping[str, str],
+    seed: int,
+) -> None:
+    """The file again with its matrices in other types, and without tokens for the padding rows."""
+    writer = gguf.GGUFWriter(path, "llama")
+    known = tiny_tokenizer().get_vocab_size()
+    for name, stored in source.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        kinds = [*stored.types, None]
+        value = stored.contents()
+        if name in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
+            value = value[:known]
+        writer.add_key_value(name, value, kinds[0], kinds[1])
+    parameters, random = _parameters(model), np.random.default_rng(seed)
+    for tensor in source.tensors:
+        short = tensor.name.removesuffix(".weight").rpartition(".")[2]
+        chosen = overrides.get(short, type) if tensor.data.ndim == 2 else "F32"
+        read = _write_tensor(writer, tensor.name, tensor.data, chosen, random)
+        if tensor.name in parameters:  # rope_freqs is none
+            heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(
+                tensor.name.split(".")[-2]
+            )
+            rows = _half_split(read, heads) if heads else read
+            parameters[tensor.name].copy_(torch.from_numpy(rows))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _parameters(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    """GGUF name -> parameter of the twin."""
     modules = {
         "attn_norm": "input_layernorm",
         "attn_q": "self_attn.q_proj",
@@ -192,34 +286,21 @@ def _gguf_names(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
 
 
 def _write_tensor(
-    writer: gguf.GGUFWriter,
-    name: str,
-    parameter: torch.Tensor,
-    type: str,
-    heads: int | None,
-    random: np.random.Generator,
-) -> None:
-    """Write the parameter and set it to what the file holds. `heads`: its rows are rotated."""
+    writer: gguf.GGUFWriter, name: str, rows: np.ndarray, type: str, random: np.random.Generator
+) -> np.ndarray:
+    """Write the rows in that type, or random blocks; returns what the file then holds."""
     kind = gguf.GGMLQuantizationType[type]
-    rows = parameter.numpy()
-    rows = _interleaved(rows, heads) if heads else rows
     stored = (
         gguf.quants.quantize(rows.copy(), kind)
         if type in QUANTIZED
         else _random_blocks(rows.shape, type, random)
     )
     writer.add_tensor(name, stored, raw_dtype=kind)
-    read = gguf.quants.dequantize(stored, kind).reshape(rows.shape)
-    parameter.copy_(torch.from_numpy(_half_split(read, heads) if heads else read.copy()))
-
-
-def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """transformers rotates row j with row j + d/2 of a head; a llama file wants 2j and 2j + 1."""
-    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+    return gguf.quants.dequantize(stored, kind).reshape(rows.shape).copy()
 
 
 def _half_split(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a llama file in the order of transformers, which turns row j with row j + d/2."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -237,48 +318,3 @@ def _random_blocks(shape: tuple[int, ...], type: str, random: np.random.Generato
 def _set_scales(data: np.ndarray, type: str, d: float) -> None:
     """The half of each block, and where there is a minimum, its half such that weights are even."""
     set_scales(data, block_type(type), d, minimum=d * _MIDDLES.get(type, 0.0))
-
-
-def _llama3_factors(sizes: TinyLlama) -> np.ndarray:
-    """[head_dim / 2] float32: divisors of the rotary frequencies, as converters compute them."""
-    rope = sizes.rope
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    exponents = np.arange(0, sizes.head_dim, 2) / sizes.head_dim
-    wavelengths = 2 * np.pi * rope["rope_theta"] ** exponents
-    turns = rope["original_max_position_embeddings"] / wavelengths
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
-
-
-def _write_sizes(writer: gguf.GGUFWriter, sizes: TinyLlama, rows: int) -> None:
-    writer.add_block_count(sizes.layers)
-    writer.add_context_length(sizes.context)
-    writer.add_embedding_length(sizes.hidden)
-    writer.add_feed_forward_length(sizes.feed_forward)
-    writer.add_head_count(sizes.heads)
-    writer.add_head_count_kv(sizes.kv_heads)
-    writer.add_key_length(sizes.head_dim)
-    writer.add_value_length(sizes.head_dim)
-    writer.add_rope_dimension_count(sizes.head_dim)
-    writer.add_rope_freq_base(sizes.rope["rope_theta"])
-    if sizes.rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(sizes.rope["factor"])
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(rows)
-
-
-def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
-    tokenizer = tiny_tokenizer()
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    tokens = [tokenizer.id_to_token(id) for id in range(tokenizer.get_vocab_size())]
-    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([control if text in CONTROL_TOKENS else normal for text in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(tokens.index(END_OF_TEXT))
-    writer.add_eos_token_id(tokens.index(END))
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)

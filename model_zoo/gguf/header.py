@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 
 from model_zoo.gguf.cursor import MAX_ARRAY_COUNT, Cursor
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.quant import BLOCK_TYPES, BlockType
+from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS, BlockType
 
 # Arrays of numbers are read-only numpy arrays, arrays of texts lists of str.
 MetadataValue = int | float | bool | str | list[str] | np.ndarray
@@ -32,6 +32,8 @@ _NUMBERS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
+# The architectures whose first files have blocks of a type of their own.
+_GPT_OSS = ("gptoss", "gpt-oss")
 _LEAST_PAIR_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 _LEAST_STRING_BYTES = 8
@@ -63,10 +65,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before a file's data, which begins at byte `data_begin`."""
+    """What stands before a file's data, which begins at byte `data_begin`.
+
+    kinds: the number of each metadata value's type, as the file states it.
+    """
 
     version: int
     metadata: Mapping[str, MetadataValue]
+    kinds: Mapping[str, int]
     tensors: Mapping[str, TensorInfo]
     data_begin: int
 
@@ -77,16 +83,20 @@ def read_header(cursor: Cursor) -> Header:
     tensor_count = cursor.count("the number of tensors", least_bytes=_LEAST_TENSOR_BYTES)
     pair_count = cursor.count("the number of metadata keys", least_bytes=_LEAST_PAIR_BYTES)
     metadata: dict[str, MetadataValue] = {}
+    kinds: dict[str, int] = {}
     alignment = DEFAULT_ALIGNMENT
     for index in range(pair_count):
         key, kind = _key(cursor, index, metadata)
+        kinds[key] = kind
         metadata[key] = value = _value(cursor, kind, f"`{key}`")
         if key == "general.alignment":
             alignment = _alignment(cursor, kind, value)
-    entries = [_Entry.read(cursor, index) for index in range(tensor_count)]
+    gpt_oss = metadata.get("general.architecture") in _GPT_OSS
+    entries = [_Entry.read(cursor, index, gpt_oss) for index in range(tensor_count)]
     data_begin = _padded(cursor.position, alignment)
     tensors = _placed(cursor, entries, data_begin, alignment)
-    return Header(version, MappingProxyType(metadata), MappingProxyType(tensors), data_begin)
+    stated = MappingProxyType(metadata), MappingProxyType(kinds)
+    return Header(version, *stated, MappingProxyType(tensors), data_begin)
 
 
 def _version(cursor: Cursor) -> int:
@@ -173,10 +183,10 @@ class _Entry:
     nbytes: int
 
     @classmethod
-    def read(cls, cursor: Cursor, index: int) -> "_Entry":
+    def read(cls, cursor: Cursor, index: int, gpt_oss: bool) -> "_Entry":
         name = _tensor_name(cursor, index)
         shape = _shape(cursor, name)
-        type = _block_type(cursor, name)
+        type = _block_type(cursor, name, gpt_oss)
         row = shape[-1]
         if row % type.block_elements:
             raise cursor.error(
@@ -218,8 +228,10 @@ def _shape(cursor: Cursor, name: str) -> tuple[int, ...]:
     return tuple(reversed(sizes))
 
 
-def _block_type(cursor: Cursor, name: str) -> BlockType:
+def _block_type(cursor: Cursor, name: str, gpt_oss: bool) -> BlockType:
     number = cursor.u32(f"the type of tensor `{name}`")
+    if gpt_oss and number == MXFP4_PAIRS.id:
+        return MXFP4_PAIRS
     if number in BLOCK_TYPES:
         return BLOCK_TYPES[number]
     known = {kind.value: kind.name for kind in GGMLQuantizationType}

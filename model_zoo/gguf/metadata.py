@@ -77,11 +77,17 @@ class Metadata:
             raise self.error(key, f"is {value:g}; it must be above 0")
         return value
 
-    def require_array(self, key: str, kind: type[T]) -> tuple[T, ...]:
-        """The array under `key`, each element as `kind`."""
+    def require_array(self, key: str, kind: type[T], *, infinite: bool = False) -> tuple[T, ...]:
+        """The array under `key`, each element as `kind`; `infinite`: numbers may be so."""
         value = self._required(key)
         if not isinstance(value, list | np.ndarray):
             raise self.error(key, f"is {value!r}, not an array")
+        if infinite and kind is float:
+            ends = (float("inf"), float("-inf"))
+            return tuple(
+                item if item in ends else self._converted(key, item, kind)
+                for item in map(_plain, value)
+            )
         return tuple(self._converted(key, item, kind) for item in value)
 
     def get_array(self, key: str, kind: type[T]) -> tuple[T, ...] | None:
@@ -115,7 +121,7 @@ class Metadata:
 
     def _converted(self, key: str, value: Any, kind: type[T]) -> Any:
         """`value` as `kind` where nothing is lost: any width, whole floats as integers."""
-        value = value.item() if isinstance(value, np.generic) else value
+        value = _plain(value)
         if kind is str and isinstance(value, str):
             return value
         if kind is bool and isinstance(value, int) and value in (0, 1):
@@ -127,3 +133,8 @@ class Metadata:
             return int(value)
         shown = repr(value) if not isinstance(value, list | np.ndarray) else "an array"
         raise self.error(key, f"is {shown[:80]}, not {_WORDS[kind]}")
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -26,7 +26,8 @@ _WORD_BYTES = 8
 class GGUFFile:
     """A sound model file, or all parts of a split one: what the headers say holds for the data.
 
-    Texts in `metadata` are str, arrays of them list[str], arrays of numbers read-only numpy arrays.
+    Texts in `metadata` are str, arrays of them list[str], arrays of numbers read-only numpy arrays;
+    `kinds` has the numbers of the values' types.
     `modified_at` unix seconds. The maps live as long as the file or a weight of it.
     """
 
@@ -35,6 +36,7 @@ class GGUFFile:
         self.path = first.path
         self.version = first.header.version
         self.metadata: Mapping[str, MetadataValue] = first.header.metadata
+        self.kinds: Mapping[str, int] = first.header.kinds
         self.tensors: Mapping[str, TensorInfo] = first.header.tensors
         if len(parts) > 1:
             self.tensors = MappingProxyType(united({part.path: part.header for part in parts}))
@@ -89,6 +91,21 @@ class GGUFFile:
         rows = sum(info.shape[0] for info in infos)
         return part.view(first.begin, first.type, (rows, *first.shape[1:]))
 
+    def evenly_spaced(self, names: Sequence[str]) -> Weight | None:
+        """Tensors of one shape and type as one view of the map (n, ...), however far apart.
+
+        None unless all distances are equal.
+        """
+        infos = [self.tensors[name] for name in names]
+        first, part = infos[0], self._part_of[names[0]]
+        step = infos[1].begin - first.begin if len(infos) > 1 else first.nbytes
+        for index, info in enumerate(infos):
+            alike = info.type == first.type and info.shape == first.shape
+            even = info.begin == first.begin + index * step and step >= first.nbytes
+            if not (alike and even and self._part_of[info.name] is part):
+                return None
+        return part.spaced(first.begin, first.type, (len(infos), *first.shape), step)
+
     def fetch(self, name: str) -> Iterator[int]:
         """Bring a tensor from disk into memory; yields the bytes of each part once it is there."""
         info = self.tensors[name]
@@ -125,6 +142,16 @@ class _Part:
         data = self._bytes[begin : begin + prod(stored)].view(stored)
         # Only a file with a tiny alignment of its own making places numbers across their words.
         return Weight(data.clone() if begin % _WORD_BYTES else data, type, shape)
+
+    def spaced(
+        self, begin: int, type: BlockType, shape: tuple[int, ...], step: int
+    ) -> Weight | None:
+        """Tensors that begin `step` bytes apart; None where numbers lie across their words."""
+        if begin % _WORD_BYTES or step % _WORD_BYTES:
+            return None
+        stored = (*shape[:-1], type.row_bytes(shape[-1]))
+        inner = torch.empty(stored[1:], device="meta").stride()
+        return Weight(self._bytes.as_strided(stored, (step, *inner), begin), type, shape)
 
     def fetch(self, begin: int, nbytes: int) -> Iterator[int]:
         end = begin + nbytes

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.layers.linear import Embedding, FusedLinear, Linear
-from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.norm import LayerNorm, RMSNorm
 from runtime.errors import ModelFileError
 from runtime.quant import Weight, block_type
 
 Progress = Callable[[int, int], None]
-# Torch order; None where any size is right.
+# Torch order; None where any size but nought is right.
 Shape = tuple[int | None, ...]
 META = torch.device("meta")
 
@@ -24,6 +24,7 @@ class TensorScope:
     Matrices stay in the file's types: on a CPU views of the map, elsewhere copied once. A model is
     best built twice, first on the device "meta": that reads and copies nothing, and `check` then
     names all that is wrong with the file. On "meta" and after an error, layers hold no data.
+    `context_tokens`: the longest sequence that will be served, None for what the file allows.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class TensorScope:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        context_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._tensors = _Tensors(file, device, progress)
         self._prefix = ""
         self.device = device
         self.dtype = dtype
+        self.context_tokens = context_tokens
 
     @property
     def loaded_bytes(self) -> int:
@@ -50,6 +53,7 @@ class TensorScope:
         inner._tensors = self._tensors
         inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
         inner.device, inner.dtype = self.device, self.dtype
+        inner.context_tokens = self.context_tokens
         return inner
 
     def has(self, name: str) -> bool:
@@ -98,30 +102,82 @@ class TensorScope:
     def embedding(self, name: str, *, shape: Shape) -> Embedding:
         return Embedding(self._tensors.weight(self._full(name), shape), self.dtype)
 
+    def weight(self, name: str, *, shape: Shape) -> Weight:
+        """The tensor `name` in its blocks, of any number of dimensions: experts (n, out, in)."""
+        return self._tensors.weight(self._full(name), shape)
+
     @overload
     def rms_norm(
-        self, name: str, eps: float, *, size: int, optional: Literal[False] = ...
+        self,
+        name: str,
+        eps: float,
+        *,
+        size: int,
+        alt: str | None = ...,
+        optional: Literal[False] = ...,
     ) -> RMSNorm: ...
     @overload
     def rms_norm(
-        self, name: str, eps: float, *, size: int, optional: Literal[True]
+        self, name: str, eps: float, *, size: int, alt: str | None = ..., optional: Literal[True]
     ) -> RMSNorm | None: ...
     def rms_norm(
-        self, name: str, eps: float, *, size: int, optional: bool = False
+        self, name: str, eps: float, *, size: int, alt: str | None = None, optional: bool = False
     ) -> RMSNorm | None:
+        """The norm `name`, or where the file has none `alt`."""
+        if alt is not None and not self.has(name):
+            name = alt
         if optional and not self.has(name):
             return None
         return RMSNorm(self.vector(name, size=size), eps)
 
+    def layer_norm(self, name: str, eps: float, *, size: int) -> LayerNorm:
+        """The norm `name` with its bias, noughts where the file has none."""
+        weight = self.vector(name, size=size)
+        full = f"{self._prefix}{name}.bias"
+        if full not in self._tensors.file.tensors:
+            return LayerNorm(weight, torch.zeros_like(weight), eps)
+        return LayerNorm(weight, self._tensors.vector(full, size), eps)
+
     @overload
-    def vector(self, name: str, *, size: int, optional: Literal[False] = ...) -> Tensor: ...
+    def vector(
+        self, name: str, *, size: int, bare: bool = ..., optional: Literal[False] = ...
+    ) -> Tensor: ...
     @overload
-    def vector(self, name: str, *, size: int, optional: Literal[True]) -> Tensor | None: ...
-    def vector(self, name: str, *, size: int, optional: bool = False) -> Tensor | None:
-        """`name` as float32 [size]."""
-        if optional and not self.has(name):
+    def vector(
+        self, name: str, *, size: int, bare: bool = ..., optional: Literal[True]
+    ) -> Tensor | None: ...
+    def vector(
+        self, name: str, *, size: int, bare: bool = False, optional: bool = False
+    ) -> Tensor | None:
+        """`name` as float32 [size]; with `bare` perhaps without the suffix of weights."""
+        full = self._full(name)
+        if bare and self._prefix + name in self._tensors.file.tensors:
+            full = self._prefix + name
+        if optional and full not in self._tensors.file.tensors:
             return None
-        return self._tensors.vector(self._full(name), size)
+        return self._tensors.vector(full, size)
+
+    def experts(self, name: str, *, shape: tuple[int, int | None, int | None]) -> Weight:
+        """The matrices (experts, out, in); where the file has each as a tensor, those as one.
+
+        The oldest files have `ffn_gate.0`, `ffn_gate.1` and so on for `ffn_gate_exps`.
+        """
+        single = name.removesuffix("_exps")
+        if self.has(name) or not self.has(f"{single}.0"):
+            return self.weight(name, shape=shape)
+        names = [self._full(f"{single}.{expert}") for expert in range(shape[0])]
+        return self._tensors.stacked(names, shape[1:])
+
+    @overload
+    def table(self, name: str, *, shape: Shape, optional: Literal[False] = ...) -> Tensor: ...
+    @overload
+    def table(self, name: str, *, shape: Shape, optional: Literal[True]) -> Tensor | None: ...
+    def table(self, name: str, *, shape: Shape, optional: bool = False) -> Tensor | None:
+        """`name`, suffix and all, as float32: such as the biases of experts (experts, out)."""
+        full = self._prefix + name
+        if optional and full not in self._tensors.file.tensors:
+            return None
+        return self._tensors.numbers(full, shape)
 
     def ignore(self, *names: str) -> None:
         """These tensors may be there; nothing uses them."""
@@ -199,13 +255,40 @@ class _Tensors:
         self.loaded_bytes += joined.nbytes
         return joined
 
+    def stacked(self, names: list[str], shape: Shape) -> Weight:
+        """Tensors of one shape as one, its first dimension counting them.
+
+        A view of the map where they lie at even distances; else they are copied.
+        """
+        sound = [self._claim(name, shape) for name in names]
+        if not all(sound):
+            return _nothing(len(shape) + 1)
+        kinds = {(self.file.tensors[name].type, self.file.tensors[name].shape) for name in names}
+        if len(kinds) > 1:
+            self.misshapen.append(f"{names[0]} and its like differ in type or shape")
+            return _nothing(len(shape) + 1)
+        for name in names:
+            self._fetch(name)
+        even = self.file.evenly_spaced(names)
+        if even is None:
+            rows = _stacked([self.file.weight(name) for name in names], self._device)
+            whole = (len(names), *self.file.tensors[names[0]].shape)
+            even = Weight(rows.data.view(*whole[:-1], -1), rows.type, whole)
+        weight = even.to(self._device)
+        self.loaded_bytes += weight.nbytes
+        return weight
+
     def vector(self, name: str, size: int | None) -> Tensor:
-        if not self._claim(name, (size,)):
-            return torch.empty(1, device=META)
+        return self.numbers(name, (size,))
+
+    def numbers(self, name: str, shape: Shape) -> Tensor:
+        """float32, of any number of dimensions."""
+        if not self._claim(name, shape):
+            return torch.empty([size or 0 for size in shape], device=META)
         self._fetch(name)
-        vector = self.file.weight(name).dequantize().to(self._device)
-        self.loaded_bytes += vector.nbytes
-        return vector
+        numbers = self.file.weight(name).dequantize().to(self._device)
+        self.loaded_bytes += numbers.nbytes
+        return numbers
 
     def _claim(self, name: str, shape: Shape) -> bool:
         """Whether the file has this tensor in this shape; noted if not."""
@@ -215,7 +298,9 @@ class _Tensors:
             self.missing.append(name)
             return False
         expected = zip(info.shape, shape, strict=False)
-        if len(info.shape) == len(shape) and all(want in (None, is_) for is_, want in expected):
+        if len(info.shape) == len(shape) and all(
+            is_ == want or (want is None and is_) for is_, want in expected
+        ):
             return True
         wanted = " x ".join("any" if size is None else str(size) for size in shape)
         self.misshapen.append(f"{name} is {' x '.join(map(str, info.shape))}, not {wanted}")

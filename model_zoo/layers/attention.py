@@ -1,48 +1,111 @@
 """Self-attention with grouped queries over the paged cache."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.step import Step
 from runtime.kernels.attention import paged_attention, write_cache
-from runtime.kernels.pointwise import rope_interleaved
 from runtime.kv.spec import LayerCache
-from runtime.model import AttentionPlan, LayerPages
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries grow with position p by 1 + beta * ln(1 + floor((p + offset) / span)).
+
+    Nakanishi, "Scalable-Softmax Is Superior for Attention", as Llama 4 and Ministral 3 use it.
+    """
+
+    beta: float
+    span: float
+    offset: int = 0
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """positions [tokens] int64 -> float32 [tokens, 1, 1]."""
+        spans = ((positions + self.offset).float() / self.span).floor()
+        return (1 + self.beta * spans.log1p())[:, None, None]
 
 
 class SelfAttention:
-    """Interleaved rotary embedding, causal by the plan, scale 1 / sqrt(key_dim)."""
+    """Softmax attention of `heads` query heads over what `cache` declares, then a projection.
+
+    Queries and keys pass, where given, `q_norm` and `k_norm` per head, the step's rotation,
+    `turned_norm`; queries are then multiplied by `temperature` of their position and the products
+    by `scale`. Values pass `v_norm`. `softcap`, `sinks`: see `paged_attention`. `output`: name of
+    the projection. With `stores` False there are no keys and values here: the step's pages are
+    another layer's. With `keys_as_values` a file without `attn_v` has its bare keys as values.
+    """
 
     def __init__(
-        self, w: TensorScope, *, hidden: int, heads: int, cache: LayerCache, scale: float
-    ) -> None:
-        self._heads = heads
-        self._kv_heads = cache.kv_heads
-        self._scale = scale
-        self._qkv = w.fused_linear(
-            {
-                "attn_q": (heads * cache.key_dim, hidden),
-                "attn_k": (cache.kv_heads * cache.key_dim, hidden),
-                "attn_v": (cache.kv_heads * cache.value_dim, hidden),
-            },
-            whole="attn_qkv",
-        )
-        self._output = w.linear("attn_output", shape=(hidden, heads * cache.value_dim))
-
-    def __call__(
         self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        pages: LayerPages,
-        plan: AttentionPlan,
-        rows: Tensor | None,
-    ) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `rows` alone.
+        w: TensorScope,
+        *,
+        hidden: int,
+        heads: int,
+        cache: LayerCache,
+        scale: float,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+        v_norm: RMSNorm | None = None,
+        turned_norm: RMSNorm | None = None,
+        temperature: Temperature | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        output: str = "attn_output",
+        stores: bool = True,
+        keys_as_values: bool = False,
+    ) -> None:
+        self._heads, self._cache, self._scale = heads, cache, scale
+        self._q_norm, self._k_norm, self._v_norm = q_norm, k_norm, v_norm
+        self._turned_norm, self._temperature = turned_norm, temperature
+        self._softcap, self._sinks = softcap, sinks
+        shapes = {"attn_q": (heads * cache.key_dim, hidden)}
+        if stores:
+            shapes["attn_k"] = (cache.kv_heads * cache.key_dim, hidden)
+        lacking = keys_as_values and not w.has("attn_v") and not w.has("attn_qkv")
+        if stores and not lacking:
+            shapes["attn_v"] = (cache.kv_heads * cache.value_dim, hidden)
+        self._qkv = w.fused_linear(shapes, whole="attn_qkv" if "attn_v" in shapes else None)
+        self._output = w.linear(output, shape=(hidden, heads * cache.value_dim))
+        self.row_elements = 4 * (sum(self._qkv.sizes) + heads * cache.value_dim)
+        self.matrix_elements = hidden * (sum(self._qkv.sizes) + heads * cache.value_dim)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone.
 
         The keys and values of all tokens are written first.
         """
-        queries, keys, values = self._qkv(x)
-        queries = rope_interleaved(queries.unflatten(1, (self._heads, -1)), *rotation)
-        keys = rope_interleaved(keys.unflatten(1, (self._kv_heads, -1)), *rotation)
-        write_cache(keys, values.unflatten(1, (self._kv_heads, -1)), pages, plan)
-        seen = paged_attention(queries, pages, plan, scale=self._scale).flatten(1)
-        return self._output(seen if rows is None else seen.index_select(0, rows))
+        queries, *stored = self._qkv(x)
+        if stored:
+            self._store(stored[0], stored[-1], step)
+        queries = self._turned(queries.unflatten(1, (self._heads, -1)), self._q_norm, step)
+        if self._temperature is not None:
+            queries = (queries * self._temperature(step.positions)).to(x.dtype)
+        seen = paged_attention(
+            queries,
+            step.pages,
+            step.plan,
+            scale=self._scale,
+            softcap=self._softcap,
+            sinks=self._sinks,
+        ).flatten(1)
+        return self._output(seen if step.rows is None else seen.index_select(0, step.rows))
+
+    def _store(self, keys: Tensor, values: Tensor, step: Step) -> None:
+        keys, values = (part.unflatten(1, (self._cache.kv_heads, -1)) for part in (keys, values))
+        if self._v_norm is not None:
+            values = self._v_norm(values)
+        write_cache(self._turned(keys, self._k_norm, step), values, step.pages, step.plan)
+
+    def _turned(self, x: Tensor, norm: RMSNorm | None, step: Step) -> Tensor:
+        """x [tokens, heads, key_dim] -> like x."""
+        x = x if norm is None else norm(x)
+        x = x if step.rotation is None else step.rotation(x)
+        return x if self._turned_norm is None else self._turned_norm(x)
+
+
+def read_sinks(w: TensorScope, heads: int) -> Tensor:
+    """`attn_sinks` float32 [heads], with or without the suffix of weights."""
+    return w.vector("attn_sinks", size=heads, bare=True)

@@ -12,7 +12,6 @@ from jinja2.visitor import NodeTransformer
 
 from model_zoo.sandbox.budget import Budget
 from model_zoo.sandbox.operations import (
-    FORBIDDEN_FILTERS,
     check_filter,
     check_format,
     check_method,
@@ -38,8 +37,6 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(optimized=False, **options)
-        for name in FORBIDDEN_FILTERS:
-            del self.filters[name]
         for name in list(self.filters):
             self.add_filter(name, self.filters[name])
         self.filters[_COUNTED] = _counted
@@ -190,8 +187,9 @@ def _written(context: Context, value: Any) -> str:
 def render(template: Template, variables: Mapping[str, Any], budget: Budget) -> str:
     """The whole text; raises whatever the template raises."""
     pieces, size = [], 0
-    for piece in template.generate({**variables, BUDGET: budget}):
-        size += len(piece)
-        budget.allow(size)
-        pieces.append(piece)
+    with budget.not_counting_collections():
+        for piece in template.generate({**variables, BUDGET: budget}):
+            size += len(piece)
+            budget.allow(size)
+            pieces.append(piece)
     return "".join(pieces)

@@ -12,8 +12,8 @@ MAX_WIDTH = 1000
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)")
 # A field that is wide, or whose width is itself a field.
 _WIDE_FIELD = re.compile(r"(?<!\{)\{[^{}]+\{|\{[^{}]*\d{4}")
-# No prompt needs them, and each can be made to work without end.
-FORBIDDEN_FILTERS = ("pprint", "striptags", "urlize", "xmlattr")
+# What filters may take whose time does not only grow with what they are given.
+_SHORT, _SHOWN = 1 << 12, 1 << 16
 _FORBIDDEN_METHODS = frozenset({"translate", "maketrans"})
 _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "hex"})
 
@@ -138,9 +138,26 @@ def _as_json(budget: Budget, value: Any, options: Prepared, named: Mapping[str, 
         budget.allow(budget.size(value) * (1 + width * budget.depth(value)) // 4)
 
 
+def _short(budget: Budget, value: Any, options: Prepared, named: Mapping[str, Any]) -> None:
+    _allow_slow(budget, sum(map(budget.size, (value, options, named))), _SHORT)
+
+
+def _shown(budget: Budget, value: Any, options: Prepared, named: Mapping[str, Any]) -> None:
+    """Every value is written anew at each level around it."""
+    _allow_slow(budget, budget.size(value) * max(budget.depth(value), 1), _SHOWN)
+
+
+def _allow_slow(budget: Budget, units: int, limit: int) -> None:
+    budget.step(units)
+    if units > limit:
+        raise SecurityError(f"a value of {units:,} characters is too large for its filter")
+
+
 _FILTER_CHECKS: Mapping[str, Callable[[Budget, Any, Prepared, Mapping[str, Any]], None]] = {
     **dict.fromkeys(("center", "batch", "slice", "round", "truncate"), _padded),
     **dict.fromkeys(("indent", "wordwrap"), _lined),
+    **dict.fromkeys(("striptags", "urlize", "xmlattr"), _short),
+    "pprint": _shown,
     "replace": _replaced,
     "join": _joined,
     "format": _formatted,

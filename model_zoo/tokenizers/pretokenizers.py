@@ -130,6 +130,11 @@ _BY_ARCHITECTURE: Mapping[str, str] = {
 }
 
 
+def architecture_pre_tokenizer(architecture: str) -> str:
+    """The name of the row that this architecture's own vocabulary uses."""
+    return _BY_ARCHITECTURE.get(architecture, "default")
+
+
 def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreTokenizer:
     """The row for this file; an expression written in the file itself wins, if it is a known one.
 
@@ -137,7 +142,7 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreT
     """
     name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
     if name == "default":
-        name = _BY_ARCHITECTURE.get(architecture, "default")
+        name = architecture_pre_tokenizer(architecture)
     expression = optional_text(metadata, "tokenizer.ggml.pretokenizer")
     if expression:
         if (expression,) not in _KNOWN:

@@ -7,7 +7,7 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, with_marks, without_marks
-from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, required_array
+from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
 from runtime.errors import ModelFileError
 
 _STAND_IN = "\uffff"  # begins names that are in no text
@@ -17,11 +17,10 @@ class SentencePieceBPE:
     """Spaces become ▁, and the neighbours whose union scores highest merge first."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        scores = required_array(metadata, "tokenizer.ggml.scores", length=len(vocabulary.tokens))
         prefix = flag(metadata, "add_space_prefix")
         self._add_prefix = True if prefix is None else prefix
         self._count = len(vocabulary.tokens)
-        self._native = _build(vocabulary, scores)
+        self._native = _build(vocabulary, token_scores(metadata, self._count))
 
     def surface(self, text: str) -> str:
         """The form in which special tokens are looked for."""

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, without_marks
-from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, required_array
+from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
 from runtime.errors import ModelFileError, RequestError
 
 # Characters that a normaliser changes in as many ways.
@@ -22,9 +22,9 @@ class Unigram:
     """Of all ways to cut a word into tokens, that with the highest sum of scores."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        scores = required_array(metadata, "tokenizer.ggml.scores", length=len(vocabulary.tokens))
-        if not all(isinstance(score, int | float) and isfinite(score) for score in scores):
-            raise ModelFileError("`tokenizer.ggml.scores` holds something that is no number.")
+        scores = token_scores(metadata, len(vocabulary.tokens))
+        if not all(map(isfinite, scores)):
+            raise ModelFileError("`tokenizer.ggml.scores` holds an infinite number.")
         if vocabulary.unknown_id is None:
             raise ModelFileError("A Unigram vocabulary needs `tokenizer.ggml.unknown_token_id`.")
         prefix = flag(metadata, "add_space_prefix")

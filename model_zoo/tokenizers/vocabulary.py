@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isnan
 from typing import Any
 
 from runtime.errors import ModelFileError
@@ -124,6 +125,14 @@ def required_array(
     if length is not None and len(items) != length:
         raise ModelFileError(f"`{key}` has {len(items)} entries for {length} tokens.")
     return items
+
+
+def token_scores(metadata: Mapping[str, Any], count: int) -> list[float]:
+    """How much each of `count` tokens is worth when texts are cut."""
+    scores = required_array(metadata, "tokenizer.ggml.scores", length=count)
+    if not all(isinstance(score, int | float) and not isnan(score) for score in scores):
+        raise ModelFileError("`tokenizer.ggml.scores` holds something that is no number.")
+    return scores
 
 
 def flag(metadata: Mapping[str, Any], name: str) -> bool | None:

@@ -11,16 +11,26 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 def mxfp4(blocks: Tensor) -> Tensor:
     """A byte of exponent, nibbles: low ones are elements 0..15, high ones 16..31."""
-    exponent = blocks[:, :1].int()
-    # 2^(exponent - 128) from its bits; the two smallest are denormal.
-    scale = torch.where(exponent < 2, (exponent + 1) << 21, (exponent - 1) << 23)
-    return _values(blocks[:, 1:].unsqueeze(1)).view(-1, 32).mul_(scale.view(torch.float32))
+    return _values(blocks[:, 1:].unsqueeze(1)).view(-1, 32).mul_(_power(blocks[:, :1]))
+
+
+def mxfp4_pairs(blocks: Tensor) -> Tensor:
+    """As MXFP4, but byte k holds element 2k in its low nibble and 2k + 1 in its high one."""
+    values = _values(blocks[:, 1:].unsqueeze(2))
+    return values.view(-1, 32).mul_(_power(blocks[:, :1]))
 
 
 def nvfp4(blocks: Tensor) -> Tensor:
     """Four scales in unsigned E4M3, then for each 8 bytes of nibbles: eight low, eight high."""
     scale = looked_up(_E4M3_HALVED, blocks[:, :4])
     return _values(blocks[:, 4:].view(-1, 4, 8)).view(-1, 4, 16).mul_(scale.unsqueeze(2))
+
+
+def _power(byte: Tensor) -> Tensor:
+    """float32 2^(byte - 128) from its bits; the two smallest are denormal."""
+    exponent = byte.int()
+    bits = torch.where(exponent < 2, (exponent + 1) << 21, (exponent - 1) << 23)
+    return bits.view(torch.float32)
 
 
 def _values(packed: Tensor) -> Tensor:

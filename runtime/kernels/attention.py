@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,27 +22,44 @@ def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: Attention
 
 
 def paged_attention(
-    queries: Tensor, pages: LayerPages, plan: AttentionPlan, *, scale: float
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """queries [tokens, heads, key_dim] -> [tokens, heads, value_dim], in the type of the queries.
 
     Row r attends to the positions visible_begin[r] <= p < visible_end[r] of its slot, query head h
-    to kv head h // (heads / kv_heads); scores and softmax in float32. A row that sees nothing
-    gives zeros. On a CPU with a C compiler, the bits of a row do not depend on the other rows.
+    to kv head h // (heads / kv_heads); scores and softmax in float32. Scores s are multiplied by
+    `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: a
+    score more for each head, which takes its part of the weight and has no value. A row that sees
+    nothing gives zeros. On a CPU with a C compiler, the bits of a row do not depend on the others.
     """
     if queries.device.type == "cpu" and (kernels := library()) is not None:
-        return _paged_attention_cpu(kernels, queries, pages, plan, scale)
-    return paged_attention_twin(queries, pages, plan, scale=scale)
+        return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
+    return paged_attention_twin(queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks)
 
 
 def paged_attention_twin(
-    queries: Tensor, pages: LayerPages, plan: AttentionPlan, *, scale: float
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The specification of `paged_attention`: gather the pages, then plain softmax attention."""
     shape = (*queries.shape[:2], pages.values.shape[-1])
+    scoring = _Scoring(scale, softcap, sinks)
     result = queries.new_zeros(shape)
+    page_tokens = pages.keys.shape[1]
     for spans, length in _alike(plan.spans):
-        extent = _extent(plan, spans)
+        seen = [_seen_pages(plan, span, page_tokens) for span in spans]
+        extent = max(map(len, seen)) * page_tokens
         row_elements = queries.shape[1] * extent
         span_elements = extent * pages.keys.shape[2] * max(pages.keys.shape[3], shape[2])
         rows_at_once = max(1, min(length, TWIN_ELEMENTS // max(1, row_elements)))
@@ -49,9 +67,10 @@ def paged_attention_twin(
         spans_at_once = max(1, TWIN_ELEMENTS // per_span)
         for first in range(0, len(spans), spans_at_once):
             some = spans[first : first + spans_at_once]
+            used = _page_indices(seen[first : first + spans_at_once], queries.device)
             for offset in range(0, length, rows_at_once):
                 rows = _rows(some, offset, min(length, offset + rows_at_once), queries.device)
-                result[rows] = _attend(queries[rows], pages, plan, rows, extent, scale)
+                result[rows] = _attend(queries[rows], pages, plan, rows, used, scoring)
     return result
 
 
@@ -64,11 +83,21 @@ def _alike(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
         yield members, length
 
 
-def _extent(plan: AttentionPlan, spans: list[RowSpan]) -> int:
-    """The position after the last that these rows see; off the CPU a bound, without waiting."""
-    if plan.visible_end.device.type == "cpu":
-        return max(int(plan.visible_end[span.begin : span.end].max()) for span in spans)
-    return max(span.start + span.end - span.begin for span in spans)
+def _seen_pages(plan: AttentionPlan, span: RowSpan, page_tokens: int) -> range:
+    """Indices of the pages that these rows see; off the CPU a bound, without waiting."""
+    begin, end = span.seen_begin, span.seen_end
+    if end is None and plan.visible_end.device.type == "cpu":
+        begin = int(plan.visible_begin[span.begin : span.end].min())
+        end = int(plan.visible_end[span.begin : span.end].max())
+    elif end is None:
+        end = span.start + span.end - span.begin
+    return range(begin // page_tokens, -(-end // page_tokens))
+
+
+def _page_indices(seen: list[range], device: torch.device) -> Tensor:
+    """[spans, pages]: from each one's first on, as many as the one with most needs."""
+    firsts = torch.tensor([[pages.start] for pages in seen]).to(device, non_blocking=True)
+    return firsts + torch.arange(max(map(len, seen)), device=device)
 
 
 def _rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) -> Tensor:
@@ -77,25 +106,48 @@ def _rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) -> T
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scoring:
+    """How products become weights: the options of `paged_attention`."""
+
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+
+
 def _attend(
-    queries: Tensor, pages: LayerPages, plan: AttentionPlan, rows: Tensor, extent: int, scale: float
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    rows: Tensor,
+    indices: Tensor,
+    scoring: _Scoring,
 ) -> Tensor:
-    """queries [spans, rows, heads, key_dim] -> [spans, rows, heads, value_dim]."""
+    """queries [spans, rows, heads, key_dim], page indices [spans, pages] -> [.., value_dim]."""
     page_tokens, kv_heads = pages.keys.shape[1:3]
-    used = plan.page_table[plan.row_slot[rows[:, 0]].long(), : -(-extent // page_tokens)]
+    slots = plan.row_slot[rows[:, :1]].long()
+    used = plan.page_table[slots, indices.clamp(max=plan.page_table.shape[1] - 1)]
     used = used.long().clamp(0, pages.keys.shape[0] - 1)
-    keys = pages.keys[used].flatten(1, 2)[:, :extent].float()
-    values = pages.values[used].flatten(1, 2)[:, :extent].float()
+    keys = pages.keys[used].flatten(1, 2).float()
+    values = pages.values[used].flatten(1, 2).float()
     begin, end = plan.visible_begin[rows].unsqueeze(-1), plan.visible_end[rows].unsqueeze(-1)
-    position = torch.arange(extent, device=queries.device)
+    offsets = torch.arange(page_tokens, device=queries.device)
+    position = (indices.unsqueeze(-1) * page_tokens + offsets).flatten(1).unsqueeze(1)
     visible = (position >= begin) & (position < end)
     # What no row sees may be anything, and nothing times infinity is not nothing.
     values = values.masked_fill(~visible.any(dim=1)[:, :, None, None], 0.0)
     grouped = queries.unflatten(2, (kv_heads, -1)).float()
-    scores = torch.einsum("srkgd,spkd->srkgp", grouped, keys) * scale
+    scores = torch.einsum("srkgd,spkd->srkgp", grouped, keys) * scoring.scale
+    if scoring.softcap is not None:
+        scores = scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
     hidden = ~visible[:, :, None, None, :]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).masked_fill(hidden, 0.0)
+    scores = scores.masked_fill_(hidden, -torch.inf)
+    weights = scores.softmax(dim=-1).masked_fill_(hidden, 0.0)
     result = torch.einsum("srkgp,spkd->srkgd", weights, values)
+    if scoring.sinks is not None:
+        # e^a / (e^a + e^sink) of the weight is left, e^a being the sum over all that is seen.
+        kept = scores.logsumexp(dim=-1) - scoring.sinks.float().view(kv_heads, -1)
+        result = result * kept.sigmoid().unsqueeze(-1)
     return result.flatten(2, 3).to(queries.dtype)
 
 
@@ -105,13 +157,14 @@ class _Job(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "queries", "keys", "values", "page_table", "row_slot", "visible_begin", "visible_end",
-            "result",
+            "sinks", "result",
         )),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (
             "type", "page_tokens", "rows", "heads", "kv_heads", "key_dim", "value_dim",
         )),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -119,19 +172,28 @@ _PAGE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def _paged_attention_cpu(
-    kernels: ctypes.CDLL, queries: Tensor, pages: LayerPages, plan: AttentionPlan, scale: float
+    kernels: ctypes.CDLL,
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     rows, heads, key_dim = queries.shape
     page_tokens, kv_heads, value_dim = pages.values.shape[1:]
     assert pages.keys.dtype == pages.values.dtype and heads % kv_heads == 0
     assert plan.page_table.stride(1) == 1 and plan.page_table.dtype == torch.int32
+    assert sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32)
+    assert softcap is None or softcap > 0
     wide = queries.float().contiguous()
     result = torch.empty(rows, heads, value_dim)
     job = _Job(
         address(wide), address(pages.keys), address(pages.values), plan.page_table.data_ptr(),
         address(plan.row_slot), address(plan.visible_begin), address(plan.visible_end),
-        address(result), plan.page_table.stride(0), _PAGE_TYPES[pages.keys.dtype],
-        page_tokens, rows, heads, kv_heads, key_dim, value_dim, scale,
+        None if sinks is None else address(sinks), address(result), plan.page_table.stride(0),
+        _PAGE_TYPES[pages.keys.dtype], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
+        scale, softcap or 0.0,
     )  # fmt: skip
     threads = torch.get_num_threads()
     scratch = torch.empty(threads * kernels.caravan_attention_scratch(ctypes.byref(job)))

@@ -35,14 +35,21 @@ _SIGNATURES = {
         [_int, *2 * [_pointer], _int64, *3 * [_int], _pointer, _int64, _pointer, _int],
         None,
     ),
+    "caravan_experts_packed": ([_int, _int], _int64),
+    "caravan_experts_places": ([_int, _int], _int64),
+    "caravan_experts": ([_pointer, _int], _int),
+    "caravan_weighted_sum": ([_pointer, _pointer, *3 * [_int], _pointer, _int], None),
+    "caravan_clamped_swiglu": (
+        [_pointer, _pointer, _float, _float, _int64, _pointer, _int],
+        None,
+    ),
     "caravan_attention_scratch": ([_pointer], _int64),
     "caravan_attention": ([_pointer, _pointer, _pointer, _int], None),
     "caravan_rms_norm": ([_pointer, _pointer, _float, _int, _int, _pointer, _int], None),
-    "caravan_rope_interleaved": (
-        [_pointer, _pointer, _pointer, _int, _int, _int, _int, _pointer, _int],
-        None,
-    ),
-    "caravan_silu_mul": ([_pointer, _pointer, _int64, _pointer, _int], None),
+    "caravan_layer_norm": ([*3 * [_pointer], _float, _int, _int, _pointer, _int], None),
+    "caravan_rope": ([*3 * [_pointer], *5 * [_int], _pointer, _int], None),
+    "caravan_gate": ([_int, _pointer, _pointer, _int64, _pointer, _int], None),
+    "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),
 }
 
 

@@ -1,4 +1,6 @@
-"""Norms, rotary embeddings and gates: one row at a time, whatever else is in the batch."""
+"""Norms, rotary embeddings, gates and caps: one row at a time, whatever else is in the batch."""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -6,19 +8,40 @@ from torch import Tensor
 
 from runtime.kernels.native import address, library
 
+# The curves of caravan_gate in cpu/pointwise.c.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK = range(4)
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [..., hidden], weight [hidden] -> x / sqrt(mean(x^2) + eps) * weight, in x's type.
 
-    Zhang and Sennrich, "Root Mean Square Layer Normalization". Computed in float32.
+    Without a weight that factor is 1. Computed in float32. Zhang and Sennrich, "Root Mean Square
+    Layer Normalization".
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
         return rms_norm_twin(x, weight, eps)
-    wide, factor, n = x.float().contiguous(), weight.float().contiguous(), x.shape[-1]
+    wide, n = x.float().contiguous(), x.shape[-1]
+    factor = None if weight is None else weight.float().contiguous()
     result = torch.empty_like(wide)
     kernels.caravan_rms_norm(
-        address(wide), address(factor), eps, wide.numel() // n, n, address(result),
-        torch.get_num_threads(),
+        address(wide), None if factor is None else address(factor), eps, wide.numel() // n, n,
+        address(result), torch.get_num_threads(),
+    )  # fmt: skip
+    return result.to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x [..., hidden] -> (x - mean) / sqrt(variance + eps) * weight + bias, in x's type.
+
+    Computed in float32. Ba, Kiros and Hinton, "Layer Normalization".
+    """
+    if x.device.type != "cpu" or (kernels := library()) is None:
+        return layer_norm_twin(x, weight, bias, eps)
+    wide, factor, offset = (tensor.float().contiguous() for tensor in (x, weight, bias))
+    result, n = torch.empty_like(wide), x.shape[-1]
+    kernels.caravan_layer_norm(
+        address(wide), address(factor), address(offset), eps, wide.numel() // n, n,
+        address(result), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -29,34 +52,103 @@ def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x [tokens, heads, dim], cos and sin [tokens, rotated / 2] -> like x. Dimensions from `rotated`
     on pass unchanged. Su et al., "RoFormer", in the order of the original weights.
     """
-    if x.device.type != "cpu" or (kernels := library()) is None:
-        return rope_interleaved_twin(x, cos, sin)
-    wide, cos, sin = (tensor.float().contiguous() for tensor in (x, cos, sin))
-    result = torch.empty_like(wide)
-    kernels.caravan_rope_interleaved(
-        address(wide), address(cos), address(sin), *wide.shape, cos.shape[-1], address(result),
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return result.to(x.dtype)
+    return _rope(x, cos, sin, halves=False)
+
+
+def rope_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same for the pairs (i, i + rotated / 2), the order of GPT-NeoX."""
+    return _rope(x, cos, sin, halves=True)
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gate, up [..., n] -> silu(gate) * up, in gate's type; computed in float32."""
-    if gate.device.type != "cpu" or (kernels := library()) is None:
-        return silu_mul_twin(gate, up)
-    wide, other = gate.float().contiguous(), up.float().contiguous()
+    return _bent(_SILU, gate, up)
+
+
+def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) * up, likewise; the approximation of GELU with tanh."""
+    return _bent(_GELU, gate, up)
+
+
+def gelu_erf_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu_erf(gate) * up, likewise."""
+    return _bent(_GELU_ERF, gate, up)
+
+
+def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu_quick(gate) * up, likewise."""
+    return _bent(_GELU_QUICK, gate, up)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x), in x's type; computed in float32."""
+    return _bent(_SILU, x, None)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), likewise; Hendrycks and Gimpel."""
+    return _bent(_GELU, x, None)
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    """0.5 x (1 + erf(x / sqrt(2))), likewise: what the tanh approximates."""
+    return _bent(_GELU_ERF, x, None)
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x), likewise: the coarser approximation of CLIP."""
+    return _bent(_GELU_QUICK, x, None)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), in x's type; computed in float32. Gemma 2's report, section 2."""
+    if x.device.type != "cpu" or (kernels := library()) is None:
+        return softcap_twin(x, cap)
+    wide = x.float().contiguous()
     result = torch.empty_like(wide)
-    kernels.caravan_silu_mul(
-        address(wide), address(other), wide.numel(), address(result), torch.get_num_threads()
+    kernels.caravan_softcap(
+        address(wide), wide.numel(), cap, address(result), torch.get_num_threads()
     )
+    return result.to(x.dtype)
+
+
+def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
+    if x.device.type != "cpu" or (kernels := library()) is None:
+        return (rope_halves_twin if halves else rope_interleaved_twin)(x, cos, sin)
+    wide, cos, sin = (tensor.float().contiguous() for tensor in (x, cos, sin))
+    assert 2 * cos.shape[-1] <= x.shape[-1], (cos.shape, x.shape)
+    result = torch.empty_like(wide)
+    kernels.caravan_rope(
+        address(wide), address(cos), address(sin), *wide.shape, cos.shape[-1], halves,
+        address(result), torch.get_num_threads(),
+    )  # fmt: skip
+    return result.to(x.dtype)
+
+
+def _bent(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
+    if gate.device.type != "cpu" or (kernels := library()) is None:
+        return _bent_twin(curve, gate, up)
+    wide = gate.float().contiguous()
+    other = None if up is None else up.float().contiguous()
+    assert other is None or other.shape == wide.shape, (wide.shape, other.shape)
+    result = torch.empty_like(wide)
+    kernels.caravan_gate(
+        curve, address(wide), None if other is None else address(other), wide.numel(),
+        address(result), torch.get_num_threads(),
+    )  # fmt: skip
     return result.to(gate.dtype)
 
 
-def rms_norm_twin(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_twin(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """The specification of `rms_norm`."""
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale * weight.float()).to(x.dtype)
+    normal = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (normal if weight is None else normal * weight.float()).to(x.dtype)
+
+
+def layer_norm_twin(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The specification of `layer_norm`."""
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
 
 
 def rope_interleaved_twin(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -68,6 +160,33 @@ def rope_interleaved_twin(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([pairs.flatten(-2).to(x.dtype), x[..., rotated:]], dim=-1)
 
 
-def silu_mul_twin(gate: Tensor, up: Tensor) -> Tensor:
-    """The specification of `silu_mul`."""
-    return (F.silu(gate.float()) * up.float()).to(gate.dtype)
+def rope_halves_twin(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The specification of `rope_halves`."""
+    half = cos.shape[-1]
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
+    turned = [first * cos - second * sin, first * sin + second * cos]
+    return torch.cat([*(part.to(x.dtype) for part in turned), x[..., 2 * half :]], dim=-1)
+
+
+def softcap_twin(x: Tensor, cap: float) -> Tensor:
+    """The specification of `softcap`."""
+    return (x.float() / cap).tanh_().mul_(cap).to(x.dtype)
+
+
+def _bent_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
+    wide = gate.float()
+    if curve == _SILU:
+        bent = F.silu(wide)
+    elif curve == _GELU_QUICK:
+        bent = wide * torch.sigmoid(1.702 * wide)
+    else:
+        bent = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
+    return (bent if up is None else bent * up.float()).to(gate.dtype)
+
+
+# The specifications of the gates, and with one argument of the curves alone.
+silu_mul_twin = partial(_bent_twin, _SILU)
+gelu_mul_twin = partial(_bent_twin, _GELU)
+gelu_erf_mul_twin = partial(_bent_twin, _GELU_ERF)
+gelu_quick_mul_twin = partial(_bent_twin, _GELU_QUICK)

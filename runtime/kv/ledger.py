@@ -100,6 +100,8 @@ class _Group:
 class PageLedger:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
+    Pages hold a group's indices: positions, or rows of images (see runtime/kv/spec.py).
+
     Pages are handed on the moment their owner lets go: device state changes only by launched
     plans, in order, so a later plan cannot overtake one that still reads the page.
     """
@@ -129,6 +131,12 @@ class PageLedger:
         """Pages that some sequence holds now; cached pages without an owner do not count."""
         return self.pages_total - sum(group.available for group in self._groups)
 
+    def image_rows(self, owner: Owner, begin: int, end: int) -> int:
+        """How many rows of images a step fills that computes the positions [begin, end)."""
+        begun = (group.kind.begun(begin, end, owner.spans) for group in self._groups)
+        rows = (sum(len(p.rows) + len(p.padding) for p in places) for places in begun)
+        return max(rows, default=0)
+
     def reserve(self, owner: Owner, end: int) -> list[PageGrant] | None:
         """Room for positions up to `end`: the new pages, or None and no change."""
         wanted = [self._missing(group, owner, end) for group in self._groups]
@@ -156,28 +164,28 @@ class PageLedger:
             return 0, []
         size = self._page_tokens
         full = self._extend_keys(owner, len(owner.tokens) - 1)
-        keys = owner.page_keys[:full]
-        runs = [_runs(group, keys) for group in self._groups]
-        for count in range(full, 0, -1):
-            length = count * size
-            firsts = [group.kind.first_visible(length) // size for group in self._groups]
+        keys = [self._group_keys(group, owner, full * size) for group in self._groups]
+        runs = [_runs(group, some) for group, some in zip(self._groups, keys, strict=True)]
+        for length in range(full * size, 0, -size):
+            needed = [self._pages_seen(group, owner, length) for group in self._groups]
             if owner.may_end_at(length) and all(
-                run[count] <= first for run, first in zip(runs, firsts, strict=True)
+                run[pages.stop] <= pages.start for run, pages in zip(runs, needed, strict=True)
             ):
-                return length, self._share(owner, firsts, keys[:count])
+                return length, self._share(owner, needed, keys)
         return 0, []
 
     def publish(self, owner: Owner) -> None:
         """Offer the owner's full, confirmed pages to later sequences with the same prefix."""
         if not self._prefix_cache:
             return
-        full = self._extend_keys(owner, owner.confirmed)
+        self._extend_keys(owner, owner.confirmed)
         for group in self._groups:
             held = group.held.get(owner)
             if held is None:
                 continue
+            full = group.kind.extent(owner.confirmed, owner.spans) // self._page_tokens
             for index in range(max(held.published, held.begin), full):
-                group.publish(held.pages[index - held.begin], owner.page_keys[index])
+                group.publish(held.pages[index - held.begin], self._key(group, owner, index))
             held.published = max(held.published, full)
 
     def trim(self, owner: Owner) -> None:
@@ -186,7 +194,7 @@ class PageLedger:
             held = group.held.get(owner)
             if held is None:
                 continue
-            first = group.kind.first_visible(owner.confirmed) // self._page_tokens
+            first = self._first_page(group, owner)
             gone = min(max(0, first - held.begin), len(held.pages))
             for page in held.pages[:gone]:
                 group.drop(page)
@@ -208,21 +216,42 @@ class PageLedger:
             assert group.available == len(group.owners), "a page is lost"
 
     def _missing(self, group: _Group, owner: Owner, end: int) -> range:
-        first = group.kind.first_visible(owner.confirmed) // self._page_tokens
         held = group.held.get(owner)
-        if held is not None and held.pages:
-            first = held.end
-        return range(first, -(-end // self._page_tokens))
+        first = held.end if held is not None and held.pages else self._first_page(group, owner)
+        extent = group.kind.extent(end, owner.spans)
+        return range(first, -(-extent // self._page_tokens))
 
-    def _share(self, owner: Owner, firsts: list[int], keys: Sequence[PageKey]) -> list[PageGrant]:
+    def _first_page(self, group: _Group, owner: Owner) -> int:
+        return group.kind.first_visible(owner.confirmed, owner.spans) // self._page_tokens
+
+    def _pages_seen(self, group: _Group, owner: Owner, length: int) -> range:
+        """The full pages within `length` that the row at `length` or a later one can see."""
+        first = group.kind.first_visible(length, owner.spans) // self._page_tokens
+        return range(first, group.kind.extent(length, owner.spans) // self._page_tokens)
+
+    def _share(
+        self, owner: Owner, needed: Sequence[range], keys: Sequence[Sequence[PageKey]]
+    ) -> list[PageGrant]:
         grants = []
-        for number, (group, first) in enumerate(zip(self._groups, firsts, strict=True)):
-            pages = [group.by_key[key] for key in keys[first:]]
+        for number, (group, indices) in enumerate(zip(self._groups, needed, strict=True)):
+            pages = [group.by_key[keys[number][index]] for index in indices]
             for page in pages:
                 group.share(page)
-            group.held[owner] = _Held(first, pages, published=len(keys))
-            grants += [PageGrant(number, first + i, page) for i, page in enumerate(pages)]
+            group.held[owner] = _Held(indices.start, pages, published=indices.stop)
+            found = zip(indices, pages, strict=True)
+            grants += [PageGrant(number, index, page) for index, page in found]
         return grants
+
+    def _group_keys(self, group: _Group, owner: Owner, length: int) -> list[PageKey]:
+        pages = group.kind.extent(length, owner.spans) // self._page_tokens
+        return [self._key(group, owner, index) for index in range(pages)]
+
+    def _key(self, group: _Group, owner: Owner, index: int) -> PageKey:
+        begin = index * self._page_tokens
+        content = group.kind.content(begin, begin + self._page_tokens, owner.spans)
+        if content is None:
+            return owner.page_keys[index]
+        return blake2b(content, digest_size=16).digest()
 
     def _extend_keys(self, owner: Owner, length: int) -> int:
         """Make sure the owner's full pages within `length` have keys; how many these are.
@@ -231,10 +260,13 @@ class PageLedger:
         """
         keys, size = owner.page_keys, self._page_tokens
         for index in range(len(keys), length // size):
-            before = keys[-1] if keys else b""
+            before = keys[-1] if keys else self._foreseen(owner)
             content = _content(owner, index * size, (index + 1) * size)
             keys.append(blake2b(before + content, digest_size=16).digest())
         return length // size
+
+    def _foreseen(self, owner: Owner) -> bytes:
+        return b";".join(group.kind.foreseen(owner.spans) for group in self._groups)
 
 
 def _content(owner: Owner, begin: int, end: int) -> bytes:

@@ -1,6 +1,7 @@
 """The tensors behind the pages, and the page tables on the device."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from runtime.model import LayerPages
 class KVPool:
     """Keys and values of every layer, in pages, and which page holds what of each slot.
 
-    `pages`: how many each group has. All memory is touched here, so that none is missing later.
+    `pages`: how many each group has; `pages_per_sequence`: what a full context takes. All memory is
+    touched here, so that none is missing later.
     """
 
     def __init__(
@@ -26,8 +28,12 @@ class KVPool:
         device: torch.device,
     ) -> None:
         assert len(pages) == len(layout.groups)
-        shape = (len(layout.groups), slots, pages_per_sequence)
-        self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._widths = layout.capacity_pages(pages_per_sequence * layout.page_tokens)
+        sizes = [slots * width for width in self._widths]
+        self._slots = slots
+        self._begins = [0, *accumulate(sizes)]
+        self._cells = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._tables = tuple(part.view(slots, -1) for part in self._cells.split(sizes))
         self._layers: dict[int, LayerPages] = {}
         for number, (group, count) in enumerate(zip(layout.groups, pages, strict=True)):
             cache = group.cache
@@ -40,26 +46,26 @@ class KVPool:
     @property
     def page_tables(self) -> tuple[Tensor, ...]:
         """Per group: [slots, pages per sequence] int32, the page at each index of a slot."""
-        return self._tables.unbind(0)
+        return self._tables
 
     def layer(self, index: int) -> LayerPages:
         return self._layers[index]
 
     def table_cell(self, group: int, slot: int, index: int) -> int:
         """Where `write_pages` finds one entry of a page table."""
-        _, slots, pages_per_sequence = self._tables.shape
-        assert slot < slots and index < pages_per_sequence
-        return (group * slots + slot) * pages_per_sequence + index
+        width = self._widths[group]
+        assert slot < self._slots and index < width
+        return self._begins[group] + slot * width + index
 
     def write_pages(self, cells: Tensor, pages: Tensor) -> None:
         """Put `pages` [n] int32 into the table entries `cells` [n] int64, all different."""
-        self._tables.view(-1).index_copy_(0, cells, pages)
+        self._cells.index_copy_(0, cells, pages)
 
     def clear_page(self, page: int) -> None:
-        """Zero one page number in every layer."""
+        """Zero one page number in every layer that has so many."""
         for layer in self._layers.values():
-            layer.keys[page].zero_()
-            layer.values[page].zero_()
+            layer.keys[page : page + 1].zero_()
+            layer.values[page : page + 1].zero_()
 
 
 def page_bytes(layout: CacheLayout, group: int, dtype: torch.dtype) -> int:

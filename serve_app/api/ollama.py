@@ -86,7 +86,7 @@ class OllamaChat:
     async def chat(self, request: Request) -> Response:
         encoder = NativeEncoder("message")
         body = ChatBody.read(await read_object(request, self._max_body_bytes))
-        model = self._served(body)
+        model = await self._served(body)
         if not body.messages:
             return await self._loaded(model, body, encoder)
         messages = tuple(_message(index, each) for index, each in enumerate(body.messages))
@@ -95,15 +95,15 @@ class OllamaChat:
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
         body = GenerateBody.read(await read_object(request, self._max_body_bytes))
-        model = self._served(body)
+        model = await self._served(body)
         if body.raw and (body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
         if not body.prompt:
             return await self._loaded(model, body, encoder)
         return self._reply(model, body, _prompt(body), encoder)
 
-    def _served(self, body: _Generation) -> ServedModel:
-        model = self._backend.model(body.model)
+    async def _served(self, body: _Generation) -> ServedModel:
+        model = await self._backend.served(body.model)
         _thinking(body)
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")

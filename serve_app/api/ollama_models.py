@@ -42,7 +42,7 @@ class OllamaModels:
         body = ShowBody.read(await read_object(request, self._max_body_bytes))
         model = self._backend.model(body.model or body.name)
         card = await self._backend.card(model, verbose=body.verbose)
-        return JSONResponse(_shown(card, model.options))
+        return JSONResponse(_shown(card, model.options.over(card.options)))
 
 
 def tagged(name: str) -> str:
@@ -67,7 +67,7 @@ def _tag(card: ModelCard) -> dict[str, Any]:
         "size": card.file_bytes,
         "digest": card.digest,
         "details": _details(card),
-        "capabilities": ["completion"],
+        "capabilities": list(card.capabilities),
     }
 
 
@@ -100,18 +100,20 @@ def _details(card: ModelCard) -> dict[str, Any]:
 def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
     parameters = _parameters(options)
     template = card.chat_template or ""
+    system = {} if card.system is None else {"system": card.system}
     modelfile = [f"FROM {tagged(card.name)}", *(f"PARAMETER {line}" for line in parameters)]
     return {
         "license": card.license or "",
         "modelfile": "\n".join(modelfile),
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in map(_halves, parameters)),
         "template": template,
+        **system,
         "details": _details(card),
         "model_info": _model_info(card),
         "tensors": [
             {"name": name, "type": kind, "shape": list(shape)} for name, kind, shape in card.tensors
         ],
-        "capabilities": ["completion"],
+        "capabilities": list(card.capabilities),
         "modified_at": _date(card.modified_at),
     }
 

@@ -69,7 +69,7 @@ class OpenAIChat:
 
     async def complete(self, request: Request) -> Response:
         body = ChatBody.read(await read_object(request, self._max_body_bytes))
-        model = self._backend.model(body.model)
+        model = await self._backend.served(body.model)
         if not body.messages:
             raise RequestError("[] is too short - 'messages'")
         messages = tuple(_message(index, each) for index, each in enumerate(body.messages))

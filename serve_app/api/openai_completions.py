@@ -40,7 +40,7 @@ class OpenAICompletions:
 
     async def complete(self, request: Request) -> Response:
         body = CompletionBody.read(await read_object(request, self._max_body_bytes))
-        model = self._backend.model(body.model)
+        model = await self._backend.served(body.model)
         options = configured(body, model, _count(body, "max_tokens"))
         task = task_for(model, options, _prompt(body.prompt), logprobs=_count(body, "logprobs"))
         encoder = CompletionEncoder(body.model, task.id, usage_wanted=body.usage_wanted)

@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 class Encoder(Protocol):
     """One request's answer in the words of one protocol."""
 
-    stream_type: str
+    @property
+    def stream_type(self) -> str:
+        """The media type of a stream."""
 
     def piece(self, delta: ChatDelta) -> bytes:
         """What a stream says for this delta; the delta with `finish` ends the stream."""

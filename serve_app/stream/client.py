@@ -9,7 +9,7 @@ from typing import cast
 
 from runtime.errors import CaravanError
 from serve_app.stream import wire
-from serve_app.task import ChatDelta, ChatTask
+from serve_app.task import ChatDelta, Task
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_PER_REPLICA = 64
@@ -26,14 +26,12 @@ class StreamClient:
     def __init__(self) -> None:
         self._idle: dict[wire.Address, deque[_Connection]] = {}
 
-    async def generate(
-        self, address: wire.Address, task: ChatTask
-    ) -> AsyncGenerator[ChatDelta, None]:
+    async def generate(self, address: wire.Address, task: Task) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Raises ConnectionLost or the replica's own error."""
         connection = self._pooled(address) or await _Connection.open(address)
         reusable = False
         try:
-            connection.send(wire.Ask(task))
+            connection.send(wire.asking(task))
             ended = False
             while not ended:
                 delta = await connection.receive()

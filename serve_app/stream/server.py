@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from serve_app.stream import wire
-from serve_app.task import ChatDelta, ChatTask
+from serve_app.task import ChatDelta, Task
 
 HANDSHAKE_TIMEOUT_S = 5.0
 NONCE_BYTES = 32
@@ -17,7 +17,7 @@ UNSENT_BYTES = 16 * 1024
 
 logger = logging.getLogger(__name__)
 
-Generate = Callable[[ChatTask], AsyncGenerator[ChatDelta, None]]
+Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
 
 
 class StreamServer:
@@ -85,7 +85,7 @@ class StreamServer:
                 message = await ahead
                 if self._closing:
                     return
-                if not isinstance(message, wire.Ask):
+                if not isinstance(message, wire.Ask | wire.AskVectors):
                     raise wire.WireError(f"{type(message).__name__} where Ask was due.")
                 ahead = asyncio.create_task(wire.read_message(reader, wire.MAX_ASK_BYTES))
                 await self._answer_unless_left(message.task, ahead, writer)
@@ -93,7 +93,7 @@ class StreamServer:
             await _cancelled(ahead)
 
     async def _answer_unless_left(
-        self, task: ChatTask, ahead: asyncio.Task[wire.Wire], writer: asyncio.StreamWriter
+        self, task: Task, ahead: asyncio.Task[wire.Wire], writer: asyncio.StreamWriter
     ) -> None:
         answer = asyncio.create_task(self._answer(task, writer))
         try:
@@ -103,7 +103,7 @@ class StreamServer:
         finally:
             await _cancelled(answer)
 
-    async def _answer(self, task: ChatTask, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, task: Task, writer: asyncio.StreamWriter) -> None:
         self._answering += 1
         self._idle.clear()
         try:

@@ -1,8 +1,8 @@
 """The messages of the direct stream and their frames: four bytes of length, then msgpack.
 
 The replica opens with a `Challenge`; the other side proves that it knows the replica's token
-without sending it. Then, again and again: one `Ask`, answered by `Told` until a delta has
-`finish`, or by `Failed`. Whoever closes the connection ends what is being answered.
+without sending it. Then, again and again: one `Ask` or `AskVectors`, answered by `Told` until a
+delta has `finish`, or by `Failed`. Whoever closes the connection ends what is being answered.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from runtime.errors import (
     PromptTooLongError,
     RequestError,
 )
-from serve_app.task import ChatDelta, ChatTask
+from serve_app.task import ChatDelta, ChatTask, EmbeddingTask, Task
 
 MAX_HANDSHAKE_BYTES = 256
 MAX_ASK_BYTES = 256 * 2**20
@@ -52,6 +52,10 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     task: ChatTask
 
 
+class AskVectors(msgspec.Struct, frozen=True, tag="ask vectors"):
+    task: EmbeddingTask
+
+
 class Told(msgspec.Struct, frozen=True, tag="told"):
     delta: ChatDelta
 
@@ -61,7 +65,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Wire = Challenge | Proof | Ask | Told | Failed
+Wire = Challenge | Proof | Ask | AskVectors | Told | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Wire)
@@ -78,6 +82,10 @@ class Address:
 
 class WireError(Exception):
     """The other side does not speak this protocol."""
+
+
+def asking(task: Task) -> Ask | AskVectors:
+    return Ask(task) if isinstance(task, ChatTask) else AskVectors(task)
 
 
 def frame(message: Wire) -> bytes:

@@ -19,6 +19,10 @@ _TEXTS = (
 _TEMPLATES = (
     "{{ messages }}",
     "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "{{ tools | tojson(indent=4) }}{% for m in messages %}{{ m | tojson }}{% endfor %}",
+    "{% for m in messages %}{% for c in m.tool_calls %}<{{ c.function.name }}>{% endfor %}"
+    "{% for p in m.content %}{{ p.text or p.type == 'image' }}{% endfor %}{% endfor %}",
+    "{% for t in tools %}{% for u in tools %}{{ t | pprint ~ u | urlize }}{% endfor %}{% endfor %}",
     "{{ 'a'|center(10**9) }}",
     "{{ 'x' * 99999999 * 99999999 }}",
     "{{ 9**9**9**9 }}",

@@ -17,6 +17,8 @@ QWEN2 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SIZES = TinyLlama(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=32, context=64)
+_ROLES = "bos_token_id eos_token_id eos_token_ids eot_token_id padding_token_id".split()
+_ROLES_OF_THE_TRAINED = {f"tokenizer.ggml.{role}": None for role in _ROLES}
 _SPECIAL = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<think>": USER_DEFINED}
 _SCORES = sentencepiece_metadata(_SPECIAL)["tokenizer.ggml.scores"]
 _CHARSMAP = [*(0, 4, 0, 0), *[0] * 1024, 0]  # a tree of 256 nodes, which changes nothing
@@ -38,7 +40,7 @@ def seed_files(folder: Path) -> list[bytes]:
     }
     paths = [trained]
     for name, keys in vocabularies.items():
-        paths.append(rewrite(trained, folder / f"{name}.gguf", keys=keys))
+        paths.append(rewrite(trained, folder / f"{name}.gguf", keys=_ROLES_OF_THE_TRAINED | keys))
     return [path.read_bytes() for path in paths]
 
 
@@ -49,6 +51,5 @@ def _with_bytes(model: str, **keys: Any) -> dict[str, Any]:
 
 
 def _vocabulary(model: str, tokens: list[str], types: list[int], **keys: Any) -> dict[str, Any]:
-    of_the_trained = {"bos_token_id": None, "eos_token_id": None}
-    metadata = of_the_trained | {"model": model, "tokens": tokens, "token_type": types} | keys
+    metadata = {"model": model, "tokens": tokens, "token_type": types} | keys
     return {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}

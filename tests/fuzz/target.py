@@ -1,16 +1,27 @@
 """What is done with every damaged file: all that serving it would do before the first token."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from model_zoo.chat import Message
+from model_zoo.chat import ImagePart, Message, ToolCall, encode_chat
+from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ModelFileError, RequestError
 
 # A user's text that holds what templates and tokenizers look for.
 TEXT = "Hello <|im_end|> <think> 12345 don't\n\n\tnaïve 東京 👍 </s><0x41>"
+TOOL = {"type": "function", "function": {"name": TEXT, "parameters": {TEXT: [TEXT, 1, None]}}}
+_CALL = ToolCall(TEXT, {TEXT: [{"a": TEXT}, 1.5]}, "call00001")
+MESSAGES = [
+    Message("system", TEXT),
+    Message("user", TEXT),
+    Message("assistant", TEXT, thinking=TEXT, tool_calls=(_CALL, _CALL)),
+    Message("tool", TEXT, tool_name=TEXT, tool_call_id="call00001"),
+]
 _META = torch.device("meta")
 
 
@@ -27,12 +38,21 @@ def exercise(path: Path) -> str:
     except ModelFileError:
         return "refused by the registry"
     try:
-        prompts = [
-            model.prepare_text(TEXT),
-            model.prepare([Message("system", TEXT), Message("user", TEXT)]),
-        ]
+        prompts = [model.prepare_text(TEXT).tokens, model.prepare(MESSAGES[:2]).tokens]
     except RequestError:
         return "refused by the template"
+    prompts += _with_tools(model)
     for prompt in prompts:
-        model.tokenizer.decode(prompt.tokens)
+        model.tokenizer.decode(prompt)
     return "loaded"
+
+
+def _with_tools(model: ChatModel) -> list[Sequence[int]]:
+    """Most templates refuse them, and may."""
+    with suppress(RequestError):
+        return [model.prepare(MESSAGES, tools=[TOOL], thinking="low").tokens]
+    assert model.template is not None
+    with suppress(RequestError):
+        seen = [Message("user", (TEXT, ImagePart(), TEXT)), *MESSAGES[2:]]
+        return [encode_chat(model.template, model.tokenizer, seen)]
+    return []

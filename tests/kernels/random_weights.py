@@ -25,7 +25,7 @@ def random_weight(type: BlockType, outs: int, elements: int, *, seed: int = 0) -
     data = random_blocks(type, (outs, elements // type.block_elements), random=random)
     blocks = data.reshape(-1, type.block_bytes)
     set_scales(data, type, torch.randn(len(blocks), generator=draw).mul(0.02).numpy())
-    if type.name == "MXFP4":
+    if type.name in ("MXFP4", "MXFP4_PAIRS"):
         blocks[:, 0] = 112 + blocks[:, 0] % 16
     return Weight(torch.from_numpy(data), type, shape)
 

@@ -9,9 +9,18 @@ from torch import Tensor
 from runtime.kernels import attention as room
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
 from runtime.kernels.native import library
+from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
 from runtime.model import AttentionPlan, LayerPages, RowSpan
 
 SCALE = 0.2
+# Scores reach about 8 here, so that a cap of 3 bends most of them.
+OPTIONS = {
+    "plain": (None, False),
+    "capped": (3.0, False),
+    "sinks": (None, True),
+    "capped, sinks": (3.0, True),
+}
+every_option = pytest.mark.parametrize("options", OPTIONS)
 # (slot, start, rows) per sequence: prefill, decode, and both in one batch.
 BATCHES = {
     "one decoding row": ((0, 0, 1),),
@@ -65,7 +74,22 @@ def scene(
     return queries, LayerPages(keys, values, 0), plan
 
 
-def by_definition(queries: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
+def options_of(name: str, heads: int) -> dict:
+    """The keyword arguments of attention; some sinks outweigh everything that a row sees."""
+    softcap, with_sinks = OPTIONS[name]
+    sinks = torch.linspace(-9, 9, heads) if with_sinks else None
+    return {"scale": SCALE, "softcap": softcap, "sinks": sinks}
+
+
+def by_definition(
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    scale: float = SCALE,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Row by row, in float64."""
     page_tokens, kv_heads, value_dim = pages.values.shape[1:]
     group = queries.shape[1] // kv_heads
@@ -76,8 +100,13 @@ def by_definition(queries: Tensor, pages: LayerPages, plan: AttentionPlan) -> Te
         where = [table[p // page_tokens] * page_tokens + p % page_tokens for p in seen]
         keys = pages.keys.flatten(0, 1)[where].double().repeat_interleave(group, dim=1)
         values = pages.values.flatten(0, 1)[where].double().repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * SCALE
-        result[row] = torch.einsum("hp,phd->hd", scores.softmax(dim=1), values)
+        scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+        weights = scores.softmax(dim=1)[:, : len(where)]
+        result[row] = torch.einsum("hp,phd->hd", weights, values)
     return result
 
 
@@ -97,18 +126,23 @@ def rows_of(plan: AttentionPlan, begin: int, end: int) -> AttentionPlan:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("window", [None, 20])
-def test_the_twin_is_softmax_attention(batch: str, shape: str, window: int | None) -> None:
+@every_option
+def test_the_twin_is_softmax_attention(
+    batch: str, shape: str, window: int | None, options: str
+) -> None:
     queries, pages, plan = scene(batch, shape, window=window)
-    got = paged_attention_twin(queries, pages, plan, scale=SCALE)
-    expected = by_definition(queries, pages, plan).float()
+    chosen = options_of(options, queries.shape[1])
+    got = paged_attention_twin(queries, pages, plan, **chosen)
+    expected = by_definition(queries, pages, plan, **chosen).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, pages, plan = scene("prefill and decode", "four share")
-    whole = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    chosen = options_of("capped, sinks", queries.shape[1])
+    whole = paged_attention_twin(queries, pages, plan, **chosen)
     monkeypatch.setattr(room, "TWIN_ELEMENTS", 5000)
-    pieces = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    pieces = paged_attention_twin(queries, pages, plan, **chosen)
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -116,40 +150,71 @@ def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("window", [None, 1, 20, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@every_option
 def test_the_fast_path_agrees_with_the_twin(
-    batch: str, shape: str, window: int | None, dtype: torch.dtype
+    batch: str, shape: str, window: int | None, dtype: torch.dtype, options: str
 ) -> None:
     fast()
     queries, pages, plan = scene(batch, shape, window=window, dtype=dtype)
-    got = paged_attention(queries, pages, plan, scale=SCALE)
-    expected = paged_attention_twin(queries, pages, plan, scale=SCALE)
+    chosen = options_of(options, queries.shape[1])
+    got = paged_attention(queries, pages, plan, **chosen)
+    expected = paged_attention_twin(queries, pages, plan, **chosen)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
+@pytest.mark.parametrize("kind", [Full(), Sliding(1), Sliding(33), Chunked(33)], ids=str)
+def test_rows_see_what_their_cache_kind_says(attention, kind: CacheKind) -> None:
+    """Against attention to all positions with a mask over pairs of positions."""
+    queries, pages, plan = scene("prefill", "four share")
+    position = torch.arange(100)
+    begin = torch.tensor([kind.first_visible(p) for p in range(100)], dtype=torch.int32)
+    got = attention(queries, pages, replace(plan, visible_begin=begin), scale=SCALE)
+    behind = position[:, None] - position
+    visible = behind >= 0
+    if isinstance(kind, Sliding):
+        visible &= behind < kind.window
+    if isinstance(kind, Chunked):
+        visible &= position[:, None] // kind.chunk == position // kind.chunk
+    cells = plan.write_cell
+    keys, values = (part.flatten(0, 1)[cells] for part in (pages.keys, pages.values))
+    group = queries.shape[1] // keys.shape[1]
+    keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
+    scores = torch.einsum("qhd,phd->hqp", queries, keys) * SCALE
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    expected = torch.einsum("hqp,phd->qhd", weights, values)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("window", [None, 20])
-def test_a_row_has_the_same_bits_alone_and_in_any_batch(shape: str, window: int | None) -> None:
+@pytest.mark.parametrize("window, options", [(None, "plain"), (20, "plain"), (20, "capped, sinks")])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    shape: str, window: int | None, options: str
+) -> None:
     fast()
     queries, pages, plan = scene("prefill and decode", shape, window=window)
-    together = paged_attention(queries, pages, plan, scale=SCALE)
+    chosen = options_of(options, queries.shape[1])
+    together = paged_attention(queries, pages, plan, **chosen)
     for span in plan.spans:
         for rows in (1, 2, 3, 64):
             for begin in range(span.begin, span.end - rows + 1, rows):
                 some = rows_of(plan, begin, begin + rows)
-                apart = paged_attention(queries[begin : begin + rows], pages, some, scale=SCALE)
+                apart = paged_attention(queries[begin : begin + rows], pages, some, **chosen)
                 assert torch.equal(apart, together[begin : begin + rows]), (begin, rows)
 
 
 @pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
-def test_rows_may_see_forward_within_an_image_and_nothing_at_all(attention) -> None:
+@every_option
+def test_rows_may_see_forward_within_an_image_and_nothing_at_all(attention, options: str) -> None:
     queries, pages, plan = scene("prefill", "four share")
     end = plan.visible_end.clone()
     end[20:40] = 40  # an image: its rows see each other in both directions
     begin = plan.visible_begin.clone()
     begin[50], begin[60] = end[50], 90  # one row sees nothing, another less than nothing
     plan = replace(plan, visible_begin=begin, visible_end=end)
-    got = attention(queries, pages, plan, scale=SCALE)
-    expected = by_definition(queries, pages, plan).float()
+    chosen = options_of(options, queries.shape[1])
+    got = attention(queries, pages, plan, **chosen)
+    expected = by_definition(queries, pages, plan, **chosen).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert not got[50].any() and not got[60].any() and got[51].all()
 
@@ -190,13 +255,17 @@ def test_without_native_kernels_the_twin_answers(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
-def test_on_a_gpu_attention_is_the_same(shape: str) -> None:
+@every_option
+def test_on_a_gpu_attention_is_the_same(shape: str, options: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     queries, pages, plan = scene("prefill and decode", shape, window=20)
-    expected = by_definition(queries, pages, plan).float()
+    chosen = options_of(options, queries.shape[1])
+    expected = by_definition(queries, pages, plan, **chosen).float()
     names = ("page_table", "row_slot", "visible_begin", "visible_end", "write_cell")
     there = replace(plan, **{name: getattr(plan, name).cuda() for name in names})
     pages = LayerPages(pages.keys.cuda(), pages.values.cuda(), 0)
-    got = paged_attention(queries.cuda(), pages, there, scale=SCALE)
+    if chosen["sinks"] is not None:
+        chosen["sinks"] = chosen["sinks"].cuda()
+    got = paged_attention(queries.cuda(), pages, there, **chosen)
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)

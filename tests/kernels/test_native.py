@@ -15,8 +15,8 @@ from runtime.kernels import native
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kernels.native import NativeUnavailableError
-from runtime.quant import BLOCK_TYPES
-from tests.kernels import test_attention
+from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS
+from tests.kernels import test_attention, test_pointwise
 from tests.kernels.random_weights import random_weight, relative_error
 
 
@@ -103,7 +103,7 @@ def test_narrower_instructions_compute_the_same(
     narrow = native.load(native.build(flags=flags, directory=tmp_path))
     monkeypatch.setattr(matmul_room, "library", lambda: narrow)
     monkeypatch.setattr(test_attention.room, "library", lambda: narrow)
-    for type in BLOCK_TYPES.values():
+    for type in (*BLOCK_TYPES.values(), MXFP4_PAIRS):
         elements = 77 if type.block_elements == 1 else 512
         weight, x = random_weight(type, 31, elements), torch.randn(37, elements)
         got = matmul(x, weight)
@@ -113,9 +113,23 @@ def test_narrower_instructions_compute_the_same(
             torch.equal(matmul(x[:rows], weight), got[:rows]) for rows in (1, 2, 3, 8, 9, 25)
         )
     queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
-    got = paged_attention(queries, pages, plan, scale=0.2)
-    expected = paged_attention_twin(queries, pages, plan, scale=0.2)
+    options = test_attention.options_of("capped, sinks", queries.shape[1])
+    got = paged_attention(queries, pages, plan, **options)
+    expected = paged_attention_twin(queries, pages, plan, **options)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: narrow)
+    check_norms_rotations_and_curves()
+
+
+def check_norms_rotations_and_curves() -> None:
+    """As the tests of these kernels do."""
+    test_pointwise.test_rms_norm_agrees_with_torch((3, 77), torch.float32)
+    test_pointwise.test_layer_norm_agrees_with_torch((3, 77), torch.float32)
+    test_pointwise.test_rope_turns_halves_as_rotate_half_does(3, 80, 20, 33, torch.float32)
+    test_pointwise.test_softcap_agrees_with_torch((3, 77), 30.0, torch.float32)
+    for curve in test_pointwise.CURVES:
+        test_pointwise.test_gates_agree_with_torch((3, 77), curve, torch.float32)
+        test_pointwise.test_gates_are_right_at_their_limits(curve)
 
 
 def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:

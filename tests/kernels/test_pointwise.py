@@ -4,16 +4,30 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from runtime.kernels import pointwise
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import (
+    layer_norm,
+    layer_norm_twin,
     rms_norm,
     rms_norm_twin,
+    rope_halves,
+    rope_halves_twin,
     rope_interleaved,
     rope_interleaved_twin,
     silu_mul,
-    silu_mul_twin,
+    softcap,
+    softcap_twin,
 )
 
+# Name of the gate -> what it does to one side.
+CURVES = {
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+}
+every_curve = pytest.mark.parametrize("curve", CURVES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
@@ -32,12 +46,37 @@ def test_rms_norm_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) 
         torch.testing.assert_close(norm(x, weight, 1e-5), expected, **tolerance)
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (2, 3, 80)])
+def test_rms_norm_without_weights_has_ones(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape) * 3
+    for norm in (rms_norm, rms_norm_twin):
+        got = norm(x, None, 1e-5)
+        torch.testing.assert_close(got, F.rms_norm(x, shape[-1:], None, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
+@DTYPES
+def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The values are far from nought, so that a variance from squares alone would be off."""
+    x = (torch.randn(shape) + 100).to(dtype)
+    weight, bias = torch.randn(shape[-1]), torch.randn(shape[-1])
+    expected = F.layer_norm(x.double(), shape[-1:], weight.double(), bias.double(), 1e-5).to(dtype)
+    rtol = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+    for norm in (layer_norm, layer_norm_twin):
+        got = norm(x, weight, bias, 1e-5)
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=1e-4)
+
+
 def test_a_norm_has_the_same_bits_alone_and_in_any_batch() -> None:
     fast()
-    x, weight = torch.randn(70, 1100), torch.randn(1100)
-    alone = torch.cat([rms_norm(row, weight, 1e-6) for row in x.split(1)])
-    for rows in range(1, 71):
-        assert torch.equal(rms_norm(x[-rows:], weight, 1e-6), alone[-rows:])
+    x, weight, bias = torch.randn(70, 1100), torch.randn(1100), torch.randn(1100)
+    for norm in (
+        lambda rows: rms_norm(rows, weight, 1e-6),
+        lambda rows: layer_norm(rows, weight, bias, 1e-6),
+    ):
+        alone = torch.cat([norm(row) for row in x.split(1)])
+        for rows in range(1, 71):
+            assert torch.equal(norm(x[-rows:]), alone[-rows:])
 
 
 @pytest.mark.parametrize(("heads", "dim", "rotated"), [(1, 8, 8), (32, 64, 64), (3, 80, 20)])
@@ -59,20 +98,65 @@ def test_rope_turns_neighbours_as_complex_numbers_do(
         assert torch.equal(got[..., rotated:], x[..., rotated:])
 
 
-@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@pytest.mark.parametrize(("heads", "dim", "rotated"), [(1, 8, 8), (32, 64, 64), (3, 80, 20)])
+@pytest.mark.parametrize("tokens", [0, 1, 33])
 @DTYPES
-def test_silu_mul_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_rope_turns_halves_as_rotate_half_does(
+    heads: int, dim: int, rotated: int, tokens: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(tokens, heads, dim).to(dtype)
+    angles = torch.rand(tokens, rotated // 2) * 6
+    turned, cos, sin = x[..., :rotated].float(), angles.cos(), angles.sin()
+    first, second = turned.chunk(2, dim=-1)
+    wide = [torch.cat([part, part], dim=-1)[:, None] for part in (cos, sin)]
+    turned = turned * wide[0] + torch.cat([-second, first], dim=-1) * wide[1]
+    expected = torch.cat([turned.to(dtype), x[..., rotated:]], dim=-1)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
+    for rope in (rope_halves, rope_halves_twin):
+        got = rope(x, cos, sin)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, expected, **tolerance)
+        assert torch.equal(got[..., rotated:], x[..., rotated:])
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@every_curve
+@DTYPES
+def test_gates_agree_with_torch(shape: tuple[int, ...], curve: str, dtype: torch.dtype) -> None:
     gate, up = (torch.randn(shape) * 10).to(dtype), torch.randn(shape).to(dtype)
-    expected = (F.silu(gate.float()) * up.float()).to(dtype)
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {}
-    for gated in (silu_mul, silu_mul_twin):
-        torch.testing.assert_close(gated(gate, up), expected, **tolerance)
+    bent = CURVES[curve](gate.double())
+    # torch's own erf in float32 loses digits below nought, where its sum with one is small.
+    atol = 5e-6 if curve == "gelu_erf" else 1e-6
+    tolerance = {"rtol": 1e-5, "atol": atol} if dtype == torch.float32 else {}
+    for gated in (getattr(pointwise, f"{curve}_mul"), getattr(pointwise, f"{curve}_mul_twin")):
+        torch.testing.assert_close(gated(gate, up), (bent * up.double()).to(dtype), **tolerance)
+    for alone in (getattr(pointwise, curve), getattr(pointwise, f"{curve}_mul_twin")):
+        torch.testing.assert_close(alone(gate), bent.to(dtype), **tolerance)
 
 
-def test_silu_is_right_at_its_limits() -> None:
+@every_curve
+def test_gates_are_right_at_their_limits(curve: str) -> None:
     gate = torch.tensor([[-1e30, -1000.0, -88.0, -20.0, -1e-20, 0.0, 1e-20, 20.0, 88.0, 1e30]])
     gate = torch.cat([gate, gate], dim=1)  # within a vector and in the rest
-    torch.testing.assert_close(
-        silu_mul(gate, torch.ones_like(gate)), F.silu(gate), rtol=1e-5, atol=1e-6
-    )
-    assert silu_mul(torch.full((1, 17), torch.nan), torch.ones(1, 17)).isnan().all()
+    gated = getattr(pointwise, f"{curve}_mul")
+    got = gated(gate, torch.ones_like(gate))
+    torch.testing.assert_close(got, CURVES[curve](gate), rtol=1e-5, atol=1e-6)
+    assert gated(torch.full((1, 17), torch.nan), torch.ones(1, 17)).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+@DTYPES
+def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: torch.dtype) -> None:
+    x = (torch.randn(shape) * torch.logspace(-6, 3, shape[-1])).to(dtype)
+    expected = (cap * (x.double() / cap).tanh()).to(dtype)
+    tolerance = {"rtol": 1e-6, "atol": 0.0} if dtype == torch.float32 else {}
+    for capped in (softcap, softcap_twin):
+        torch.testing.assert_close(capped(x, cap), expected, **tolerance)
+    assert softcap(torch.tensor([torch.nan, 1e30, -1e30]), cap).tolist()[1:] == [cap, -cap]
+    assert softcap(torch.full((1, 17), torch.nan), cap).isnan().all()
+
+
+def test_strided_rows_are_taken_as_they_are() -> None:
+    gate, up = torch.randn(5, 96).split((48, 48), dim=1)
+    torch.testing.assert_close(silu_mul(gate, up), F.silu(gate) * up, rtol=1e-5, atol=1e-6)

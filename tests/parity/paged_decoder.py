@@ -1,13 +1,15 @@
 """A decoder with a small paged cache, fed sequence by sequence, for comparing logits."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout
-from runtime.model import AttentionPlan, Batch, DecoderModel, RowSpan
+from runtime.kv.spec import CacheKind, CacheLayout
+from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
+from runtime.request import ImageSpan
 
 PAGE_TOKENS = 8
 
@@ -25,10 +27,10 @@ class PagedDecoder:
     ) -> None:
         self._decoder = decoder
         self._layout = CacheLayout.of(decoder.cache_layers, page_tokens=PAGE_TOKENS)
-        count = slots * pages_per_sequence
+        widths = self._layout.capacity_pages(pages_per_sequence * PAGE_TOKENS)
         self.cache = KVPool(
             self._layout,
-            pages=[count] * len(self._layout.groups),
+            pages=[slots * width for width in widths],
             slots=slots,
             pages_per_sequence=pages_per_sequence,
             dtype=dtype,
@@ -36,11 +38,22 @@ class PagedDecoder:
         )
         generator = torch.Generator().manual_seed(0)
         for table in self.cache.page_tables:
-            table.copy_(torch.randperm(count, generator=generator).view(slots, -1))
+            table.copy_(torch.randperm(table.numel(), generator=generator).view(slots, -1))
         for layer in range(len(decoder.cache_layers)):
             self.cache.layer(layer).keys.fill_(1e4)
             self.cache.layer(layer).values.fill_(1e4)
         self._lengths = [0] * slots
+        self._images: list[tuple[ImageSpan, ...]] = [()] * slots
+        self._features: dict[bytes, Tensor] = {}
+
+    def show(self, slot: int, images: Sequence[tuple[ImageSpan, Tensor]]) -> None:
+        """All images of the sequence in `slot`, before its first tokens are fed.
+
+        Each with its features [rows, width], those of padding last.
+        """
+        assert self._lengths[slot] == 0
+        self._images[slot] = tuple(span for span, _ in images)
+        self._features |= {span.digest: features for span, features in images}
 
     def feed(
         self, tokens: Mapping[int, Sequence[int]], *, outputs: Sequence[int] | None = None
@@ -49,43 +62,89 @@ class PagedDecoder:
 
         `outputs`: rows of the batch, all of them by default.
         """
+        with torch.inference_mode():
+            return self._decoder.logits(self.states(tokens, outputs=outputs))
+
+    def states(
+        self, tokens: Mapping[int, Sequence[int]], *, outputs: Sequence[int] | None = None
+    ) -> Tensor:
+        """The same, but hidden states [outputs, hidden_size]."""
         batch = self.batch(tokens, outputs=outputs)
         for slot, some in tokens.items():
             self._lengths[slot] += len(some)
         with torch.inference_mode():
-            return self._decoder.forward(batch, self.cache)
+            return self._decoder.states(batch, self.cache)
 
     def batch(
         self, tokens: Mapping[int, Sequence[int]], *, outputs: Sequence[int] | None = None
     ) -> Batch:
-        spans, positions, slots = [], [], []
+        spans: list[RowSpan] = []
         for slot, some in tokens.items():
-            begin, start = len(positions), self._lengths[slot]
-            spans.append(RowSpan(begin, begin + len(some), slot, start))
-            positions += range(start, start + len(some))
-            slots += [slot] * len(some)
+            begin = spans[-1].end if spans else 0
+            spans.append(RowSpan(begin, begin + len(some), slot, self._lengths[slot]))
         flat = [token for some in tokens.values() for token in some]
-        rows = range(len(flat)) if outputs is None else outputs
-        where, row_slot = torch.tensor(positions), torch.tensor(slots)
+        positions = [p for s in spans for p in range(s.start, s.start + s.end - s.begin)]
         plans = tuple(
-            self._plan(group, where, row_slot, tuple(spans))
-            for group in range(len(self._layout.groups))
+            self._plan(kind, table, spans)
+            for kind, table in zip(self._layout.kinds, self.cache.page_tables, strict=True)
         )
-        output_rows = torch.tensor(list(rows), dtype=torch.int64)
-        return Batch(torch.tensor(flat), where, output_rows, plans)
+        rows = range(len(flat)) if outputs is None else outputs
+        return Batch(
+            torch.tensor(flat),
+            torch.tensor(positions),
+            torch.tensor(list(rows), dtype=torch.int64),
+            plans,
+            self._image_features(plans),
+        )
 
-    def _plan(
-        self, group: int, positions: Tensor, row_slot: Tensor, spans: tuple[RowSpan, ...]
-    ) -> AttentionPlan:
-        kind = self._layout.groups[group].cache.kind
-        table = self.cache.page_tables[group]
-        first = [kind.first_visible(position) for position in positions.tolist()]
-        pages = table[row_slot, positions // PAGE_TOKENS].long()
+    def _plan(self, kind: CacheKind, table: Tensor, spans: Sequence[RowSpan]) -> AttentionPlan:
+        begins: list[int] = []
+        ends: list[int] = []
+        slots: list[int] = []
+        bounded: list[RowSpan] = []
+        for span in spans:
+            stop = span.start + span.end - span.begin
+            first, last = kind.seen(span.start, stop, self._images[span.slot])
+            bounded.append(replace(span, seen_begin=min(first), seen_end=max(last)))
+            begins, ends = begins + first, ends + last
+            slots += [span.slot] * len(first)
+        cells, writes, after = self._written(kind, table, spans)
         return AttentionPlan(
             page_table=table,
-            row_slot=row_slot.int(),
-            visible_begin=torch.tensor(first, dtype=torch.int32),
-            visible_end=(positions + 1).int(),
-            write_cell=pages * PAGE_TOKENS + positions % PAGE_TOKENS,
-            spans=spans,
+            row_slot=torch.tensor(slots, dtype=torch.int32),
+            visible_begin=torch.tensor(begins, dtype=torch.int32),
+            visible_end=torch.tensor(ends, dtype=torch.int32),
+            write_cell=torch.tensor(cells, dtype=torch.int64),
+            spans=tuple(bounded),
+            image_writes=writes,
+            after_image=after,
         )
+
+    def _written(
+        self, kind: CacheKind, table: Tensor, spans: Sequence[RowSpan]
+    ) -> tuple[list[int], tuple[ImageWrite, ...], Tensor | None]:
+        """The cells that the rows fill; of which image, and which rows come behind one."""
+        cells: list[int] = []
+        after: list[bool] = []
+        writes: list[ImageWrite] = []
+        for span in spans:
+            positions = range(span.start, span.start + span.end - span.begin)
+            images = [image for image in self._images[span.slot] if image.cross_rows]
+            after += [any(image.start <= position for image in images) for position in positions]
+            if not kind.by_image:
+                cells += _cells(table[span.slot], positions)
+            for place in kind.begun(positions.start, positions.stop, self._images[span.slot]):
+                begin = len(cells)
+                cells += _cells(table[span.slot], [*place.rows, *place.padding])
+                writes.append(ImageWrite(place.image.digest, begin, len(cells)))
+        return cells, tuple(writes), torch.tensor(after) if kind.by_image else None
+
+    def _image_features(self, plans: Sequence[AttentionPlan]) -> tuple[Tensor, ...]:
+        writes = next((plan.image_writes for plan in plans if plan.image_writes), ())
+        return tuple(self._features[write.digest][: write.end - write.begin] for write in writes)
+
+
+def _cells(table: Tensor, indices: Sequence[int]) -> list[int]:
+    """Where the pages of one slot hold `indices`."""
+    pages = table.tolist()
+    return [pages[index // PAGE_TOKENS] * PAGE_TOKENS + index % PAGE_TOKENS for index in indices]

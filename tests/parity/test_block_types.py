@@ -10,7 +10,15 @@ from torch.profiler import ProfilerActivity, profile
 from runtime.block_formats.grids import GRIDS, PATH, load_grid
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.workspace import TWIN_BYTES_PER_WEIGHT
-from runtime.quant import BLOCK_TYPES, BlockType, Weight, block_type, dequantize, gather_rows
+from runtime.quant import (
+    BLOCK_TYPES,
+    MXFP4_PAIRS,
+    BlockType,
+    Weight,
+    block_type,
+    dequantize,
+    gather_rows,
+)
 from tests.block_samples import NUMBERS, SMALL_FLOATS, random_blocks, set_scales
 from tests.memory_profile import peak_bytes
 from tools.block_grids import grids_file, reference_grid
@@ -137,3 +145,15 @@ def test_a_weight_knows_its_bytes_and_refuses_a_wrong_shape() -> None:
 def test_an_unknown_block_type_is_named() -> None:
     with pytest.raises(UnsupportedModelError, match="IQ9_Z"):
         block_type("IQ9_Z")
+
+
+def test_paired_nibbles_mean_what_the_same_nibbles_mean_in_halves() -> None:
+    """Ollama's first gpt-oss files: the gguf package knows only the order of halves."""
+    halves = block_type("MXFP4")
+    data = random_blocks(halves, (50, 3))
+    blocks = data.reshape(-1, 17)
+    nibbles = np.concatenate([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], axis=1)
+    paired = np.concatenate([blocks[:, :1], nibbles[:, 0::2] | nibbles[:, 1::2] << 4], axis=1)
+    got = dequantize(torch.from_numpy(paired.reshape(data.shape)), MXFP4_PAIRS).numpy()
+    expected = reference(data, GGMLQuantizationType.MXFP4)
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))

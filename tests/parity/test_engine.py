@@ -1,4 +1,4 @@
-"""The whole engine on a tiny llama answers as `transformers` does, alone or in a crowd."""
+"""The whole engine on tiny models answers as `transformers` does, alone or in a crowd."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from transformers import Gemma3TextConfig
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import load
@@ -14,9 +15,25 @@ from runtime.aio import AsyncEngine
 from runtime.assembly import EngineOptions, assemble
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
-from tests.tiny_models import write_tiny_llama
+from tests.tiny_models import write_tiny, write_tiny_llama
 
 CPU = torch.device("cpu")
+
+
+WINDOW = 16
+# Two layers of three see a window, which is shorter than nearly every prompt.
+SLIDING = Gemma3TextConfig(
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    query_pre_attn_scalar=16,
+    intermediate_size=96,
+    max_position_embeddings=512,
+    sliding_window=WINDOW,
+    sliding_window_pattern=3,
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +41,18 @@ def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     twin = write_tiny_llama(path, config="llama3_rope")
     return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "sliding.gguf"
+    twin = write_tiny(path, SLIDING)
+    return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@pytest.fixture(params=["tiny", "sliding"])
+def either(request):
+    return request.getfixturevalue(request.param)
 
 
 @contextlib.contextmanager
@@ -81,8 +110,8 @@ def mixed_requests(vocab_size: int) -> list[GenerationRequest]:
     return requests
 
 
-def test_greedy_answers_are_those_of_transformers(tiny) -> None:
-    model, twin = tiny
+def test_greedy_answers_are_those_of_transformers(either) -> None:
+    model, twin = either
     r = random.Random(3)
     prompts = [[r.randrange(model.tokenizer.vocab_size) for _ in range(n)] for n in (1, 9, 50, 90)]
     requests = [
@@ -104,8 +133,8 @@ def test_greedy_answers_are_those_of_transformers(tiny) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("cache_tokens", [256, None])
-def test_a_crowd_gets_what_each_request_gets_alone(tiny, depth: int, cache_tokens) -> None:
-    model, _ = tiny
+def test_a_crowd_gets_what_each_request_gets_alone(either, depth: int, cache_tokens) -> None:
+    model, _ = either
     requests = mixed_requests(model.tokenizer.vocab_size)
     with running(model, prefix_cache=False, step_tokens=256) as engine:
         alone = answers(engine, requests, together=False)
@@ -131,6 +160,27 @@ def test_a_follow_up_reuses_the_conversation_s_pages(tiny) -> None:
     assert delta.usage is not None and delta.usage.cached_tokens == 0
     # The last token of the answer was never computed, so 69 positions are there: four pages.
     assert again.usage is not None and again.usage.cached_tokens == 64
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_chat_far_longer_than_the_window_goes_on_in_a_bounded_cache(sliding, depth: int) -> None:
+    model, twin = sliding
+    settings = {"context_tokens": 480, "max_sequences": 1, "depth": depth, "step_tokens": 16}
+    turn, cached, answered = tuple(range(40, 90)), 0, []
+    with running(model, **settings) as engine:
+        while len(turn) < 20 * WINDOW:
+            ask = GenerationRequest("a", turn, StopRules(60), SamplingParams(temperature=0))
+            [delta] = answers(engine, [ask], together=False)
+            answered.append((len(turn), delta.tokens))
+            turn = (*turn, *delta.tokens, *range(50, 57))
+            assert delta.usage is not None
+            cached += delta.usage.cached_tokens
+    logits = twin(torch.tensor([turn])).logits[0]
+    for start, tokens in answered:
+        best = logits[start - 1 : start - 1 + len(tokens), : model.tokenizer.vocab_size].argmax(-1)
+        assert list(tokens) == best.tolist()
+    assert cached > 300
+    assert engine.statistics().preemptions_total == 0
 
 
 def test_a_full_context_ends_with_length(tiny) -> None:

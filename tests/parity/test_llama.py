@@ -1,26 +1,29 @@
 """Logits of the llama family against `transformers`, float32 and eager, on tiny random models."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig
 
-from model_zoo.architectures.llama import Llama
-from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
 from tests.gguf_files import matrices, rewrite
-from tests.memory_profile import peak_bytes
+from tests.parity.agreement import (
+    CHECKS,
+    PROMPT,
+    QUANTIZED_TYPES,
+    TOLERANCE,
+    Pair,
+    check_declared_memory,
+    check_quantized,
+    load_decoder,
+    make_pair,
+    random_tokens,
+)
 from tests.parity.paged_decoder import PagedDecoder
 from tests.tiny_models import CONFIGS, write_tiny_llama
 
-TOLERANCE = 1e-4
-PROMPT, DECODED = 41, 8
 # Configuration, type of the matrices, types that differ from it.
 CASES = [
     *((config, "F32", {}) for config in CONFIGS),
@@ -34,33 +37,32 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A loaded decoder and its twin in `transformers`; `known` tokens of the vocabulary exist."""
-
-    decoder: Llama
-    twin: LlamaForCausalLM
-    known: int
-
-    def expected(self, tokens: list[int]) -> Tensor:
-        """Log-probabilities [tokens, known] of the whole sequence at once."""
-        with torch.inference_mode():
-            logits = self.twin(torch.tensor([tokens])).logits[0]
-        return logits[:, : self.known].log_softmax(-1)
-
-    def worst(self, logits: Tensor, expected: Tensor) -> float:
-        """The largest difference of log-probabilities."""
-        assert logits.dtype == torch.float32 and logits.shape[1] == self.decoder.vocab_size
-        assert (logits[:, self.known :] == -torch.inf).all()
-        return (logits.log_softmax(-1)[:, : self.known] - expected).abs().max().item()
-
-
-def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> Llama:
-    file = GGUFFile.open(path)
-    scope = TensorScope(file, device=torch.device("cpu"), dtype=dtype)
-    decoder = Llama(scope, Metadata(file.metadata, path=path))
-    scope.check()
-    return decoder
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+# Relatives that share the architecture's name in files.
+RELATIVES = {
+    "yarn": LlamaConfig(**SIZES, rope_parameters={**YARN, "factor": 4.0}),
+    "yarn_with_all_its_numbers": LlamaConfig(
+        **SIZES,
+        rope_parameters={
+            **YARN,
+            "factor": 4.0,
+            "beta_fast": 8.0,
+            "beta_slow": 2.0,
+            "attention_factor": 0.7,
+        },
+    ),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "nemo": MistralConfig(**SIZES, head_dim=32, sliding_window=None),
+}
+LARGE = LlamaConfig(**(SIZES | {"hidden_size": 256, "intermediate_size": 256}))
 
 
 def load_pair(path: Path, twin: LlamaForCausalLM) -> Pair:
@@ -85,38 +87,24 @@ def plain(tmp_path_factory) -> tuple[Path, LlamaForCausalLM]:
     return path, write_tiny_llama(path, config="gqa")
 
 
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 300, count).tolist()
+@pytest.fixture(scope="module", params=RELATIVES)
+def relative(request, tmp_path_factory) -> Pair:
+    return make_pair(RELATIVES[request.param], tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def test_whole_prompt_agrees(pair: Pair) -> None:
-    tokens = random_tokens(PROMPT, seed=1)
-    logits = PagedDecoder(pair.decoder).feed({1: tokens})
-    assert pair.worst(logits, pair.expected(tokens)) <= TOLERANCE
+@pytest.mark.parametrize("check", CHECKS)
+def test_logits_agree(pair, check) -> None:
+    CHECKS[check](pair)
 
 
-def test_two_chunks_agree(pair: Pair) -> None:
-    tokens, cut = random_tokens(PROMPT, seed=2), 19
-    paged = PagedDecoder(pair.decoder)
-    first, second = paged.feed({0: tokens[:cut]}), paged.feed({0: tokens[cut:]})
-    assert pair.worst(torch.cat([first, second]), pair.expected(tokens)) <= TOLERANCE
+@pytest.mark.parametrize("check", CHECKS)
+def test_logits_of_relatives_agree(relative, check) -> None:
+    CHECKS[check](relative)
 
 
-def test_prompt_and_decoding_agree(pair: Pair) -> None:
-    tokens = random_tokens(PROMPT + DECODED, seed=3)
-    paged = PagedDecoder(pair.decoder)
-    rows = [paged.feed({0: tokens[:PROMPT]}, outputs=[PROMPT - 1])]
-    rows += [paged.feed({0: [token]}) for token in tokens[PROMPT:]]
-    assert pair.worst(torch.cat(rows), pair.expected(tokens)[PROMPT - 1 :]) <= TOLERANCE
-
-
-def test_two_sequences_in_one_batch_agree(pair: Pair) -> None:
-    one, two = random_tokens(PROMPT, seed=4), random_tokens(23, seed=5)
-    paged = PagedDecoder(pair.decoder)
-    paged.feed({1: two[:22]}, outputs=[])
-    logits = paged.feed({1: two[22:], 0: one})
-    expected = torch.cat([pair.expected(two)[22:], pair.expected(one)])
-    assert pair.worst(logits, expected) <= TOLERANCE
+@pytest.mark.parametrize("type", QUANTIZED_TYPES)
+def test_quantized_copies_agree(tmp_path, type) -> None:
+    check_quantized(LARGE, tmp_path, type)
 
 
 def test_output_rows_come_in_the_order_asked_for(plain) -> None:
@@ -219,10 +207,4 @@ def test_bfloat16_activations_stay_near(plain) -> None:
 def test_a_step_allocates_no_more_than_it_declares(tmp_path, type, dtype, rows, outputs) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, config="rows_of_256", type=type)
-    decoder = load_decoder(path, dtype)
-    paged = PagedDecoder(decoder, pages_per_sequence=125, dtype=dtype)
-    batch = paged.batch({0: random_tokens(rows, seed=13)}, outputs=range(outputs))
-    decoder.forward(batch, paged.cache)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        decoder.forward(batch, paged.cache)
-    assert 0 < peak_bytes(recorded) <= decoder.activation_bytes(rows, outputs)
+    check_declared_memory(load_decoder(path, dtype), rows, outputs, dtype=dtype)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -61,7 +62,8 @@ def ray_cluster(port: int) -> Iterator[None]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
     }
-    with _environment({"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}):
+    own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    with TemporaryDirectory() as store, _environment({**own, "CARAVAN_MODELS": store}):
         ray.init(
             address="local",
             num_cpus=4,

@@ -135,3 +135,26 @@ def test_a_refused_request_leaves_the_next_one_alone(native):
         with pytest.raises(ollama.ResponseError):
             native.chat(**{"model": "demo", "messages": QUESTION, **change})
     assert native.chat("demo", QUESTION, options=GREEDY).message.content == before
+
+
+def test_texts_become_vectors_of_length_one_in_their_order(native):
+    texts = ["What is the opposite of hot?", "What is 23 + 14?", "What is the opposite of hot?"]
+    reply = native.embed("demo", texts)
+    lengths = [sum(x * x for x in vector) ** 0.5 for vector in reply.embeddings]
+    assert lengths == pytest.approx([1, 1, 1], abs=1e-5)
+    assert reply.embeddings[0] == pytest.approx(reply.embeddings[2], abs=1e-6)
+    assert reply.embeddings[0] != pytest.approx(reply.embeddings[1], abs=1e-2)
+    single = native.embed("demo", texts[1])
+    assert single.embeddings[0] == pytest.approx(reply.embeddings[1], abs=1e-5)
+    assert 0 < single.prompt_eval_count < reply.prompt_eval_count
+    older = native.embeddings("demo", texts[1]).embedding
+    length = sum(x * x for x in older) ** 0.5
+    assert [x / length for x in older] == pytest.approx(single.embeddings[0], abs=1e-5)
+
+
+def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(native):
+    text = "hot and cold " * 3000
+    assert len(native.embed("demo", text).embeddings) == 1
+    with pytest.raises(ollama.ResponseError, match="exceeds the context length") as caught:
+        native.embed("demo", text, truncate=False)
+    assert caught.value.status_code == 400

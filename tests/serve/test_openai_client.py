@@ -127,3 +127,22 @@ def test_errors_are_the_clients_own(oai, change, kind, message, stream):
 def test_a_token_id_outside_the_vocabulary_is_refused(oai):
     with pytest.raises(openai.BadRequestError, match="vocabulary"):
         oai.completions.create(model="demo", prompt=[10**6])
+
+
+def test_texts_become_vectors(oai, native):
+    texts = ["What is the opposite of hot?", "What is 23 + 14?"]
+    reply = oai.embeddings.create(model="demo", input=texts)  # asks for base64 by default
+    expected = native.embed("demo", texts)
+    assert [entry.index for entry in reply.data] == [0, 1]
+    for entry, vector in zip(reply.data, expected.embeddings, strict=True):
+        assert entry.embedding == pytest.approx(vector, abs=1e-5)
+    assert reply.usage.prompt_tokens == expected.prompt_eval_count
+    floats = oai.embeddings.create(model="demo", input=texts[0], encoding_format="float")
+    assert floats.data[0].embedding == pytest.approx(reply.data[0].embedding, abs=1e-5)
+
+
+def test_vectors_can_be_shorter(oai):
+    reply = oai.embeddings.create(model="demo", input="hot", dimensions=8)
+    vector = reply.data[0].embedding
+    assert len(vector) == 8
+    assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-5)

@@ -4,7 +4,7 @@
  * order of positions; so the result of a row has the same bits whatever rows share its tile. */
 #include <stddef.h>
 
-#include "simd.h"
+#include "curves.h"
 
 extern int omp_get_thread_num(void);
 
@@ -21,10 +21,11 @@ typedef struct {
     const void *keys, *values; /* [pages][page_tokens][kv_heads][key_dim or value_dim] */
     const int32_t *page_table; /* [slots], table_stride apart */
     const int32_t *row_slot, *visible_begin, *visible_end; /* [rows] */
+    const float *sinks; /* [heads], or NULL */
     float *result; /* [rows][heads][value_dim] */
     int64_t table_stride;
     int32_t type, page_tokens, rows, heads, kv_heads, key_dim, value_dim;
-    float scale;
+    float scale, softcap; /* no cap where nought */
 } caravan_attention_job;
 
 typedef caravan_attention_job job;
@@ -181,6 +182,12 @@ INLINE void score(const int n, const job *j, const float *const *queries, const 
             v_store(scores + q * BLOCK + 16 * l, v_mul(sum[q][l], v_all(j->scale)));
 }
 
+/* scores -> cap tanh(scores / cap) */
+static void cap_scores(float cap, int queries, float *scores) {
+    for (int i = 0; i < queries * BLOCK; i += 16)
+        v_store(scores + i, v_mul(v_tanh(v_div(v_load(scores + i), v_all(cap))), v_all(cap)));
+}
+
 /* Scores begin..end of a query -> weights relative to its new top; rescales what it has so far. */
 static void soften(const job *j, const workspace *w, int query, int begin, int end) {
     const int value_dim = padded(j->value_dim);
@@ -260,6 +267,7 @@ static void attend_block(const job *j, const workspace *w, int row, int head, in
         if (some == QUERIES) score(QUERIES, j, at, w->keys, w->scores + q * BLOCK);
         else for (int i = 0; i < some; i++) score(1, j, at + i, w->keys, w->scores + (q + i) * BLOCK);
     }
+    if (j->softcap) cap_scores(j->softcap, queries, w->scores);
     for (int q = 0; q < queries; q++) {
         int end, begin = sight(j, row + q / group, block, &end);
         if (begin < end) soften(j, w, q, begin, end);
@@ -289,7 +297,10 @@ static void attend(const job *j, const workspace *w, int row, int end, int head)
         }
     memset(w->sums, 0, (size_t)queries * value_dim * 4);
     memset(w->totals, 0, (size_t)queries * 64);
-    for (int q = 0; q < queries; q++) w->tops[q] = -INFINITY;
+    for (int q = 0; q < queries; q++) {
+        w->tops[q] = j->sinks ? j->sinks[head * group + q % group] : -INFINITY;
+        w->totals[q * 16] = j->sinks ? 1.0f : 0.0f; /* a sink is a score with no value */
+    }
     for (int block = lo / BLOCK * BLOCK; block < hi; block += BLOCK) {
         load_block(j, w, j->row_slot[row], head, block, lo, hi);
         attend_block(j, w, row, head, queries, block);

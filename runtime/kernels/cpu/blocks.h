@@ -13,7 +13,8 @@
 INLINE int block_vectors(const int type) {
     switch (type) {
     case F32: case F16: case BF16: return 1;
-    case Q4_0: case Q4_1: case Q5_0: case Q5_1: case Q8_0: case IQ4_NL: case MXFP4: return 2;
+    case Q4_0: case Q4_1: case Q5_0: case Q5_1: case Q8_0: case IQ4_NL: case MXFP4: case MXFP4_PAIRS:
+        return 2;
     case NVFP4: return 4;
     default: return 16;
     }
@@ -48,7 +49,7 @@ INLINE int block_bytes(const int type) {
     case IQ4_XS: return 136;
     case TQ1_0: return 54;
     case TQ2_0: return 66;
-    case MXFP4: return 17;
+    case MXFP4: case MXFP4_PAIRS: return 17;
     case NVFP4: return 36;
     default: return 32;
     }
@@ -160,6 +161,15 @@ INLINE float power_at(const uint8_t *p) {
     float f;
     memcpy(&f, &bits, 4);
     return f;
+}
+
+/* As MXFP4, but with elements 2k and 2k + 1 in byte k. */
+INLINE void mxfp4_pairs_block(const uint8_t *p, v16 *w) {
+    const table t = table_of(E2M1, power_at(p));
+    const h16 wide = __builtin_convertvector(b_load(p + 1), h16);
+    const b32 q = (b32)(wide | wide << 4) & 15;
+    w[0] = table_at(t, b_first(q));
+    w[1] = table_at(t, b_second(q));
 }
 
 /* Half of an unsigned E4M3; the sign does not count, and 0x7f is nought. */
@@ -287,6 +297,7 @@ INLINE void expand_part(const int type, const uint8_t *p, const float *s, const 
     case Q8_0: q8_0_block(p, w); break;
     case IQ4_NL: codes_block(NONLINEAR, half_at(p), p + 2, w); break;
     case MXFP4: codes_block(E2M1, power_at(p), p + 1, w); break;
+    case MXFP4_PAIRS: mxfp4_pairs_block(p, w); break;
     case NVFP4: nvfp4_block(p, w); break;
     case Q2_K: q2_k_part(p, s, part, w); break;
     case Q3_K: q3_k_part(p, s, part, w); break;

@@ -15,8 +15,7 @@ static const product common[] = {
     ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K),
 };
 
-/* NULL where a type has no kernel. */
-static const product *product_of(int type) {
+const product *product_of(int type) {
     const int found = type >= 0 && type < (int)(sizeof common / sizeof *common) && common[type].many;
     return found ? common + type : rarer_product(type);
 }

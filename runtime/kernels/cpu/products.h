@@ -27,7 +27,12 @@ typedef struct {
     ptrdiff_t x_stride;
     float *y;           /* [rows], y_stride apart: [outs] */
     ptrdiff_t y_stride;
+    const int32_t *y_rows; /* where the results of each row go; NULL: in order */
 } job;
+
+INLINE float *results_of(const job *j, int row) {
+    return j->y + (j->y_rows ? j->y_rows[row] : row) * j->y_stride;
+}
 
 /* Rows at once straight from the blocks; the long blocks need the registers themselves. */
 INLINE int few_at_once(const int type) { return block_parts(type) == 1 ? FEW : FEW / 2; }
@@ -87,9 +92,11 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
                 sum[o][r] = v_fma(v_load(x + r * x_stride + 16 * blocks), last, sum[o][r]);
         }
     UNROLL(8)
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
+        float *const y = results_of(j, row + r) + out;
         UNROLL(4)
-        for (int o = 0; o < outs; o++) j->y[(row + r) * j->y_stride + out + o] = v_sum(sum[o][r]);
+        for (int o = 0; o < outs; o++) y[o] = v_sum(sum[o][r]);
+    }
 }
 
 /* One chunk of outs for rows row .. row + rows - 1. */
@@ -183,17 +190,18 @@ INLINE void many_rows(const int type, const job *j, int tile) {
             const float *panel = j->x + ((ptrdiff_t)(k / TILE_K) * j->rows + row) * TILE_K;
             micro_tiles(panel, w, sums, rows, outs, (some + 15) / 16);
         }
-        for (int r = 0; r < rows; r++)
-            for (int o = 0; o < outs; o++)
-                j->y[(row + r) * j->y_stride + out + o] =
-                    v_sum(v_load(sums + (r * TILE_OUTS + o) * 16));
+        for (int r = 0; r < rows; r++) {
+            float *const y = results_of(j, row + r) + out;
+            for (int o = 0; o < outs; o++) y[o] = v_sum(v_load(sums + (r * TILE_OUTS + o) * 16));
+        }
     }
 }
 
 typedef void (*part)(const job *, int);
 typedef struct { part few, many; } product;
 
-/* The products with the types of rarer.c; NULL for others. */
+/* The products with a type; NULL where it has no kernel. The second knows those of rarer.c alone. */
+const product *product_of(int type);
 const product *rarer_product(int type);
 
 #define PASS(type, rows)                                          \

@@ -312,19 +312,24 @@ INLINE float v_top(v16 a) {
     return top;
 }
 
-/* e^x for x <= 88, no less than e^-87.5: Cody and Waite's reduction, Cephes' polynomial. */
-INLINE v16 v_exp(v16 x) {
-    x = v_max(v_all(-87.5f), x); /* in this order a NaN stays one */
-    const v16 n = v_round(v_mul(x, v_all(1.44269504f)));
-    v16 r = v_fma(n, v_all(-0.693359375f), x), y = v_all(1.9875691500e-4f);
-    r = v_fma(n, v_all(2.12194440e-4f), r);
+/* e^r - 1 where x = n ln 2 + r, for |x| <= 88: Cody and Waite's reduction, Cephes' polynomial. */
+INLINE v16 v_exp_reduced(v16 x, v16 *n) {
+    *n = v_round(v_mul(x, v_all(1.44269504f)));
+    v16 r = v_fma(*n, v_all(-0.693359375f), x), y = v_all(1.9875691500e-4f);
+    r = v_fma(*n, v_all(2.12194440e-4f), r);
     y = v_fma(y, r, v_all(1.3981999507e-3f));
     y = v_fma(y, r, v_all(8.3334519073e-3f));
     y = v_fma(y, r, v_all(4.1665795894e-2f));
     y = v_fma(y, r, v_all(1.6666665459e-1f));
     y = v_fma(y, r, v_all(5.0000001201e-1f));
-    y = v_add(v_fma(v_mul(r, r), y, r), v_all(1.0f));
-    return v_scale2(y, n);
+    return v_fma(v_mul(r, r), y, r);
+}
+
+/* e^x for x <= 88, no less than e^-87.5. */
+INLINE v16 v_exp(v16 x) {
+    v16 n; /* in this order a NaN stays one */
+    const v16 part = v_exp_reduced(v_max(v_all(-87.5f), x), &n);
+    return v_scale2(v_add(part, v_all(1.0f)), n);
 }
 
 #endif

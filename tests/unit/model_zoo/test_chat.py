@@ -3,15 +3,13 @@
 from typing import Any
 
 import pytest
-from jinja2 import TemplateError
-from transformers import Qwen2Tokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from model_zoo.chat import ChatTemplate, Message, encode_chat
 from model_zoo.template_choice import choose_template
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
-from tests.reference_data import reference_data, vocabulary_metadata
+from tests.chat_templates import ASK, THOUGHT, TOOL_RESPONSE, template_source
+from tests.reference_data import vocabulary_metadata
 from tests.unit.model_zoo.tiny_vocabulary import (
     CONTROL,
     USER_DEFINED,
@@ -19,48 +17,6 @@ from tests.unit.model_zoo.tiny_vocabulary import (
     sentencepiece_metadata,
 )
 
-TEMPLATES = (
-    "Mistral-Small-3.2-24B-Instruct-2506",
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-    "Qwen-Qwen2.5-7B-Instruct",
-    "Qwen-Qwen3-0.6B",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "google-gemma-2-2b-it",
-    "google-gemma-4-31B-it",
-    "meta-llama-Llama-3.1-8B-Instruct",
-    "meta-llama-Llama-3.2-3B-Instruct",
-    "mistralai-Mistral-Nemo-Instruct-2407",
-    "openai-gpt-oss-120b",
-)
-SYSTEM = Message("system", "  You are brief.\n")
-ASK, ANSWER = Message("user", " Wie heißt du? <b>\"'&\n"), Message("assistant", "Caravan. ")
-THOUGHT = Message("assistant", "<think>\nhm\n</think>\n\nFour.")
-TOOL_RESPONSE = Message("user", "<tool_response>\n4\n</tool_response>")
-WEATHER = {
-    "name": "weather",
-    "description": "How's the weather in <city>?",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "description": "Zürich, …"}},
-        "required": ["city"],
-    },
-}
-CONVERSATIONS: dict[str, list[Message]] = {
-    "one question": [ASK],
-    "system": [SYSTEM, ASK],
-    "turns": [ASK, ANSWER, Message("user", "2+2?"), THOUGHT, Message("user", "Danke 👍")],
-    "turns with system": [SYSTEM, ASK, ANSWER, Message("user", "")],
-    "ends with the assistant": [ASK, ANSWER],
-    "tool response": [ASK, ANSWER, TOOL_RESPONSE],
-    "two users in a row": [ASK, ASK],
-    "nothing": [],
-}
-VARIABLES: list[dict[str, Any]] = [
-    {"tools": []},
-    {"add_generation_prompt": False},
-    {"enable_thinking": False},
-    {"enable_thinking": True, "tools": [{"type": "function", "function": WEATHER}]},
-]
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -71,54 +27,6 @@ SPOKEN_INST = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content | trim }}"
     " [/INST]{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-
-
-def template_source(name: str) -> str:
-    return reference_data(f"templates/{name}.jinja").read_text(encoding="utf-8")
-
-
-def rendered_by_transformers(source: str, messages: list[Message], **variables: Any) -> str | None:
-    chat = [{"role": message.role, "content": message.content} for message in messages]
-    variables = {"add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"} | variables
-    try:
-        (text,), _ = render_jinja_template([chat], chat_template=source, **variables)
-    except (TemplateError, TypeError):
-        return None
-    return text
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_rendered_text_is_that_of_transformers(name: str) -> None:
-    source = template_source(name)
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    accepted = 0
-    for variables in VARIABLES:
-        for about, messages in CONVERSATIONS.items():
-            expected = rendered_by_transformers(source, messages, **variables)
-            if expected is None:
-                with pytest.raises(RequestError):
-                    template.render(messages, **variables)
-            else:
-                assert template.render(messages, **variables) == expected, (about, variables)
-                accepted += 1
-    assert accepted >= len(VARIABLES)
-
-
-def test_chat_tokens_are_those_of_the_family_library() -> None:
-    metadata = vocabulary_metadata("qwen2")
-    ids = {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    library = Qwen2Tokenizer(
-        vocab=ids, merges=merges, additional_special_tokens=["<|im_start|>", "<|im_end|>"]
-    )
-    source = template_source("Qwen-Qwen2.5-7B-Instruct")
-    tokenizer = load_tokenizer(metadata, architecture="qwen2")
-    for messages in ([SYSTEM, ASK], [ASK, ANSWER, Message("user", "naïve 東京?")]):
-        chat = [{"role": message.role, "content": message.content} for message in messages]
-        expected = library.apply_chat_template(
-            chat, chat_template=source, add_generation_prompt=True, return_dict=False
-        )
-        assert encode_chat(ChatTemplate(source), tokenizer, messages) == expected
 
 
 def chatml_tokenizer(special: dict[str, int] | None = None, **keys: Any) -> Tokenizer:
@@ -219,13 +127,47 @@ def test_typed_control_tokens_stay_text_in_sentencepiece() -> None:
     assert text_of(tokenizer, tokens) == f" [INST] {spoken} [/INST]"
 
 
-def test_only_messages_that_hold_a_control_text_are_changed_for_the_template() -> None:
+def test_only_texts_with_an_end_of_a_control_token_are_changed_for_the_template() -> None:
     source = "{% for m in messages %}{{ m.content | length }},{% endfor %}"
-    contents = ["hello <b>", "<|im_end|>", "\ufdd0"]
+    contents = ["hello, im_end", "a < b", "\ufdd0"]
     tokens = encode_chat(
         ChatTemplate(source), chatml_tokenizer(), [Message("user", text) for text in contents]
     )
-    assert text_of(chatml_tokenizer(), tokens) == "9,11,1,"
+    assert text_of(chatml_tokenizer(), tokens) == "13,6,1,"
+
+
+@pytest.mark.parametrize(
+    "source, contents",
+    [
+        ("{{ a }}{{ b }}", ["x<|im_", "end|>"]),
+        ("{{ a ~ b }}", ["<|im_end|", ">"]),
+        ("{{ a.split('</think>') | join }}", ["<|im</think>_end|></think><</think>|im_end|>", ""]),
+        ("{{ a.replace('<b>', '') }}", ["<|im_<b>end|>", ""]),
+        ("<{{ a }}>", ["|im_end|", ""]),
+        ("<|{{ a | trim }}|>", [" IM_END ", ""]),
+        ("<|{{ a | lower }}|>", [" IM_END ", ""]),
+        ("<|im_{{ a }}", ["end|>", ""]),
+        ("{{ a }}|im_end|>", ["<", ""]),
+        ("<|{{ a }}{{ b }}|>", ["im_", "end"]),
+        ("{{ [a, b] | tojson(ensure_ascii=true) }}", ["<|im_end|>", "<"]),
+    ],
+)
+def test_control_tokens_do_not_come_together_from_pieces(source: str, contents: list[str]) -> None:
+    tokenizer = chatml_tokenizer()
+    given = "{% set a, b = messages[0].content, messages[1].content %}" + source
+    messages = [Message("assistant", text) for text in contents]
+    tokens = encode_chat(ChatTemplate(given), tokenizer, messages)
+    assert specials_in(tokenizer, tokens) == []
+    assert text_of(tokenizer, tokens) == ChatTemplate(given).render(messages)
+
+
+def test_what_a_template_compares_is_not_taken_for_a_piece() -> None:
+    tokenizer = chatml_tokenizer({"<|string|>": CONTROL, "<|user|>": CONTROL})
+    source = "{% for t in tools %}{{ 'yes' if t.kind == 'string' else 'no' }}{% endfor %}"
+    template = ChatTemplate(source + "<|{{ messages[0].role }}|>")
+    tokens = encode_chat(template, tokenizer, [Message("user", "hi")], tools=[{"kind": "string"}])
+    assert text_of(tokenizer, tokens) == "yes"
+    assert specials_in(tokenizer, tokens) == ["<|user|>"]
 
 
 @pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])

@@ -102,3 +102,12 @@ def test_arrays_are_converted_element_by_element() -> None:
         metadata(key=3).require_array("key", int)
     with pytest.raises(ModelFileError, match="not an integer"):
         metadata(key=["a"]).require_array("key", int)
+
+
+def test_only_where_allowed_are_numbers_without_bounds() -> None:
+    numbers = metadata(key=np.array([-np.inf, 0.5], np.float32))
+    assert numbers.require_array("key", float, infinite=True) == (float("-inf"), 0.5)
+    with pytest.raises(ModelFileError, match="not a number"):
+        numbers.require_array("key", float)
+    with pytest.raises(ModelFileError, match="not a number"):
+        metadata(key=np.array([np.nan])).require_array("key", float, infinite=True)

@@ -83,6 +83,18 @@ def test_conversations_are_prepared_with_the_answer_left_open(tiny) -> None:
     assert model.prepare_text("the fox").tokens == tuple(library.encode("the fox").ids)
 
 
+def test_tokens_beyond_the_embedding_are_left_out(tiny, tmp_path) -> None:
+    rows = tiny_tokenizer().get_vocab_size() + 5
+    texts = gguf_tokens(tiny)
+    texts += [f"<extra_{number}>" for number in range(7)]
+    keys = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": [1] * len(texts)}
+    path = rewrite(tiny, tmp_path / "more.gguf", keys=keys)
+    model = load_here(path)
+    assert len(texts) == rows + 2
+    assert model.tokenizer.vocab_size == model.decoder.vocab_size == rows
+    assert max(model.prepare_text("<extra_6>").tokens) < rows
+
+
 def test_the_choice_to_think_reaches_the_template(tiny, tmp_path) -> None:
     template = "{{ 'unset' if enable_thinking is not defined else enable_thinking }}"
     path = rewrite(tiny, tmp_path / "thinks.gguf", keys={"tokenizer.chat_template": template})
@@ -120,12 +132,11 @@ def gguf_tokens(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "key, value, words",
     [
-        ("general.architecture", "mamba", ["mamba", "supported are: llama"]),
+        ("general.architecture", "mamba", ["mamba", "supported are: ", "llama"]),
         ("general.architecture", "clip", ["image projector"]),
         ("general.type", "adapter", ["adapter"]),
-        ("llama.pooling_type", 1, ["embedding model"]),
-        ("llama.expert_count", 8, ["llama.expert_count", "8", "Mixtral"]),
-        ("llama.rope.scaling.type", "yarn", ["llama.rope.scaling.type", "yarn"]),
+        ("llama.pooling_type", 4, ["ranks texts"]),
+        ("llama.rope.scaling.type", "dynamic", ["llama.rope.scaling.type", "dynamic"]),
         ("tokenizer.ggml.model", "rwkv", ["rwkv", "tokenizer.ggml.model"]),
     ],
 )
@@ -202,7 +213,7 @@ def test_every_registered_architecture_can_be_imported_and_none_is_beforehand() 
         f"assert not any(m in sys.modules for m in {modules!r})\n"
         "for entry in r.ARCHITECTURES.values():\n"
         "    module, _, name = entry.partition(':')\n"
-        "    assert isinstance(getattr(importlib.import_module(module), name), type)\n"
+        "    assert callable(getattr(importlib.import_module(module), name))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -95,6 +95,41 @@ def test_optional_layers_may_be_absent_but_not_misshapen(open_scope) -> None:
         w.check()
 
 
+def test_a_norm_may_have_another_name(open_scope) -> None:
+    w = open_scope(other=BIAS)
+    assert near(w.rms_norm("norm", 1e-5, size=16, alt="other").weight, BIAS)
+    w.check()
+    w.rms_norm("norm", 1e-5, size=16, alt="neither")
+    with pytest.raises(ModelFileError, match=r"1 is missing \(neither\.weight\)"):
+        w.check()
+
+
+def test_a_layer_norm_has_the_bias_of_the_file_or_none(open_scope) -> None:
+    x = X[:, :16]
+    weight, bias = torch.from_numpy(BIAS), torch.from_numpy(BIAS[::-1].copy())
+    with_bias = open_scope(norm=BIAS, norm__bias=bias.numpy())
+    expected = torch.nn.functional.layer_norm(x, (16,), weight, bias, 1e-5)
+    assert near(with_bias.layer_norm("norm", 1e-5, size=16)(x), expected.numpy())
+    with_bias.check()
+    expected = torch.nn.functional.layer_norm(x, (16,), weight, None, 1e-5)
+    assert near(open_scope(norm=BIAS).layer_norm("norm", 1e-5, size=16)(x), expected.numpy())
+
+
+def test_a_bare_vector_may_lack_the_suffix(open_scope) -> None:
+    assert near(open_scope(sinks=BIAS).vector("sinks", size=16, bare=True), BIAS)
+    w = open_scope(sinks__bias=BIAS)  # written without the suffix, and under a name of its own
+    assert near(w.vector("sinks.bias", size=16, bare=True), BIAS)
+    assert w.vector("sinks", size=16, bare=True, optional=True) is None
+    w.check()
+
+
+def test_inner_scopes_know_the_context_that_is_served(open_scope, tmp_path) -> None:
+    path = write(tmp_path / "served.gguf", {"norm": BIAS})
+    w = TensorScope(GGUFFile.open(path), device=CPU, dtype=torch.float32, context_tokens=77)
+    assert w.scope("blk", 0).context_tokens == 77
+    assert open_scope(norm=BIAS).context_tokens is None
+
+
 def test_norms_are_float32_and_biases_have_the_type_of_activations(open_scope) -> None:
     w = open_scope(dtype=torch.bfloat16, norm=(BIAS, "F16"), up=MATRIX, up__bias=BIAS)
     norm, linear = w.rms_norm("norm", 1e-6, size=16), w.linear("up", shape=(16, 32))

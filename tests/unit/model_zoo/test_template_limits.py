@@ -1,18 +1,37 @@
 """Templates that want too much are refused soon, with little memory; long conversations are not."""
 
+import gc
 import time
 import tracemalloc
+from itertools import chain
 
 import pytest
+from jinja2.sandbox import SecurityError
 
 from model_zoo.chat import ChatTemplate, Message
+from model_zoo.sandbox.budget import Budget
 from runtime.errors import ModelFileError, RequestError
+from tests.chat_templates import (
+    CALLS,
+    RESULT,
+    SYSTEM,
+    TALKS,
+    TEMPLATES,
+    THINKING,
+    TIME,
+    WEATHER,
+    Talk,
+    rendered_by_transformers,
+    template_source,
+)
 
 ASK = [Message("user", "Hello")]
+TALK = TALKS["parallel calls, and on"]
 SECONDS = 1.0
 BYTES = 128 << 20
 
 GROW = "{% set n = namespace(x='ab', l=['ab'], d={}) %}{% for i in range(99) %}"
+LOOP = "{% for i in range(99999) %}{% set y = "
 HOSTILE = {
     "center": "{{ 'a' | center(10**9) }}",
     "center by name": "{{ 'a' | center(width=10**9) }}",
@@ -76,18 +95,30 @@ HOSTILE = {
     "lazy filters": "{{ range(99999) | map('string') | map('center', 999) | list | length }}",
     "sorting long texts": "{% set t = 'a' * 99999 %}"
     "{{ ([t ~ 'b', t ~ 'a'] * 9999) | sort | length }}",
+    "lists in a loop": LOOP + "range(99999) | list %}{% endfor %}",
+    "dicts in a loop": LOOP + "dict.fromkeys(range(99999)) %}{% endfor %}",
+    "shown": LOOP + "range(1300) | list | pprint %}{% endfor %}",
+    "shown nested": GROW + "{% set n.l = [n.l] %}{% endfor %}{{ n.l | pprint }}",
+    "shown wide": "{% set r = range(99) | list %}{{ [[[r] * 99] * 20] | pprint }}",
+    "links": LOOP + "('a@' * 2000) | urlize %}{% endfor %}",
+    "links in brackets": LOOP + "('(' * 2000 ~ 'www.a.b' ~ ')' * 2000) | urlize %}{% endfor %}",
+    "many links": "{{ ('www.a.b ' * 9999) | urlize }}",
+    "comments": LOOP + "('<!---->' * 500) | striptags %}{% endfor %}",
+    "many comments": "{{ ('<!---->' * 30000) | striptags }}",
+    "attributes": "{{ {'a' * 9999: 'b' * 9999} | xmlattr }}",
     "slices in a loop": "{% set t = 'a' * 200000 %}{% for i in range(99999) %}"
     "{% set y = t[1:] %}{% endfor %}",
 }
 
 
+@pytest.mark.parametrize("talk", [Talk(ASK), TALK], ids=["a question", "a conversation with tools"])
 @pytest.mark.parametrize("about", HOSTILE)
-def test_what_takes_too_much_is_refused_soon_and_with_little_memory(about: str) -> None:
+def test_what_takes_too_much_is_refused_soon_and_with_little_memory(about: str, talk: Talk) -> None:
     tracemalloc.start()
     began = time.thread_time()
     try:
         with pytest.raises(RequestError):
-            ChatTemplate(HOSTILE[about]).render(ASK)
+            ChatTemplate(HOSTILE[about]).render(talk.messages, tools=talk.tools)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -123,7 +154,7 @@ def test_nothing_is_computed_while_a_template_is_compiled(source: str) -> None:
         "{{ 1" + "0" * 5000 + " }}",
         "{{ " + "9" * 100 + " }}",
         "x" * (1 << 18),
-        "{{ x | pprint }}",
+        "{{ x | no_filter }}",
     ],
 )
 def test_what_cannot_be_compiled_is_a_model_file_error(source: str) -> None:
@@ -144,6 +175,38 @@ def test_the_allowance_grows_with_the_conversation() -> None:
     assert len(text) > 2 * 4000 * 1024 and text.endswith('"\n}\n')
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_long_conversation_with_many_tools_is_no_hostility(name: str) -> None:
+    """Two hundred questions with a call each, a hundred tools; Gemma 4 looks back at each turn."""
+    template = ChatTemplate(template_source(name), bos_token="<s>", eos_token="</s>")
+    tools = [TIME if "Hermes" not in name else WEATHER] * 100
+    asked = [Message("user", f"What is it like in city {number}?") for number in range(201)]
+    turns = [SYSTEM, *chain.from_iterable((ask, CALLS, RESULT, THINKING) for ask in asked)]
+    if "gemma-2" in name:  # it knows neither
+        tools, turns = None, [*chain.from_iterable((ask, THINKING) for ask in asked)]
+    text = template.render(turns, tools=tools)
+    assert all(text.count(ask.text) == 1 for ask in asked)
+
+
+def test_collecting_garbage_costs_no_time(monkeypatch) -> None:
+    """It walks over the whole process, whoever sets it off."""
+    now = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: now[0])
+
+    def slow(phase: str, info: object) -> None:
+        now[0] += 100.0 if phase == "start" else 0.0
+
+    budget = Budget({})
+    with budget.not_counting_collections():
+        gc.callbacks.append(slow)
+        gc.collect()
+        gc.callbacks.remove(slow)
+        budget.step(99)
+        now[0] += 1.0
+        with pytest.raises(SecurityError, match="takes longer"):
+            budget.step(99)
+
+
 def test_a_template_may_look_back_over_all_messages_at_each() -> None:
     source = (
         "{% for m in messages %}{% for before in messages[:loop.index0] %}"
@@ -151,6 +214,39 @@ def test_a_template_may_look_back_over_all_messages_at_each() -> None:
     )
     messages = [Message("user", "hi")] * 800
     assert ChatTemplate(source).render(messages) == "." * 800
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ {'a': [1, 2, 'x' * 100], 'b': none} | pprint }}",
+        "{{ '<b>x</b> <!-- c --> y &amp; z' | striptags }}",
+        "{{ 'www.example.org (http://a.b/c) a@b.cd' | urlize(20, true, target='_blank') }}",
+        "<a{{ {'class': 'x y', 'id': none, 't': '<'} | xmlattr }}>",
+        "{{ dict(a=1) }}{{ dict([('b', 2)], c=3) }}{{ dict.fromkeys('ab', 4) }}",
+        "{% set n = namespace({'a': 1}, self=2) %}{% set n.c = 3 %}{{ n.a }}{{ n.self }}{{ n.c }}",
+    ],
+)
+def test_rarer_filters_and_functions_do_what_they_do_in_transformers(source: str) -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    expected = rendered_by_transformers(source, chat)
+    assert expected and ChatTemplate(source).render(ASK) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ dict.mro() }}",
+        "{{ namespace.mro() }}",
+        "{% set n = namespace(_a=1) %}",
+        "{% set n = namespace({'__class__': 1}) %}",
+        "{% set n = namespace() %}{% set n.__call__ = 1 %}",
+    ],
+)
+def test_what_python_types_can_do_stays_out_of_reach(source: str) -> None:
+    assert rendered_by_transformers(source, []) is None
+    with pytest.raises(RequestError):
+        ChatTemplate(source).render(ASK)
 
 
 def test_loops_know_their_length_and_ends_as_before() -> None:

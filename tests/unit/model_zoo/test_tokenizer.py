@@ -286,6 +286,10 @@ def test_sentencepiece_needs_one_score_for_each_token() -> None:
         load(metadata)
     with pytest.raises(ModelFileError, match=r"scores.*1 entries"):
         load(sentencepiece_metadata({}, scores=[0.0]))
+    for wrong in ("much", float("nan")):
+        scores = [wrong] * len(metadata["tokenizer.ggml.tokens"])
+        with pytest.raises(ModelFileError, match=r"scores.*no number"):
+            load(sentencepiece_metadata({}, scores=scores))
 
 
 @pytest.mark.parametrize(("key", "value"), [("model", "rwkv"), ("pre", "unheard")])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from runtime.kv.ledger import PageGrant, PageLedger
-from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
+from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 from runtime.request import ImageSpan
 
 
@@ -121,3 +121,69 @@ def test_without_prefix_cache_nothing_is_kept() -> None:
     compute(ledger, first, 12)
     ledger.release(first)
     assert ledger.adopt(Owner(list(range(12)))) == (0, [])
+
+
+CROSS = Cross(4, 8, alignment=4)
+
+
+def with_images(*images: tuple[int, bytes, int], tokens: int = 13) -> Owner:
+    """An owner whose images, of one position each, are (position, digest, rows)."""
+    spans = tuple(ImageSpan(at, 1, False, digest, rows) for at, digest, rows in images)
+    return Owner([7] * tokens, spans=spans)
+
+
+def test_a_cross_group_takes_pages_when_an_image_begins() -> None:
+    ledger = ledger_of(CROSS)
+    owner = with_images((5, b"cat", 6), (9, b"dog", 3))
+    assert ledger.reserve(owner, 5) == []
+    assert [grant.index for grant in ledger.reserve(owner, 6) or ()] == [0, 1]
+    assert ledger.reserve(owner, 9) == []
+    assert [grant.index for grant in ledger.reserve(owner, 13) or ()] == [2]
+
+
+def test_images_that_no_later_row_sees_are_let_go() -> None:
+    ledger = ledger_of(Full(), CROSS)
+    owner = with_images((1, b"cat", 8), (9, b"dog", 3))
+    compute(ledger, owner, 8)
+    assert ledger.pages_owned == 2 + 2  # of the text, of the cat
+    compute(ledger, owner, 9)
+    assert ledger.pages_owned == 3  # the next row is the dog's, and sees no cat
+    compute(ledger, owner, 10)
+    assert ledger.pages_owned == 3 + 1
+
+
+def test_a_prefix_hit_brings_the_rows_of_its_images() -> None:
+    ledger = ledger_of(Full(), CROSS)
+    first = with_images((2, b"cat", 6))
+    compute(ledger, first, 13)
+    length, grants = ledger.adopt(with_images((2, b"cat", 6), tokens=20))
+    assert length == 12
+    assert [grant.index for grant in grants if grant.group == 1] == [0, 1]
+
+
+def test_without_the_rows_of_its_images_a_prefix_does_not_count() -> None:
+    ledger = PageLedger([Full(), CROSS], [8, 2], page_tokens=4)
+    first = with_images((6, b"cat", 6))
+    compute(ledger, first, 13)
+    ledger.release(first)
+    other = with_images((0, b"dog", 6), tokens=1)
+    compute(ledger, other, 1)  # takes the cat's pages
+    ledger.release(other)
+    length, _ = ledger.adopt(with_images((6, b"cat", 6)))
+    assert length == 4, "the text before the image is still good"
+
+
+def test_rows_of_images_are_told_apart_by_digest_and_order() -> None:
+    ledger = ledger_of(Full(), CROSS, pages=20)
+    compute(ledger, with_images((2, b"cat", 3), (3, b"dog", 3)), 13)
+    assert ledger.adopt(with_images((2, b"dog", 3), (3, b"cat", 3)))[0] == 0
+    assert ledger.adopt(with_images((2, b"cat", 3), (3, b"cow", 3)))[0] == 0
+    assert ledger.adopt(with_images((2, b"cat", 3), (3, b"dog", 3)))[0] == 12
+
+
+def test_text_that_has_seen_other_images_ahead_is_another_prefix() -> None:
+    ledger = ledger_of(Full(), Cross(4, 8, lead_in=True, alignment=4), pages=20)
+    compute(ledger, with_images((6, b"cat", 3)), 13)
+    assert ledger.adopt(with_images((6, b"dog", 3)))[0] == 0
+    assert ledger.adopt(with_images())[0] == 0
+    assert ledger.adopt(with_images((6, b"cat", 3)))[0] == 12

@@ -10,7 +10,7 @@ import torch
 from runtime.errors import DoesNotFitError
 from runtime.kv.ledger import PageLedger
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout, Chunked, Full, LayerCache, Sliding
+from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.memory import (
     MemoryPlan,
     _control_group_bytes,
@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 WEIGHTS, ACTIVATIONS = 1_000_000, 300_000
 MODEL = SimpleNamespace(
     vocab_size=500,
+    hidden_size=16,
     weight_bytes=WEIGHTS,
     activation_bytes=lambda tokens, outputs: ACTIVATIONS + tokens + outputs,
 )
@@ -39,6 +40,7 @@ def plan(
     slots: int = 4,
     step_tokens: int = 32,
     context_tokens: int = 250,
+    depth: int = 2,
 ) -> MemoryPlan:
     return plan_memory(
         MODEL,
@@ -50,6 +52,7 @@ def plan(
         context_tokens=context_tokens,
         cache_tokens=cache_tokens,
         memory_bytes=memory_bytes,
+        depth=depth,
     )
 
 
@@ -137,20 +140,109 @@ def test_sliding_groups_are_bounded_by_their_window():
     assert 4 * 2 < local < 4 * 12
 
 
-@pytest.mark.parametrize("kind", [Sliding(37), Sliding(5), Chunked(48), Chunked(16)])
-@pytest.mark.parametrize("depth", [1, 2])
-def test_one_sequence_runs_in_the_pages_reserved_for_one(kind, depth):
+PAGE = 16 * 32 * 4  # bytes of one page of one layer: 16 positions of 32 float32
+# A window of 32 touches 3 pages wherever it begins, and each slot has begun one more. Two steps of
+# 32 rows in flight, which all slots share, are 4 pages.
+LOCAL_PAGES = 4 * (3 + 1) + 4
+
+
+def test_the_cache_of_a_mixed_model_is_its_full_layers_and_the_bound_of_the_others():
+    layers = (LOCAL,) * 5 + (FULL,)
+    memory = plan(layers=layers, context_tokens=4000)
+    assert memory.pages == (LOCAL_PAGES, 4 * 250)
+    assert memory.cache_bytes == (5 * LOCAL_PAGES + 4 * 250) * PAGE
+    longer = plan(layers=layers, context_tokens=40_000)
+    assert longer.cache_bytes == (5 * LOCAL_PAGES + 4 * 2500) * PAGE
+
+
+def test_five_sliding_layers_of_six_give_far_more_context_in_the_same_bytes():
+    context = {"context_tokens": 4000, "slots": 16}
+    full = plan(layers=(FULL,) * 6, cache_tokens=4000, **context)
+    assert full.cache_bytes == 6 * 250 * PAGE
+    mixed = (LOCAL,) * 5 + (FULL,)
+    around = plan(layers=mixed, cache_tokens=4000, **context)
+    others = around.available_bytes - around.headroom_bytes - around.cache_bytes
+    memory = plan(layers=mixed, memory_bytes=others + full.cache_bytes, **context)
+    local = 16 * 4 + 4
+    assert memory.pages == (local, 6 * 250 - 5 * local)
+    assert memory.cache_tokens == 16 * (6 * 250 - 5 * local) > 4 * 4000
+
+
+def test_short_of_memory_sliding_groups_shrink_to_one_sequence_before_a_context_is_refused():
+    layers, context = (LOCAL,) * 5 + (FULL,), {"context_tokens": 4000}
+    roomy = plan(layers=layers, cache_tokens=4000, **context)
+    assert roomy.pages == (LOCAL_PAGES, 250)
+    needed = roomy.available_bytes - roomy.headroom_bytes
+    tight = plan(layers=layers, memory_bytes=needed - 3 * 5 * PAGE, **context)
+    assert tight.pages == (LOCAL_PAGES - 3, 250) and tight.headroom_bytes == 0
+    one = -(-(31 + 64 - 1) // 16) + 1  # one window and two steps, wherever they begin
+    least = needed - (LOCAL_PAGES - one) * 5 * PAGE
+    assert plan(layers=layers, memory_bytes=least, **context).pages == (one, 250)
+    with pytest.raises(DoesNotFitError, match=f"{least:,}"):
+        plan(layers=layers, memory_bytes=least - 1, **context)
+
+
+def test_image_rows_grow_with_the_contexts_that_fit():
+    cross = LayerCache(Cross(2, 100), 2, 8, 8)
+    layers, context = (FULL, cross), {"context_tokens": 4000}
+    assert plan(layers=layers, cache_tokens=4000, **context).pages == (250, 16)
+    assert plan(layers=layers, cache_tokens=6000, **context).pages == (375, 24)
+    assert plan(layers=layers, **context).pages == (4 * 250, 4 * 16)
+
+
+def test_deeper_engines_keep_more_of_a_window():
+    one = {"layers": (FULL, LOCAL), "slots": 1, "context_tokens": 4000}
+    pages = [plan(depth=depth, **one).pages[1] for depth in (1, 2, 3)]
+    assert pages == [5, 7, 9]
+
+
+KINDS = [(Sliding(37),), (Sliding(5),), (Chunked(48),), (Chunked(16),)]
+KINDS += [(Full(), Sliding(20), Chunked(48))]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_sequences_run_in_the_pages_reserved_for_them(kinds, depth, slots):
     context, step_tokens, page_tokens = 400, 23, 16
     memory = plan(
-        layers=(LayerCache(kind, 1, 4, 4),),
-        slots=1,
+        layers=tuple(LayerCache(kind, 1, 4, 4) for kind in kinds),
+        slots=slots,
         step_tokens=step_tokens,
         context_tokens=context,
+        depth=depth,
     )
-    assert memory.pages[0] < context // page_tokens
-    ledger = PageLedger([kind], memory.pages, page_tokens=page_tokens)
+    assert memory.pages[-1] < slots * context // page_tokens
+    ledger = PageLedger(kinds, memory.pages, page_tokens=page_tokens)
+    scheduler = Scheduler(ledger, slots=slots, step_tokens=step_tokens)
+    for n in range(3 * slots):
+        prompt = tuple(range(200)) + (n,) * (20 * n)
+        scheduler.add(GenerationRequest(str(n), prompt, StopRules(context - len(prompt))))
+    run(scheduler, depth)
+    assert scheduler.preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_chat_of_a_hundred_windows_stays_within_the_bound_of_one(depth):
+    window, step_tokens, page_tokens, context = 8, 16, 4, 1200
+    layout = CacheLayout.of(
+        [LayerCache(kind, 1, 4, 4) for kind in (Full(), Sliding(window))], page_tokens=page_tokens
+    )
+    pages = layout.held_pages(context, depth * step_tokens)
+    assert pages[1] <= 1 + -(-(window + depth * step_tokens) // page_tokens)
+    ledger = PageLedger(layout.kinds, pages, page_tokens=page_tokens)
     scheduler = Scheduler(ledger, slots=1, step_tokens=step_tokens)
-    scheduler.add(GenerationRequest("r", tuple(range(300)), StopRules(context - 300)))
+    turns, cached = tuple(range(300)), 0
+    while len(turns) < 100 * window:
+        sequence = scheduler.add(GenerationRequest(str(len(turns)), turns, StopRules(150)))
+        run(scheduler, depth)
+        cached += sequence.cached
+        turns = (*sequence.tokens, *range(40))
+    assert cached > 300, "later turns find what earlier ones left"
+    assert scheduler.preemptions == 0 and ledger.pages_owned == 0
+
+
+def run(scheduler: Scheduler, depth: int) -> None:
     flying = []
     while scheduler.waiting or scheduler.running:
         step = scheduler.plan()
@@ -162,7 +254,8 @@ def test_one_sequence_runs_in_the_pages_reserved_for_one(kind, depth):
             scheduler.retire(
                 first, tuple(Sampled(1) if chunk.samples else None for chunk in first.chunks)
             )
-    assert scheduler.preemptions == 0
+    for step in flying:  # orphans
+        scheduler.retire(step, tuple(Sampled(1) if c.samples else None for c in step.chunks))
 
 
 def test_available_memory_is_a_plausible_number_of_bytes():

@@ -26,7 +26,9 @@ class TinyModel:
     """Two layers of attention, one sliding; all it knows of the past comes from the cache."""
 
     vocab_size = VOCAB
+    hidden_size = WIDTH
     context_length = CONTEXT
+    causal = generates = True
     weight_bytes = 1000
     kinds: tuple[CacheKind, ...] = (Full(), Sliding(7))
     cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)
@@ -38,7 +40,7 @@ class TinyModel:
         self.head = torch.randn(WIDTH, VOCAB, generator=draw) * 2
         self.batches: list[tuple[int, int]] = []  # rows and outputs of each step
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+    def states(self, batch: Batch, cache: KVCache) -> Tensor:
         self.batches.append((len(batch.tokens), len(batch.output_rows)))
         x = self.embedding[batch.tokens] + self.places[batch.positions]
         for index in range(2):
@@ -47,7 +49,10 @@ class TinyModel:
             pages.keys.view(-1, WIDTH)[plan.write_cell] = x
             pages.values.view(-1, WIDTH)[plan.write_cell] = x.roll(1, dims=1)
             x = x + torch.stack([self._attend(x, row, plan, pages) for row in range(len(x))])
-        return x[batch.output_rows] @ self.head
+        return x[batch.output_rows]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states @ self.head
 
     def _attend(self, x: Tensor, row: int, plan, pages) -> Tensor:
         seen = torch.arange(int(plan.visible_begin[row]), int(plan.visible_end[row]))
@@ -271,10 +276,10 @@ def test_warming_up_reaches_the_end_of_the_context_with_every_slot(model):
     seen = []
 
     class Watching(TinyModel):
-        def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        def states(self, batch: Batch, cache: KVCache) -> Tensor:
             ends = {span.slot: span.start + span.end - span.begin for span in batch.plans[0].spans}
             seen.append(ends)
-            return super().forward(batch, cache)
+            return super().states(batch, cache)
 
     Bench(Watching(), slots=4, step_tokens=64).runner.warm_up()
     Bench(Watching(), slots=2, step_tokens=3 * CONTEXT).runner.warm_up()
@@ -285,7 +290,7 @@ def test_warming_up_reaches_the_end_of_the_context_with_every_slot(model):
 @pytest.mark.parametrize("bytes_wanted", [None, 2**52])
 def test_too_little_memory_for_the_largest_step_is_told_at_start(bytes_wanted):
     class Greedy(TinyModel):
-        def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        def states(self, batch: Batch, cache: KVCache) -> Tensor:
             if bytes_wanted is not None:
                 return torch.empty(bytes_wanted, dtype=torch.uint8)
             raise torch.OutOfMemoryError("tried to allocate 7 GiB")
@@ -296,7 +301,7 @@ def test_too_little_memory_for_the_largest_step_is_told_at_start(bytes_wanted):
 
 def test_another_failure_at_warm_up_stays_what_it_is():
     class Broken(TinyModel):
-        def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        def states(self, batch: Batch, cache: KVCache) -> Tensor:
             raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):

@@ -1,6 +1,7 @@
 """Random schedules on a pretend device that runs launched plans late, over simulated pages.
 
-Every sequence must get exactly the tokens that it gets alone, recomputed from scratch.
+Every sequence must get exactly the tokens that it gets alone, recomputed from scratch, and no row
+may see a cell that does not hold what this row's own sequence has at that index.
 """
 
 import random
@@ -10,13 +11,16 @@ from dataclasses import dataclass
 import pytest
 
 from runtime.kv.ledger import PageLedger
-from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
+from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 from runtime.request import GenerationRequest, ImageSpan, Sampled, StopRules
 from runtime.scheduler import Scheduler, State, StepPlan
 
 VOCABULARY = 50
 LONGEST = 40
+IMAGES, IMAGE_ROWS = 3, 9
 SEEDS = 200
+
+Row = tuple[bytes, int]
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Tally:
     checked: int = 0
     preemptions: int = 0
     reused: int = 0
+    images_reused: int = 0
 
 
 def mix(*values: object) -> int:
@@ -43,7 +48,33 @@ def visible(kind: CacheKind, position: int, spans: tuple[ImageSpan, ...]) -> ran
     for span in spans:
         if span.whole and span.start <= position < span.end:
             end = span.end - 1
-    return range(kind.first_visible(position), end + 1)
+    match kind:
+        case Sliding(window):
+            return range(max(0, position - window + 1), end + 1)
+        case Chunked(chunk):
+            return range(position // chunk * chunk, end + 1)
+        case _:
+            return range(end + 1)
+
+
+def visible_rows(kind: Cross, position: int, spans: tuple[ImageSpan, ...]) -> list[Row]:
+    """The rows of images that a position sees: those of the last run before it, up to there."""
+    begun = [span for span in spans if span.start <= position]
+    if not begun:
+        everything = [row for s in spans for row in [*rows_of(s), *padding_of(s)]]
+        return everything if kind.lead_in else []
+    run = [begun[-1]]
+    while len(run) < len(begun) and begun[-1 - len(run)].end == run[0].start:
+        run.insert(0, begun[-1 - len(run)])
+    return [row for span in run for row in rows_of(span)]
+
+
+def rows_of(span: ImageSpan) -> list[Row]:
+    return [(span.digest, row) for row in range(span.cross_rows)]
+
+
+def padding_of(span: ImageSpan) -> list[Row]:
+    return [(span.digest, -1 - row) for row in range(span.cross_padding)]
 
 
 def answer_alone(request: GenerationRequest, kinds: list[CacheKind]) -> list[int]:
@@ -51,19 +82,26 @@ def answer_alone(request: GenerationRequest, kinds: list[CacheKind]) -> list[int
     for _ in range(request.stop.max_tokens):
         x = [mix("e", identity(request, tokens, i)) for i in range(len(tokens))]
         for number, kind in enumerate(kinds):
-            stored = [mix(number, value) for value in x]
-            x = [
-                mix(x[p], *[stored[q] for q in visible(kind, p, request.spans)])
-                for p in range(len(x))
-            ]
+            x = answer_of_layer(number, kind, request.spans, x)
         tokens.append(x[-1] % VOCABULARY)
         if tokens[-1] in request.stop.end_tokens:
             break
     return tokens
 
 
+def answer_of_layer(
+    number: int, kind: CacheKind, spans: tuple[ImageSpan, ...], x: list[int]
+) -> list[int]:
+    if isinstance(kind, Cross):
+        seen = [[mix(number, row) for row in visible_rows(kind, p, spans)] for p in range(len(x))]
+    else:
+        stored = [mix(number, value) for value in x]
+        seen = [[stored[q] for q in visible(kind, p, spans)] for p in range(len(x))]
+    return [mix(value, *sorted(some)) for value, some in zip(x, seen, strict=True)]
+
+
 class PretendDevice:
-    """Pages as lists; the last sampled token of each slot stays here."""
+    """Pages as lists of what each cell holds and its value; each slot's last token stays here."""
 
     def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
         self.kinds, self.size = kinds, size
@@ -71,6 +109,7 @@ class PretendDevice:
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
         self.last: list[int | None] = [None] * slots
         self.loaded: list[tuple[int, ...] | None] = [None] * slots
+        self.filled: set[tuple[object, ...]] = set()
 
     def execute(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
         for write in plan.page_writes:
@@ -80,11 +119,12 @@ class PretendDevice:
         rows = [self._embed(chunk) for chunk in plan.chunks]
         for group, kind in enumerate(self.kinds):
             for chunk, x in zip(plan.chunks, rows, strict=True):
-                for offset, value in enumerate(x):
-                    page, cell = self._cell(group, chunk.slot, chunk.start + offset)
-                    page[cell] = mix(group, value)
+                if isinstance(kind, Cross):
+                    self._fill_images(group, kind, chunk)
+                else:
+                    self._fill_positions(group, chunk, x)
             rows = [
-                [self._attend(group, kind, chunk, i, value) for i, value in enumerate(x)]
+                self._attend(group, kind, chunk, x)
                 for chunk, x in zip(plan.chunks, rows, strict=True)
             ]
         results: list[Sampled | None] = []
@@ -110,43 +150,107 @@ class PretendDevice:
             for i in range(chunk.start, chunk.start + chunk.length)
         ]
 
-    def _attend(self, group, kind, chunk, offset, value) -> int:
-        seen = []
-        for q in visible(kind, chunk.start + offset, chunk.sequence.request.spans):
-            page, cell = self._cell(group, chunk.slot, q)
-            seen.append(page[cell])
-        return mix(value, *seen)
+    def _fill_positions(self, group: int, chunk, x: list[int]) -> None:
+        for position, value in enumerate(x, chunk.start):
+            page, cell = self._cell(group, chunk.slot, position)
+            page[cell] = (position, mix(group, value))
 
-    def _cell(self, group: int, slot: int, position: int):
-        page = self.tables[group][slot][position // self.size]
-        return self.memory[group][page], position % self.size
+    def _fill_images(self, group: int, kind: Cross, chunk) -> None:
+        sequence = chunk.sequence
+        for place in kind.begun(chunk.start, chunk.start + chunk.length, sequence.spans):
+            once = (group, sequence.request.id, chunk.epoch, place.image.start)
+            assert once not in self.filled, "an image's rows are filled again"
+            self.filled.add(once)
+            named = zip(place.rows, rows_of(place.image), strict=True)
+            assert len(place.padding) in (0, place.image.cross_padding)
+            padding = zip(place.padding, padding_of(place.image), strict=False)
+            for index, row in [*named, *padding]:
+                page, cell = self._cell(group, chunk.slot, index)
+                page[cell] = (row, mix(group, row))
+
+    def _attend(self, group: int, kind: CacheKind, chunk, x: list[int]) -> list[int]:
+        spans, end = chunk.sequence.spans, chunk.start + chunk.length
+        begins, ends = kind.seen(chunk.start, end, spans)
+        answers = []
+        for offset, (begin, stop) in enumerate(zip(begins, ends, strict=True)):
+            cells = [self._cell(group, chunk.slot, index) for index in range(begin, stop)]
+            held = [page[cell] for page, cell in cells]
+            position = chunk.start + offset
+            expected = (
+                visible_rows(kind, position, spans)
+                if isinstance(kind, Cross)
+                else list(visible(kind, position, spans))
+            )
+            assert sorted(what for what, _ in held) == sorted(expected)
+            answers.append(mix(x[offset], *sorted(value for _, value in held)))
+        return answers
+
+    def _cell(self, group: int, slot: int, index: int):
+        page = self.tables[group][slot][index // self.size]
+        return self.memory[group][page], index % self.size
 
 
 def random_request(r: random.Random, number: int, base: tuple[int, ...]) -> GenerationRequest:
     length = r.randint(1, 24)
     cut = r.randint(0, length)
     prompt = base[:cut] + tuple(r.randrange(1, VOCABULARY) for _ in range(length - cut))
-    spans: tuple[ImageSpan, ...] = ()
-    if length > 10 and r.random() < 0.5:
-        start, size = r.randint(0, length - 8), r.randint(3, 6)
-        digest = bytes([r.randrange(3), size])  # few images, so that they repeat
-        spans = (ImageSpan(start, size, digest[0] < 2, digest),)
+    spans = random_spans(r, length) if r.random() < 0.6 else ()
     ends = frozenset([r.randrange(VOCABULARY)]) if r.random() < 0.7 else frozenset()
     stop = StopRules(max_tokens=r.randint(1, LONGEST - length), end_tokens=ends)
     return GenerationRequest(str(number), prompt, stop, spans=spans)
 
 
+def follow_up(
+    r: random.Random, first: GenerationRequest, second: GenerationRequest
+) -> GenerationRequest:
+    """The second one's text behind the first one's, with the first one's images."""
+    prompt = (first.prompt + second.prompt)[: r.randint(len(first.prompt), LONGEST - 2)]
+    stop = StopRules(r.randint(1, LONGEST - len(prompt)), second.stop.end_tokens)
+    return GenerationRequest(second.id, prompt, stop, spans=first.spans)
+
+
+def random_spans(r: random.Random, length: int) -> tuple[ImageSpan, ...]:
+    """A few images, so that they repeat, some of them neighbours."""
+    spans: list[ImageSpan] = []
+    start = r.choice([0, 0, 1, 3, 6])
+    while len(spans) < IMAGES and start < length:
+        kind, size = r.randrange(3), r.choice([1, 1, 3, 5])
+        if start + size > length:
+            break
+        digest = bytes([kind, size])
+        rows, padding = (3, 7, 2)[kind], (0, 2, 5)[kind]
+        spans.append(ImageSpan(start, size, kind < 2, digest, rows, padding))
+        start += size + r.choice([0, 0, 2, 7])
+    return tuple(spans)
+
+
+def random_kinds(r: random.Random, page_tokens: int) -> list[CacheKind]:
+    alignment = page_tokens * r.choice([1, 1, 2, 4])
+    kinds: list[CacheKind] = [
+        Full(),
+        Sliding(r.randint(2, 9)),
+        Chunked(r.choice([3, 4, 8])),
+        Cross(IMAGES, IMAGE_ROWS, lead_in=r.random() < 0.5, alignment=alignment),
+    ]
+    r.shuffle(kinds)
+    return kinds[: r.choice([2, 3, 4, 4])]
+
+
 def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     r = random.Random(seed)
     size, slots, budget = r.choice([2, 4]), r.choice([2, 4, 6]), r.choice([8, 12, 20])
-    kinds: list[CacheKind] = [Full(), Sliding(r.randint(2, 9)), Chunked(r.choice([3, 4, 8]))]
-    r.shuffle(kinds)
-    pages = [-(-(LONGEST + 2) // size) + r.randint(1, 30) for _ in kinds]
+    kinds = random_kinds(r, size)
+    pages = [-(-(kind.capacity(LONGEST) + 2) // size) + r.randint(1, 30) for kind in kinds]
     ledger = PageLedger(kinds, pages, page_tokens=size, prefix_cache=prefix_cache)
-    scheduler = Scheduler(ledger, slots=slots, step_tokens=budget)
+    scheduler = Scheduler(
+        ledger, slots=slots, step_tokens=budget, step_image_rows=IMAGES * IMAGE_ROWS
+    )
     device = PretendDevice(kinds, pages, size, slots)
     base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
-    todo = [random_request(r, i, base) for i in range(r.randint(3, 14))]
+    todo: list[GenerationRequest] = []
+    for number in range(r.randint(3, 14)):
+        asked = random_request(r, number, base)
+        todo.append(follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked)
     sequences, aborted = drive(r, scheduler, device, todo, depth)
     for sequence in sequences:
         if sequence in aborted:
@@ -154,6 +258,8 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
         assert sequence.tokens == answer_alone(sequence.request, kinds), (seed, depth)
         tally.checked += 1
         tally.reused += sequence.cached
+        if any(isinstance(kind, Cross) for kind in kinds):
+            tally.images_reused += sum(s.start < sequence.cached for s in sequence.spans)
     ledger.check_idle()
     assert ledger.pages_owned == 0
     tally.preemptions += scheduler.preemptions
@@ -189,3 +295,4 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert tally.checked > SEEDS
     assert tally.preemptions > 0, "the trials never ran short of pages, so they show too little"
     assert (tally.reused > 0) == prefix_cache
+    assert (tally.images_reused > 0) == prefix_cache

@@ -1,7 +1,7 @@
 """What each step contains, where the simulation would only show that it came out right."""
 
 from runtime.kv.ledger import PageLedger
-from runtime.kv.spec import Full
+from runtime.kv.spec import Cross, Full, Sliding
 from runtime.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
 from runtime.scheduler import PageWrite, Scheduler, State, StepPlan
 
@@ -118,3 +118,33 @@ def test_a_chunk_never_ends_inside_a_whole_image() -> None:
         assert plan is not None
         scheduler.retire(plan, results(plan))
     assert [(start, length) for _, start, length, _ in starts] == [(0, 5), (5, 7), (12, 1)]
+
+
+def test_a_step_fills_no_more_rows_of_images_than_it_has_room_for() -> None:
+    ledger = PageLedger([Full(), Cross(2, 6, alignment=4)], [16, 16], page_tokens=4)
+    scheduler = Scheduler(ledger, slots=3, step_tokens=30, step_image_rows=12)
+
+    def images(*starts: int) -> tuple[ImageSpan, ...]:
+        return tuple(ImageSpan(at, 1, False, bytes([at]), cross_rows=6) for at in starts)
+
+    scheduler.add(request("a", 9, spans=images(5)))
+    scheduler.add(request("bb", 9, spans=images(2, 7)))
+    scheduler.add(request("ccc", 9, spans=images(0)))
+    first = scheduler.plan()
+    # The second image of bb would be the third of the step; so would the first of ccc.
+    assert shape(first) == [("a", 0, 9, True), ("bb", 0, 7, False)]
+    second = scheduler.plan()
+    assert shape(second) == [("a", 9, 1, True), ("bb", 7, 2, True), ("ccc", 0, 9, True)]
+
+
+def test_a_sequence_waits_for_its_own_steps_rather_than_lose_its_pages() -> None:
+    ledger = PageLedger([Sliding(4)], [4], page_tokens=4)
+    scheduler = Scheduler(ledger, slots=1, step_tokens=8)
+    scheduler.add(request("a", 30))
+    first, second = scheduler.plan(), scheduler.plan()
+    assert shape(first) == [("a", 0, 8, False)] and shape(second) == [("a", 8, 8, False)]
+    assert scheduler.plan() is None, "all four pages hold what steps in flight see"
+    scheduler.retire(first, results(first))
+    assert scheduler.preemptions == 0
+    scheduler.retire(second, results(second))
+    assert shape(scheduler.plan()) == [("a", 16, 8, False)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout, Chunked, Full, LayerCache, Sliding
-from runtime.model import RowSpan
+from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
+from runtime.model import ImageWrite, RowSpan
 from runtime.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
 from runtime.sampler import Path, Sampler
 from runtime.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
@@ -18,12 +18,11 @@ KINDS = (Full(), Sliding(6), Chunked(8))
 SLOTS, STEP_TOKENS, CONTEXT, PAGE_TOKENS, VOCAB = 4, 32, 64, 4, 1000
 
 
-@pytest.fixture
-def stage() -> Stage:
-    layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in KINDS], page_tokens=PAGE_TOKENS)
+def stage_of(kinds: tuple[CacheKind, ...]) -> Stage:
+    layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
     pool = KVPool(
         layout,
-        pages=(20, 20, 20),
+        pages=[20] * len(kinds),
         slots=SLOTS,
         pages_per_sequence=CONTEXT // PAGE_TOKENS,
         dtype=torch.float32,
@@ -39,6 +38,11 @@ def stage() -> Stage:
         context_tokens=CONTEXT,
         device=CPU,
     )
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return stage_of(KINDS)
 
 
 def chunk(
@@ -67,17 +71,27 @@ def test_rows_lie_flat_in_the_order_of_the_chunks(stage):
     assert staged.positions.dtype == torch.int64
     assert staged.row_slot.tolist() == [2, 2, 2, 0, 3, 3]
     assert staged.row_slot.dtype == torch.int32
-    assert staged.spans == (RowSpan(0, 3, 2, 5), RowSpan(3, 4, 0, 40), RowSpan(4, 6, 3, 0))
+    full, sliding, chunked = (group.spans for group in staged.groups)
+    assert full == (
+        RowSpan(0, 3, 2, 5, 0, 8),
+        RowSpan(3, 4, 0, 40, 0, 41),
+        RowSpan(4, 6, 3, 0, 0, 2),
+    )
+    assert [(span.seen_begin, span.seen_end) for span in sliding] == [(0, 8), (35, 41), (0, 2)]
+    assert [(span.seen_begin, span.seen_end) for span in chunked] == [(0, 8), (40, 41), (0, 2)]
 
 
 def test_each_row_sees_what_the_kind_of_its_group_allows(stage):
     chunks = [chunk(0, 0, 9), chunk(1, 3, 11), chunk(2, 30, 1), chunk(3, 16, 8)]
     staged = stage.stage(plan(*chunks))
     places = [c.start + i for c in chunks for i in range(c.length)]
-    for kind, (begin, end) in zip(KINDS, staged.visible, strict=True):
-        assert begin.tolist() == [kind.first_visible(place) for place in places]
-        assert end.tolist() == [place + 1 for place in places]
-        assert begin.dtype == end.dtype == torch.int32
+    for place, expected in {0: [0, 0, 0], 9: [0, 4, 8], 13: [0, 8, 8], 30: [0, 25, 24]}.items():
+        row = places.index(place)
+        assert [group.begin[row].item() for group in staged.groups] == expected
+    for kind, group in zip(KINDS, staged.groups, strict=True):
+        assert group.begin.tolist() == [kind.first_visible(place) for place in places]
+        assert group.end.tolist() == [place + 1 for place in places]
+        assert group.begin.dtype == group.end.dtype == torch.int32
 
 
 def test_rows_of_a_whole_image_see_its_end_and_other_rows_do_not(stage):
@@ -86,8 +100,8 @@ def test_rows_of_a_whole_image_see_its_end_and_other_rows_do_not(stage):
         plan(chunk(0, 3, 11, spans=(whole, split)), chunk(1, 9, 4, spans=(whole, split)))
     )
     ends = [4, 5, 9, 9, 9, 9, 10, 11, 12, 13, 14, 10, 11, 12, 13]
-    for _, end in staged.visible:
-        assert end.tolist() == ends
+    for group in staged.groups:
+        assert group.end.tolist() == ends
 
 
 def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(stage):
@@ -163,14 +177,60 @@ def test_a_staged_step_survives_the_staging_of_the_next(stage):
     first = stage.stage(plan(chunk(0, 0, 5)))
     stage.stage(plan(chunk(1, 30, 20)))
     assert first.row_slot.tolist() == [0] * 5
-    assert first.visible[0][1].tolist() == [1, 2, 3, 4, 5]
+    assert first.groups[0].end.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_the_largest_plan_fits_into_the_buffers(stage):
-    indices = range(CONTEXT // PAGE_TOKENS)
-    writes = [PageWrite(g, s, i, 0) for g in range(3) for s in range(SLOTS) for i in indices]
+@pytest.mark.parametrize("kinds", [KINDS, (Full(), Sliding(6), Cross(2, 30, alignment=8))])
+def test_the_largest_plan_fits_into_the_buffers(kinds):
+    stage = stage_of(kinds)
+    layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
+    most = layout.held_pages(CONTEXT, STEP_TOKENS)
+    writes = [
+        PageWrite(g, s, i, 0) for g, pages in enumerate(most) for s in range(SLOTS)
+        for i in range(pages)
+    ]  # fmt: skip
     everything = SamplingParams(repeat_penalty=2.0, logprobs=20)
     loads = [SlotLoad(s, (1,) * CONTEXT, everything) for s in range(SLOTS)]
-    chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(SLOTS)]
+    chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(1, SLOTS)]
+    images = tuple(ImageSpan(n, 1, False, b"a", 30) for n in range(2))
+    chunks.append(chunk(0, 0, STEP_TOKENS // SLOTS, sampling=everything, spans=images))
     staged = stage.stage(plan(*chunks, writes=writes, loads=loads))
     assert staged.positions.shape == (STEP_TOKENS,)
+
+
+def test_rows_see_the_images_of_the_last_run_and_these_are_written_when_it_begins():
+    stage = stage_of((Full(), Cross(4, 6, alignment=8)))
+    spans = (
+        ImageSpan(2, 1, False, b"a", 3),
+        ImageSpan(3, 1, False, b"b", 4, 2),
+        ImageSpan(6, 2, False, b"c", 5),
+    )
+    staged = stage.stage(plan(chunk(1, 0, 5, spans=spans), chunk(3, 4, 5, spans=spans)))
+    text, cross = staged.groups
+    assert text.images is None
+    assert list(zip(cross.begin.tolist(), cross.end.tolist(), strict=True)) == [
+        *((0, 0), (0, 0), (0, 3), (0, 7), (0, 7)),
+        *((0, 7), (0, 7), (8, 13), (8, 13), (8, 13)),
+    ]
+    assert [(span.seen_begin, span.seen_end) for span in cross.spans] == [(0, 7), (0, 13)]
+    assert cross.images.writes == (
+        ImageWrite(b"a", 0, 3),
+        ImageWrite(b"b", 3, 7),
+        ImageWrite(b"c", 7, 12),
+    )
+    assert cross.images.indices.tolist() == [*range(7), *range(8, 13)]
+    assert cross.images.slots.tolist() == [1] * 7 + [3] * 5
+    assert cross.images.after_image.tolist() == [False] * 2 + [True] * 8
+
+
+def test_text_before_the_first_image_may_see_all_images_and_their_padding():
+    stage = stage_of((Full(), Cross(4, 6, lead_in=True, alignment=8)))
+    spans = (ImageSpan(2, 1, False, b"a", 3), ImageSpan(4, 1, False, b"b", 4, 2))
+    first = stage.stage(plan(chunk(1, 0, 2, spans=spans))).groups[1]
+    assert first.begin.tolist() == [0, 0] and first.end.tolist() == [9, 9]
+    assert first.images.writes == (ImageWrite(b"a", 0, 3), ImageWrite(b"b", 3, 9))
+    assert first.images.indices.tolist() == [2, 3, 4, 5, 6, 7, 8, 0, 1]
+    assert first.images.after_image.tolist() == [False, False]
+    second = stage.stage(plan(chunk(1, 2, 4, spans=spans))).groups[1]
+    assert second.begin.tolist() == [2, 2, 5, 5] and second.end.tolist() == [5, 5, 9, 9]
+    assert second.images.writes == () and second.images.after_image.all()

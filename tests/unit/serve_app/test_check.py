@@ -9,6 +9,7 @@ from ray.serve.exceptions import RayServeException
 
 from serve_app.app import build
 from serve_app.check import main
+from tests.unit.model_zoo.test_split import split_like_a_converter
 
 DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
 
@@ -49,6 +50,28 @@ def test_a_broken_file_is_named_before_anything_starts(tmp_path, how, names):
     assert "\n" not in message
     for name in ["Model demo", *names]:
         assert name in message
+
+
+def test_a_missing_part_of_a_split_model_is_named(tmp_path):
+    """The demo model in parts, as the format's own writer cuts it; then one part is gone."""
+    first = split_like_a_converter(DEMO, tmp_path, tensors_each=20)
+    others = sorted(set(tmp_path.glob("*.gguf")) - {first})
+    assert len(others) >= 2 and build(args(first)) is not None
+    others[0].unlink()
+    with pytest.raises(RayServeException) as caught:
+        build(args(first))
+    message = str(caught.value)
+    assert message.startswith("Model demo: ") and "\n" not in message
+    assert others[0].name in message and "there is no such file" in message
+
+
+def test_a_later_part_of_a_split_model_is_told_which_the_first_is(tmp_path):
+    first = split_like_a_converter(DEMO, tmp_path, tensors_each=20)
+    second = sorted(tmp_path.glob("*.gguf"))[1]
+    with pytest.raises(
+        RayServeException, match=rf"Model demo: .*give its first part, {first.name}"
+    ):
+        build(args(second))
 
 
 def test_a_missing_file_is_named():
@@ -108,6 +131,21 @@ def test_the_check_tells_one_line_and_fails(tmp_path, capsys):
     assert main([config(tmp_path, args("nowhere.gguf"))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "config.yaml: Model demo:" in line and "nowhere.gguf" in line
+
+
+def test_the_check_says_of_a_model_from_elsewhere_that_it_will_be_pulled(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path / "models"))
+    assert main([config(tmp_path, args("hf://org/repo:Q4_K_M"))]) == 0
+    said = capsys.readouterr()
+    assert "Model demo: hf://org/repo:Q4_K_M is not in the store" in said.out
+    assert said.err == "" and not (tmp_path / "models").exists()
+
+
+def test_the_check_refuses_what_is_no_source(tmp_path, capsys):
+    assert main([config(tmp_path, args("hf://org"))]) == 1
+    assert "args.models[0].source (model demo): hf://org is not" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "applications: 5"])

@@ -41,6 +41,7 @@ class PretendModel:
     """One token per character; a conversation begins with token 100."""
 
     prepared = 0
+    decoder = SimpleNamespace(generates=True, causal=True)
     tokenizer = PretendTokenizer()
     description = SimpleNamespace(
         metadata={"general.name": "demo", "tokens": ["a", "b"], "scores": np.array([0.5, np.inf])}

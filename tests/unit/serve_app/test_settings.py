@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from runtime.errors import ConfigurationError
-from serve_app.settings import canonical_name, read_settings
+from serve_app.settings import canonical_name, read_settings, source_path
 
 MODEL = {"name": "demo", "source": "models/demo.gguf"}
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -25,6 +25,26 @@ def test_the_quickstart_configuration_is_valid():
 def test_a_name_and_a_source_are_enough():
     (model,) = read_settings(with_model()).models
     assert (model.device, model.replicas, model.context_tokens) == ("auto", None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "hf://org/repo:Q4_K_M@v1"},
+        {"source": "ollama://llama3:8b"},
+        {"projector": "mmproj.gguf"},
+        {"projector": "hf://org/repo/mmproj-F16.gguf"},
+    ],
+)
+def test_sources_are_paths_or_places_where_models_are_published(change):
+    (model,) = read_settings(with_model(**change)).models
+    assert model.brings_options == ("source" in change)
+
+
+def test_a_link_is_not_followed_since_parts_are_found_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "link-00001-of-00002.gguf").symlink_to("elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert source_path("link-00001-of-00002.gguf") == tmp_path / "link-00001-of-00002.gguf"
 
 
 def test_defaults_become_options():
@@ -46,9 +66,11 @@ def test_defaults_become_options():
         (with_model(context_tokens="many"), ["args.models[0].context_tokens", "integer"]),
         (with_model(context_tokens=1), ["args.models[0].context_tokens", "greater than"]),
         (with_model(device="tpu"), ["args.models[0].device", "'cuda'"]),
-        (with_model(source="hf://a/b.gguf"), ["hf:// is not served yet"]),
-        (with_model(source="ollama://llama3"), ["ollama:// is not served yet"]),
-        (with_model(projector="x.gguf"), ["projector", "not served yet"]),
+        (with_model(source="s3://a/b.gguf"), ["args.models[0].source", "s3:// is not known"]),
+        (with_model(source="hf://a"), ["args.models[0].source", "hf://org/repo"]),
+        (with_model(source="ollama://a b"), ["args.models[0].source", "'a b'"]),
+        (with_model(projector="ollama://x"), ["args.models[0].projector", "path of a file"]),
+        (with_model(projector="hf://org/repo"), ["args.models[0].projector", "path of a file"]),
         (with_model(autoscaling={"min": 1}), ["autoscaling.min ", "did you mean min_replicas?"]),
         (with_model(autoscaling={"min_replicas": 3}), ["min_replicas is larger"]),
         (with_model(autoscaling={}, replicas=2), ["replicas and autoscaling exclude each other"]),

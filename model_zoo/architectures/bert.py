@@ -1,0 +1,60 @@
+"""BERT and its many descendants that turn texts into vectors."""
+
+from model_zoo.conversion import encoders
+from model_zoo.conversion.mapping import Conversion, Key, Rule
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.encoder import Encoder
+from model_zoo.layers.feed_forward import FeedForward
+from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.stack import Layer
+from runtime.kernels.pointwise import gelu_erf
+from runtime.kv.spec import Full
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
+    """Learned positions, biases everywhere, GELU as its authors have it, norms behind the sums."""
+    sizes = Sizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
+    return Encoder(w, sizes, [_layer(w.scope("blk", i), sizes, i) for i in range(sizes.layers)])
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int) -> Layer:
+    cache = sizes.cache(index, Full())
+    attention = SelfAttention(
+        w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5
+    )
+    block = PostNormBlock(
+        attention,
+        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
+        FeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index], curve=gelu_erf),
+        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
+    )
+    return Layer(block, cache)
+
+
+CONVERSION = Conversion(
+    serves=("BertModel", "BertForMaskedLM"),
+    architecture="bert",
+    keys=(
+        *encoders.KEYS,
+        Key("attention.layer_norm_epsilon", "layer_norm_eps", of=float),
+    ),
+    rules=(
+        *encoders.EMBEDDINGS,
+        Rule("embeddings.position_embeddings.weight", "position_embd.weight"),
+        Rule("embeddings.LayerNorm.*", "token_embd_norm.*"),
+        Rule("encoder.layer.{n}.attention.self.query.*", "blk.{n}.attn_q.*"),
+        Rule("encoder.layer.{n}.attention.self.key.*", "blk.{n}.attn_k.*"),
+        Rule("encoder.layer.{n}.attention.self.value.*", "blk.{n}.attn_v.*"),
+        Rule("encoder.layer.{n}.attention.output.dense.*", "blk.{n}.attn_output.*"),
+        Rule("encoder.layer.{n}.attention.output.LayerNorm.*", "blk.{n}.attn_output_norm.*"),
+        Rule("encoder.layer.{n}.intermediate.dense.*", "blk.{n}.ffn_up.*"),
+        Rule("encoder.layer.{n}.output.dense.*", "blk.{n}.ffn_down.*"),
+        Rule("encoder.layer.{n}.output.LayerNorm.*", "blk.{n}.layer_output_norm.*"),
+    ),
+    roots=("bert.",),
+    drop=encoders.UNUSED,
+    defaults={"layer_norm_eps": 1e-12},
+)

@@ -1,0 +1,73 @@
+"""Gemma 2."""
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.mapping import Conversion, Key
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.kernels.pointwise import gelu_mul
+from runtime.kv.spec import Full, LayerCache, Sliding
+
+DEFAULT_WINDOW = 4096  # that of all checkpoints; early files do not state it
+LARGEST = 46  # layers of the 27B model, which scales its queries by other sizes
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Even layers see a window. The norms' weights in a file are those of the model plus one."""
+    sizes = Sizes.read(metadata)
+    window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    caches = [sizes.cache(i, Full() if i % 2 else window) for i in range(sizes.layers)]
+    layers = [_layer(w.scope("blk", i), sizes, i, cache, rotary) for i, cache in enumerate(caches)]
+    return Decoder(
+        w,
+        sizes,
+        layers,
+        embedding_scale=sizes.hidden**0.5,
+        logit_softcap=sizes.cap("final_logit_softcapping"),
+    )
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
+    heads = sizes.heads[index]
+    scaled_by = sizes.hidden // heads if sizes.layers == LARGEST else sizes.key_dim
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=heads,
+        cache=cache,
+        scale=scaled_by**-0.5,
+        softcap=sizes.cap("attn_logit_softcapping"),
+    )
+    size = sizes.feed_forward[index]
+    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_mul)
+    return Layer(read_block(w, sizes, attention, feed_forward, post_norms=True), cache, rotary)
+
+
+CONVERSION = Conversion(
+    serves=("Gemma2ForCausalLM",),
+    architecture="gemma2",
+    keys=(
+        *decoders.KEYS,
+        Key("attention.sliding_window", "sliding_window"),
+        Key("attn_logit_softcapping", "attn_logit_softcapping", optional=True, of=float),
+        Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS_PLUS_ONE,
+        *decoders.attention(),
+        *decoders.feed_forward(),
+        *decoders.NORMS_PLUS_ONE,
+    ),
+    drop=decoders.BUFFERS,
+    defaults={"tie_word_embeddings": True, "query_pre_attn_scalar": 256, "head_dim": 256},
+    check=checks.all_of(
+        checks.only_scalings(), checks.known_query_scale(46), checks.every_nth_full(2)
+    ),
+)

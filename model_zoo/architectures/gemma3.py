@@ -1,0 +1,153 @@
+"""Gemma 3, the text model."""
+
+from dataclasses import replace
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.kernels.pointwise import gelu_mul
+from runtime.kv.spec import Full, LayerCache, Sliding
+
+DEFAULT_EPS, DEFAULT_HEAD_DIM = 1e-6, 256
+FULL_EVERY = 6
+LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
+LARGEST = 62  # layers of the 27B model, which scales its queries by other sizes
+# Layers of the models whose global positions are stretched; Ollama's files do not say so.
+STRETCHED, STRETCH = (34, 48, LARGEST), 8.0
+# Two spellings: Ollama's, and llama.cpp's.
+LOCAL_KEYS = "rope.local.freq_base", "rope.freq_base_swa"
+GLOBAL_KEYS = "rope.global.freq_base", "rope.freq_base"
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """All layers but every sixth see a window, and turn by other frequencies.
+
+    The norms' weights in a file are those of the model plus one.
+    """
+    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
+    window = metadata.require_size("attention.sliding_window")
+    sliding = sizes.sliding_layers(FULL_EVERY)
+    kinds = [Sliding(window) if slides else Full() for slides in sliding]
+    near, far = _local(w, sizes), _global(w, sizes, window)
+    layers = [
+        _layer(w.scope("blk", i), sizes, i, sizes.cache(i, kind), near if sliding[i] else far)
+        for i, kind in enumerate(kinds)
+    ]
+    return Decoder(
+        w, sizes, layers, embedding_scale=sizes.hidden**0.5, logit_softcap=_logit_cap(sizes)
+    )
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
+    heads = sizes.heads[index]
+    scaled_by = sizes.hidden // heads if sizes.layers == LARGEST else sizes.key_dim
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=heads,
+        cache=cache,
+        scale=scaled_by**-0.5,
+        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
+        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
+    )
+    size = sizes.feed_forward[index]
+    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_mul)
+    return Layer(read_block(w, sizes, attention, feed_forward, post_norms=True), cache, rotary)
+
+
+def _local(w: TensorScope, sizes: Sizes) -> Rotary:
+    base = _base(sizes.metadata, LOCAL_KEYS, LOCAL_BASE)
+    return Rotary(plain_frequencies(sizes.key_dim, base).to(w.device), Pairs.HALVES)
+
+
+def _global(w: TensorScope, sizes: Sizes, window: int) -> Rotary:
+    metadata = sizes.metadata
+    rotary = read_rotary(
+        w,
+        metadata,
+        pairs=Pairs.HALVES,
+        key_dim=sizes.key_dim,
+        dim=sizes.key_dim,
+        base=_base(metadata, GLOBAL_KEYS, GLOBAL_BASE),
+    )
+    silent = not metadata.has("rope.scaling.type") and not metadata.has("rope.scaling.factor")
+    if silent and sizes.layers in STRETCHED and window < sizes.context_length:
+        return replace(rotary, frequencies=rotary.frequencies / STRETCH)
+    return rotary
+
+
+def _base(metadata: Metadata, keys: tuple[str, str], default: float) -> float:
+    ollama, llama_cpp = keys
+    return metadata.get_positive(ollama if metadata.has(ollama) else llama_cpp, default)
+
+
+def _logit_cap(sizes: Sizes) -> float | None:
+    """No model has one, and yet Ollama's files of the 1B model state one."""
+    ollama = any(sizes.metadata.has(keys[0]) for keys in (LOCAL_KEYS, GLOBAL_KEYS))
+    return None if ollama else sizes.cap("final_logit_softcapping")
+
+
+def _local_base(config: Configuration) -> float:
+    """The base of layers with a window: nested in newer files, beside the other in older ones."""
+    older = config.get("rope_local_base_freq")
+    if older is not None:
+        return float(older)
+    if "sliding_attention" in (config.get("rope_parameters") or {}):
+        return decoders.rope_base(config, "sliding_attention")
+    return 10000.0
+
+
+def _stated_pattern(config: Configuration) -> list[bool] | None:
+    """Which layers have a window, where it is not all but every sixth."""
+    windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
+    usual = [(layer + 1) % 6 != 0 for layer in range(config.layers)]
+    return None if windows == usual else windows
+
+
+CONVERSION = Conversion(
+    serves=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    architecture="gemma3",
+    keys=(
+        *decoders.SIZES,
+        *decoders.HEAD_SIZES,
+        Key("attention.sliding_window", "sliding_window"),
+        Key("attention.sliding_window_pattern", _stated_pattern),
+        Key("rope.freq_base", decoders.rope_base, flavours=(LLAMA_CPP,)),
+        Key("rope.freq_base_swa", _local_base, flavours=(LLAMA_CPP,)),
+        Key("rope.global.freq_base", decoders.rope_base, flavours=(OLLAMA,)),
+        Key("rope.local.freq_base", _local_base, flavours=(OLLAMA,)),
+        *decoders.LINEAR_SCALING,
+        Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS_PLUS_ONE,
+        *decoders.attention(),
+        *decoders.feed_forward(),
+        *decoders.NORMS_PLUS_ONE,
+        *decoders.HEAD_NORMS_PLUS_ONE,
+    ),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    # What the files of the larger models leave to the family's software.
+    defaults={
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+    },
+    check=checks.all_of(checks.only_scalings("linear"), checks.known_query_scale(62)),
+)

@@ -1,0 +1,379 @@
+"""Gemma 4, the text model: dense, with inputs for each layer, or with experts beside."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import Computed, Conversion, Key, Rule
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import Block, read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.experts import DenseAndExperts, Experts, ExpertSizes
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.layer_inputs import LayerInputGate, TokenLayerInputs, layer_input_width
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
+from model_zoo.layers.sizes import MAX_HEAD_DIM, Sizes
+from model_zoo.layers.step import Step
+from runtime.errors import UnsupportedModelError
+from runtime.kernels.pointwise import gelu_mul
+from runtime.kv.spec import CacheKind, Full, Sliding
+
+DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_LOCAL_HEAD_DIM = 1e-6, 512, 256
+FULL_EVERY = 6
+LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
+# Of each expert's output, as the first files of Ollama name it.
+OLD_SCALE = "ffn_gate_inp.per_expert_scale"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reach:
+    """What layers that see a window have in common, or those that see everything."""
+
+    sizes: Sizes
+    kind: CacheKind
+    rotary: Rotary
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Layers with a window have heads of another size than the others, and another rotation.
+
+    The last layers may use the keys and values of earlier ones. Unlike in Gemma 3 the norms'
+    weights are the model's own.
+    """
+    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
+    width = layer_input_width(metadata)
+    sliding = sizes.sliding_layers(FULL_EVERY)
+    near, far = _near(w, sizes), _far(w, sizes)
+    layers = [
+        _layer(w.scope("blk", i), i, near if sliding[i] else far, source, width)
+        for i, source in enumerate(sizes.cache_sources(sliding))
+    ]
+    return Decoder(
+        w,
+        sizes,
+        layers,
+        embedding_scale=sizes.hidden**0.5,
+        logit_softcap=sizes.cap("final_logit_softcapping"),
+        layer_inputs=None if width is None else TokenLayerInputs(w, sizes, width=width),
+    )
+
+
+def _near(w: TensorScope, sizes: Sizes) -> _Reach:
+    """Layers that see a window."""
+    metadata, local = sizes.metadata, DEFAULT_LOCAL_HEAD_DIM
+    dim = metadata.get_size("attention.key_length_swa", local, at_most=MAX_HEAD_DIM)
+    value_dim = metadata.get_size("attention.value_length_swa", dim, at_most=MAX_HEAD_DIM)
+    rotated = metadata.get_size("rope.dimension_count_swa", dim, at_most=dim)
+    if rotated % 2:
+        raise metadata.error("rope.dimension_count_swa", f"is {rotated}; it must be even")
+    base = metadata.get_positive("rope.freq_base_swa", LOCAL_BASE)
+    return _Reach(
+        _equal_lengths(replace(sizes, key_dim=dim, value_dim=value_dim)),
+        Sliding(metadata.require_size("attention.sliding_window")),
+        Rotary(plain_frequencies(rotated, base).to(w.device), Pairs.HALVES),
+    )
+
+
+def _far(w: TensorScope, sizes: Sizes) -> _Reach:
+    """Layers that see everything; a file's `rope_freqs` keep most of their dimensions unturned."""
+    metadata, key_dim = sizes.metadata, sizes.key_dim
+    if metadata.has("attention.global_head_count_kv"):
+        kv_heads = metadata.require_size("attention.global_head_count_kv")
+        sizes = replace(sizes, kv_heads=(kv_heads,) * sizes.layers)
+    base = metadata.get_positive("rope.freq_base", GLOBAL_BASE)
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=key_dim, base=base)
+    return _Reach(_equal_lengths(sizes), Full(), rotary)
+
+
+def _equal_lengths(sizes: Sizes) -> Sizes:
+    """Keys may serve as values."""
+    if sizes.key_dim != sizes.value_dim:
+        raise sizes.metadata.error(
+            "attention.value_length",
+            f"or that of layers with a window is {sizes.value_dim}; it must be {sizes.key_dim}, "
+            "the length of the keys",
+        )
+    return sizes
+
+
+def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | None) -> Layer:
+    sizes, cache = reach.sizes, reach.sizes.cache(source, reach.kind)
+    heads = sizes.heads[index]
+    if heads % cache.kv_heads:
+        raise sizes.metadata.error(
+            "attention.head_count_kv",
+            f"leads to {cache.kv_heads} of layer {index}, which does not divide {heads} heads",
+        )
+    stores = source == index
+    if not stores:  # converters may keep them
+        w.ignore("attn_k", "attn_v", "attn_k_norm")
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=heads,
+        cache=cache,
+        scale=1.0,
+        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
+        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim) if stores else None,
+        v_norm=RMSNorm(None, sizes.eps),
+        stores=stores,
+        keys_as_values=True,
+    )
+    block = _ScaledBlock(
+        _block(w, sizes, index, attention),
+        None if width is None else LayerInputGate(w, sizes, width=width),
+        w.vector("layer_output_scale", size=1, optional=True),
+    )
+    return Layer(block, cache, reach.rotary, None if stores else source)
+
+
+def _block(w: TensorScope, sizes: Sizes, index: int, attention: SelfAttention) -> Block:
+    hidden = sizes.hidden
+    dense = GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index], gated=gelu_mul)
+    if not w.has("ffn_gate_inp"):
+        return read_block(w, sizes, attention, dense, post_norms=True)
+    norm = partial(w.rms_norm, eps=sizes.eps, size=hidden)
+    both = DenseAndExperts(
+        norm("ffn_norm"),
+        dense,
+        norm("post_ffw_norm_1"),
+        _experts(w, sizes),
+        norm("post_ffw_norm_2"),
+    )
+    return Block(
+        norm("attn_norm"),
+        attention,
+        None,
+        both,
+        norm("post_attention_norm"),
+        norm("post_ffw_norm"),
+    )
+
+
+def _experts(w: TensorScope, sizes: Sizes) -> Experts:
+    """The router sees the residual by a norm of its own, whose weight files keep undivided."""
+    hidden, counts = sizes.hidden, ExpertSizes.read(sizes.metadata)
+    seen = w.table("ffn_gate_inp.scale", shape=(hidden,)) * hidden**-0.5
+    return Experts(
+        w,
+        hidden=hidden,
+        sizes=counts,
+        gated=gelu_mul,
+        router_norm=RMSNorm(seen, sizes.eps),
+        norm=w.rms_norm("pre_ffw_norm_2", sizes.eps, size=hidden),
+        down_scale=w.table(OLD_SCALE, shape=(counts.count,), optional=True),
+    )
+
+
+class _ScaledBlock:
+    """A block, then the gated input of its layer if there is one, then all times a number."""
+
+    def __init__(self, block: Block, gate: LayerInputGate | None, scale: Tensor | None) -> None:
+        self._block, self._gate, self._scale = block, gate, scale
+        self.row_elements, self.matrix_elements = block.row_elements, block.matrix_elements
+        if gate is not None:
+            self.row_elements = max(self.row_elements, gate.row_elements)
+            self.matrix_elements = max(self.matrix_elements, gate.matrix_elements)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        x = self._block(x, step)
+        if self._gate is not None:
+            assert step.layer_input is not None
+            x = self._gate(x, step.kept(step.layer_input)).add_(x)
+        return x if self._scale is None else x.mul_(self._scale)
+
+
+def _global_head_dim(config: Configuration) -> int:
+    """Of layers without a window; newer files list what differs in each layer."""
+    return int(_of_global_layers(config, "head_dim", config.get("global_head_dim", 512)))
+
+
+def _kv_heads(config: Configuration) -> list[int]:
+    usual = config.require_size("num_key_value_heads")
+    other = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    full = int(_of_global_layers(config, "num_key_value_heads", other or usual))
+    return [usual if windowed else full for windowed in _windows(config)]
+
+
+def _of_global_layers(config: Configuration, key: str, default: Any) -> Any:
+    listed = config.get("per_layer_config") or {}
+    for layer, windowed in enumerate(_windows(config)):
+        if not windowed and isinstance(listed.get(str(layer)), Mapping):
+            return listed[str(layer)].get(key, default)
+    return default
+
+
+def _windows(config: Configuration) -> list[bool]:
+    """The last layer sees everything, whatever is listed."""
+    return [*decoders.windows(config, every=FULL_EVERY)[:-1], False]
+
+
+def _first_shared(config: Configuration) -> int:
+    return config.layers - int(config.get("num_kv_shared_layers", 0))
+
+
+def _stores(config: Configuration, layer: int) -> bool:
+    """Whether the layer has keys and values of its own."""
+    return layer < _first_shared(config)
+
+
+def _has_values(config: Configuration, layer: int) -> bool:
+    same = bool(config.get("attention_k_eq_v")) and not _windows(config)[layer]
+    return _stores(config, layer) and not same
+
+
+def _feed_forward_sizes(config: Configuration) -> int | list[int]:
+    size, shared = config.require_size("intermediate_size"), _first_shared(config)
+    if not config.get("use_double_wide_mlp"):
+        return size
+    return [size if layer < shared else 2 * size for layer in range(config.layers)]
+
+
+def _partly_rotated(config: Configuration) -> Tensor:
+    """Divisors of the frequencies of layers without a window: beyond some, they stand still."""
+    head_dim, rope = _global_head_dim(config), config.rope()
+    if rope["rope_type"] == "default":
+        return torch.ones(head_dim // 2)
+    factors = torch.full((head_dim // 2,), 1e30)
+    turning = int(float(rope.get("partial_rotary_factor", 1.0)) * head_dim // 2)
+    factors[:turning] = float(rope.get("factor", 1.0))
+    return factors
+
+
+def _if_experts(source: str) -> Callable[[Configuration], Any]:
+    return lambda config: config.require(source) if config.get("enable_moe_block") else None
+
+
+def _routed(config: Configuration, layer: int) -> bool:
+    return bool(config.get("enable_moe_block"))
+
+
+def _has_inputs(config: Configuration, layer: int = 0) -> bool:
+    return bool(config.get("hidden_size_per_layer_input"))
+
+
+def _norm(source: str, target: str, **conditions: Any) -> Rule:
+    return Rule(f"layers.{{n}}.{source}.weight", f"blk.{{n}}.{target}.weight", **conditions)
+
+
+def _only_known(config: Configuration) -> None:
+    """Layers with a window turn wholly, and text is seen from the front to the back."""
+    local = config.rope("sliding_attention")["rope_type"]
+    if local != "default" or config.get("use_bidirectional_attention") == "all":
+        raise UnsupportedModelError(
+            f"{config.path}: has rope parameters of layers with a window ({local}) or a direction "
+            f"of attention that this architecture's files cannot tell."
+        )
+
+
+CONVERSION = Conversion(
+    serves=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    architecture="gemma4",
+    keys=(
+        *(
+            key
+            for key in decoders.SIZES
+            if key.name not in ("feed_forward_length", "attention.head_count_kv")
+        ),
+        Key("feed_forward_length", _feed_forward_sizes),
+        Key("attention.head_count_kv", _kv_heads),
+        Key("attention.key_length", _global_head_dim),
+        Key("attention.value_length", _global_head_dim),
+        Key("attention.key_length_swa", "head_dim"),
+        Key("attention.value_length_swa", "head_dim"),
+        Key("attention.sliding_window", "sliding_window"),
+        Key("attention.sliding_window_pattern", _windows),
+        Key("attention.shared_kv_layers", "num_kv_shared_layers"),
+        Key("rope.freq_base", decoders.rope_base),
+        Key("rope.freq_base_swa", lambda c: decoders.rope_base(c, "sliding_attention")),
+        Key("rope.dimension_count", _global_head_dim),
+        Key("rope.dimension_count_swa", "head_dim"),
+        Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+        Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
+        Key("expert_count", _if_experts("num_experts")),
+        Key("expert_used_count", _if_experts("top_k_experts")),
+        Key("expert_feed_forward_length", _if_experts("moe_intermediate_size")),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        Rule("embed_tokens_per_layer.weight", "per_layer_token_embd.weight", only=_has_inputs),
+        Rule("per_layer_model_projection.weight", "per_layer_model_proj.weight", only=_has_inputs),
+        Rule("per_layer_projection_norm.weight", "per_layer_proj_norm.weight", only=_has_inputs),
+        Rule("layers.{n}.self_attn.q_proj.*", "blk.{n}.attn_q.*"),
+        Rule("layers.{n}.self_attn.k_proj.*", "blk.{n}.attn_k.*", only=_stores),
+        Rule("layers.{n}.self_attn.v_proj.*", "blk.{n}.attn_v.*", only=_has_values),
+        Rule("layers.{n}.self_attn.o_proj.*", "blk.{n}.attn_output.*"),
+        _norm("self_attn.q_norm", "attn_q_norm"),
+        _norm("self_attn.k_norm", "attn_k_norm", only=_stores),
+        *decoders.feed_forward(),
+        _norm("input_layernorm", "attn_norm"),
+        _norm("post_attention_layernorm", "post_attention_norm"),
+        _norm("pre_feedforward_layernorm", "ffn_norm"),
+        _norm("post_feedforward_layernorm", "post_ffw_norm"),
+        Rule("layers.{n}.layer_scalar", "blk.{n}.layer_output_scale.weight", optional=True),
+        _norm("per_layer_input_gate", "inp_gate", only=_has_inputs),
+        _norm("per_layer_projection", "proj", only=_has_inputs),
+        _norm("post_per_layer_input_norm", "post_norm", only=_has_inputs),
+        _norm("router.proj", "ffn_gate_inp", only=_routed),
+        Rule("layers.{n}.router.scale", "blk.{n}.ffn_gate_inp.scale", only=_routed),
+        Rule("layers.{n}.router.per_expert_scale", "blk.{n}.ffn_down_exps.scale", only=_routed),
+        Rule(
+            "layers.{n}.experts.gate_up_proj",
+            "blk.{n}.ffn_gate_up_exps.weight",
+            each=True,
+            only=_routed,
+        ),
+        Rule(
+            "layers.{n}.experts.down_proj", "blk.{n}.ffn_down_exps.weight", each=True, only=_routed
+        ),
+        _norm("post_feedforward_layernorm_1", "post_ffw_norm_1", only=_routed),
+        _norm("pre_feedforward_layernorm_2", "pre_ffw_norm_2", only=_routed),
+        _norm("post_feedforward_layernorm_2", "post_ffw_norm_2", only=_routed),
+    ),
+    computed=(Computed("rope_freqs.weight", _partly_rotated),),
+    # Layers that share keys and values may still have their unused projections.
+    drop=(
+        *decoders.BUFFERS,
+        *decoders.OTHER_PARTS,
+        "layers.{n}.self_attn.k_proj.weight",
+        "layers.{n}.self_attn.v_proj.weight",
+        "layers.{n}.self_attn.k_norm.weight",
+        "vision_embedder.**",
+    ),
+    defaults={
+        "vocab_size": 262144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 0,
+        "tie_word_embeddings": True,
+    },
+    check=checks.all_of(checks.only_scalings("proportional"), _only_known),
+    tokenizer="gemma4",
+)
+# The 12B model, whose settings do not mention what it does not have.
+UNIFIED = replace(
+    CONVERSION,
+    serves=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+    defaults={
+        **CONVERSION.defaults,
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+)

@@ -1,0 +1,134 @@
+"""The open models of OpenAI, gpt-oss."""
+
+from functools import partial
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
+from model_zoo.conversion.transforms import (
+    after_transposing,
+    even_rows,
+    odd_rows,
+    repacked_mxfp4,
+    unchanged,
+)
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention, read_sinks
+from model_zoo.layers.block import Block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_chosen
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.errors import UnsupportedModelError
+from runtime.kernels.experts import clamped_swiglu
+from runtime.kv.spec import Full, LayerCache, Sliding
+
+DEFAULT_WINDOW, DEFAULT_HEAD_DIM, DEFAULT_EPS = 128, 64, 1e-5
+FULL_EVERY = 2
+GATED = partial(clamped_swiglu, limit=7.0, slope=1.702)
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Even layers see a window. Each head may look away, at its sink, and rows choose experts."""
+    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
+    window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
+    rotary = read_rotary(
+        w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, kind="yarn", truncate=False
+    )
+    sliding = sizes.sliding_layers(FULL_EVERY)
+    caches = [sizes.cache(i, window if slides else Full()) for i, slides in enumerate(sliding)]
+    layers = [_layer(w.scope("blk", i), sizes, i, cache, rotary) for i, cache in enumerate(caches)]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
+    """Ollama's first files call the projection and the second norm by names of their own."""
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=sizes.heads[index],
+        cache=cache,
+        scale=sizes.key_dim**-0.5,
+        sinks=read_sinks(w, sizes.heads[index]),
+        output="attn_out" if w.has("attn_out") else "attn_output",
+    )
+    experts = Experts(
+        w,
+        hidden=sizes.hidden,
+        sizes=ExpertSizes.read(sizes.metadata),
+        routing=softmax_of_chosen,
+        gated=GATED,
+        alternating=True,
+    )
+    attn_norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
+    ffn_norm = w.rms_norm("post_attention_norm", sizes.eps, size=sizes.hidden, alt="ffn_norm")
+    return Layer(Block(attn_norm, attention, ffn_norm, experts), cache, rotary)
+
+
+def _renamed(source: str, *, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
+    return (
+        Rule(f"layers.{{n}}.{source}", f"blk.{{n}}.{llama_cpp}", flavours=(LLAMA_CPP,)),
+        Rule(f"layers.{{n}}.{source}", f"blk.{{n}}.{ollama}", flavours=(OLLAMA,)),
+    )
+
+
+def _experts(name: str, target: str, rows: Transform) -> tuple[Rule, ...]:
+    """Stored as numbers [experts, in, out] or as finished blocks [experts, out, …].
+
+    Rows of gate and up alternate.
+    """
+    source, full = f"layers.{{n}}.mlp.experts.{name}", f"blk.{{n}}.{target}"
+    return (
+        Rule(source, f"{full}.weight", after_transposing(rows), each=True),
+        Rule(
+            (f"{source}_blocks", f"{source}_scales"),
+            f"{full}.weight",
+            lambda config, blocks, scales: rows(config, repacked_mxfp4(config, blocks, scales)),
+            each=True,
+            blocks="MXFP4",
+        ),
+        Rule(f"{source}_bias", f"{full}.bias", rows, each=True),
+    )
+
+
+def _untruncated(config: Configuration) -> None:
+    if config.rope()["rope_type"] == "yarn" and config.rope().get("truncate", True):
+        raise UnsupportedModelError(
+            f"{config.path}: its rope parameters do not have `truncate` false, as readers of this "
+            "architecture's files take for granted."
+        )
+
+
+CONVERSION = Conversion(
+    serves=("GptOssForCausalLM",),
+    architecture={LLAMA_CPP: "gpt-oss", OLLAMA: "gptoss"},
+    keys=(
+        *decoders.KEYS,
+        *decoders.YARN_SCALING,
+        Key("attention.sliding_window", "sliding_window"),
+        *decoders.EXPERT_COUNTS,
+        Key("expert_feed_forward_length", "intermediate_size"),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention()[:3],
+        *_renamed("self_attn.o_proj.*", llama_cpp="attn_output.*", ollama="attn_out.*"),
+        *_renamed("self_attn.sinks", llama_cpp="attn_sinks.weight", ollama="attn_sinks"),
+        Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
+        *_renamed(
+            "post_attention_layernorm.weight",
+            llama_cpp="post_attention_norm.weight",
+            ollama="ffn_norm.weight",
+        ),
+        Rule("layers.{n}.mlp.router.*", "blk.{n}.ffn_gate_inp.*"),
+        *_experts("gate_up_proj", "ffn_gate_exps", even_rows),
+        *_experts("gate_up_proj", "ffn_up_exps", odd_rows),
+        *_experts("down_proj", "ffn_down_exps", unchanged),
+    ),
+    drop=decoders.BUFFERS,
+    check=checks.all_of(
+        checks.only_scalings("yarn"), checks.every_nth_full(FULL_EVERY), _untruncated
+    ),
+)

@@ -1,0 +1,88 @@
+"""Mistral Small 3.1 and later, and Ministral 3: the text part."""
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention, Temperature
+from model_zoo.layers.block import Block, read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Pairs
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.kv.spec import Full, LayerCache
+
+TEMPERATURE_KEYS = ("attention.temperature_scale", "rope.scaling_beta")
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """As llama, with heads of their own size; Ministral 3 also has YaRN and a temperature.
+
+    Some converters state the number of rotated dimensions by accident, so heads turn whole.
+    """
+    sizes = Sizes.read(metadata)
+    rotary = read_rotary(
+        w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, dim=sizes.key_dim
+    )
+    temperature = _temperature(metadata)
+    layers = []
+    for index in range(sizes.layers):
+        cache = sizes.cache(index, Full())
+        block = _block(w.scope("blk", index), sizes, index, cache, temperature)
+        layers.append(Layer(block, cache, rotary))
+    return Decoder(w, sizes, layers)
+
+
+def _block(
+    w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, temperature: Temperature | None
+) -> Block:
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=sizes.heads[index],
+        cache=cache,
+        scale=sizes.key_dim**-0.5,
+        temperature=temperature,
+    )
+    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    return read_block(w, sizes, attention, feed_forward)
+
+
+def _temperature(metadata: Metadata) -> Temperature | None:
+    """Where the file has one, in either spelling."""
+    stated = [key for key in TEMPERATURE_KEYS if metadata.get(key, float, 0.0)]
+    if not stated:
+        return None
+    span = metadata.require_size("rope.scaling.original_context_length")
+    return Temperature(metadata.get_positive(stated[0]), span)
+
+
+def _yarn(name: str, setting: str, *flavours: str) -> Key:
+    return Key(f"rope.scaling.{name}", decoders.yarn_source(setting), flavours=flavours)
+
+
+_BETA = decoders.yarn_source("llama_4_scaling_beta")
+CONVERSION = Conversion(
+    serves=("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"),
+    architecture="mistral3",
+    keys=(
+        *decoders.KEYS,
+        *decoders.YARN_SCALING,
+        _yarn("mscale", "mscale", LLAMA_CPP, OLLAMA),
+        _yarn("yarn_log_multiplier", "mscale_all_dim", LLAMA_CPP),
+        _yarn("mscale_all_dim", "mscale_all_dim", OLLAMA),
+        _yarn("beta_fast", "beta_fast", OLLAMA),
+        _yarn("beta_slow", "beta_slow", OLLAMA),
+        Key(TEMPERATURE_KEYS[0], _BETA, flavours=(LLAMA_CPP,)),
+        Key(TEMPERATURE_KEYS[1], _BETA, flavours=(OLLAMA,)),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(rotated=True),
+        *decoders.feed_forward(),
+        *decoders.PRE_NORMS,
+    ),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows),
+)

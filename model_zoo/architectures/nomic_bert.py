@@ -1,0 +1,62 @@
+"""Nomic's text encoder: BERT with rotary positions and a gated feed-forward."""
+
+from model_zoo.conversion import decoders, encoders
+from model_zoo.conversion.mapping import Conversion, Key, Rule
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.encoder import Encoder
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.stack import Layer
+from runtime.kv.spec import Full
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
+    sizes = Sizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Encoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+    cache = sizes.cache(index, Full())
+    attention = SelfAttention(
+        w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5
+    )
+    block = PostNormBlock(
+        attention,
+        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
+        GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index]),
+        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
+    )
+    return Layer(block, cache, rotary)
+
+
+CONVERSION = Conversion(
+    serves=("NomicBertModel",),
+    architecture="nomic-bert",
+    keys=(
+        *encoders.KEYS,
+        Key("attention.layer_norm_epsilon", "layer_norm_eps", of=float),
+        Key("rope.freq_base", decoders.rope_base),
+    ),
+    rules=(
+        *encoders.EMBEDDINGS,
+        Rule("emb_ln.*", "token_embd_norm.*"),
+        Rule("encoder.layers.{n}.attn.Wqkv.*", "blk.{n}.attn_qkv.*"),
+        Rule("encoder.layers.{n}.attn.out_proj.*", "blk.{n}.attn_output.*"),
+        Rule("encoder.layers.{n}.norm1.*", "blk.{n}.attn_output_norm.*"),
+        Rule("encoder.layers.{n}.mlp.fc11.*", "blk.{n}.ffn_up.*"),
+        Rule("encoder.layers.{n}.mlp.fc12.*", "blk.{n}.ffn_gate.*"),
+        Rule("encoder.layers.{n}.mlp.fc2.*", "blk.{n}.ffn_down.*"),
+        Rule("encoder.layers.{n}.norm2.*", "blk.{n}.layer_output_norm.*"),
+    ),
+    roots=("bert.",),
+    drop=encoders.UNUSED,
+    spellings=encoders.GPT2_SPELLINGS,
+    defaults={"layer_norm_eps": 1e-12, "rope_theta": 1000.0},
+)

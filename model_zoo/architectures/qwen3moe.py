@@ -1,0 +1,83 @@
+"""Qwen 3 with experts."""
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import Conversion, Key
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_all, softmax_of_chosen
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.errors import UnsupportedModelError
+from runtime.kv.spec import Full
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """As Qwen 3, with experts instead of one feed-forward in every layer."""
+    sizes = Sizes.read(metadata)
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+    cache = sizes.cache(index, Full())
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=sizes.heads[index],
+        cache=cache,
+        scale=sizes.key_dim**-0.5,
+        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
+        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
+    )
+    return Layer(read_block(w, sizes, attention, _experts(w, sizes)), cache, rotary)
+
+
+def _experts(w: TensorScope, sizes: Sizes) -> Experts:
+    """Two spellings of whether the weights of the chosen sum to one, as nearly always."""
+    metadata = sizes.metadata
+    renormalised = metadata.get("expert_weights_norm", bool, True)
+    renormalised = metadata.get("norm_top_k_prob", bool, renormalised)
+    return Experts(
+        w,
+        hidden=sizes.hidden,
+        sizes=ExpertSizes.read(metadata),
+        routing=softmax_of_chosen if renormalised else softmax_of_all,
+    )
+
+
+def _experts_everywhere(config: Configuration) -> None:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError(
+            f"{config.path}: has layers without experts, which this architecture's files "
+            "cannot tell."
+        )
+
+
+CONVERSION = Conversion(
+    serves=("Qwen3MoeForCausalLM",),
+    architecture="qwen3moe",
+    keys=(
+        *decoders.KEYS,
+        *decoders.YARN_SCALING,
+        *decoders.EXPERT_COUNTS,
+        Key("expert_feed_forward_length", "moe_intermediate_size"),
+        Key("expert_weights_norm", "norm_topk_prob", of=bool),
+        Key("norm_top_k_prob", "norm_topk_prob", of=bool),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        *decoders.experts(),
+        *decoders.PRE_NORMS,
+        *decoders.HEAD_NORMS,
+    ),
+    drop=decoders.BUFFERS,
+    defaults={"norm_topk_prob": False},
+    check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows, _experts_everywhere),
+)

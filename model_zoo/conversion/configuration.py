@@ -1,0 +1,145 @@
+"""What a checkpoint's config.json says of its text model, in old and in new spellings."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model_zoo.gguf.metadata import MAX_LAYERS
+from runtime.errors import ModelFileError
+
+T = TypeVar("T")
+
+_TEXT_PARTS = ("text_config", "llm_config")
+_SCALING_KINDS = ("rope_type", "type")
+# What newer files put into the rope parameters stood beside them before.
+_BESIDE = ("rope_theta", "partial_rotary_factor")
+
+
+class Configuration:
+    """The settings of the text model, wherever the file keeps them.
+
+    All errors are ModelFileErrors that name the file.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, path: Path) -> None:
+        self.path = path
+        self.whole = values
+        nested = [values[part] for part in _TEXT_PARTS if isinstance(values.get(part), Mapping)]
+        self._text: Mapping[str, Any] = nested[0] if nested else values
+        self._defaults: Mapping[str, Any] = {}
+        self._spellings: Mapping[str, str] = {}
+
+    @classmethod
+    def read(cls, folder: Path) -> "Configuration":
+        return cls(read_json(folder / "config.json"), path=folder / "config.json")
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        named = self.whole.get("architectures")
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            return ()
+        return tuple(named)
+
+    def of_family(
+        self, *, defaults: Mapping[str, Any], spellings: Mapping[str, str]
+    ) -> "Configuration":
+        """The same, read as one family's software does.
+
+        defaults: what it takes where a file says nothing, of which files of models with several
+        parts make much use. spellings: further names of settings, by the usual ones.
+        """
+        completed = Configuration(self.whole, path=self.path)
+        completed._defaults, completed._spellings = defaults, spellings
+        return completed
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The text model's value, else that of the whole, else the family's, else `default`."""
+        for values in (self._text, self.whole, self._defaults):
+            for name in (key, self._spellings.get(key)):
+                if name is not None and values.get(name) is not None:
+                    return values[name]
+        return default
+
+    def require(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise self.error(f"has no `{key}`, which this architecture needs")
+        return value
+
+    def require_size(self, key: str) -> int:
+        value = self.require(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.error(f"has {str(value)[:80]!r} as `{key}`, not a whole number above 0")
+        return value
+
+    def told(self, what: str, source: Callable[["Configuration"], T]) -> T:
+        """What `source` makes of these settings; where it cannot, an error that names `what`."""
+        try:
+            return source(self)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise self.error(f"does not tell `{what}`: {error!r}") from error
+
+    def error(self, problem: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: {problem}.")
+
+    @property
+    def layers(self) -> int:
+        layers = self.require_size("num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise self.error(f"has {layers:,} layers; {MAX_LAYERS:,} is the limit")
+        return layers
+
+    @property
+    def head_dim(self) -> int:
+        stated = self.get("head_dim")
+        if stated is not None:
+            return self.require_size("head_dim")
+        return self.require_size("hidden_size") // self.require_size("num_attention_heads")
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head shares the embedding's weights; the text model's word goes first."""
+        return bool(self.get("tie_word_embeddings", False))
+
+    def rope(self, layer_type: str = "full_attention") -> Mapping[str, Any]:
+        """The rotary parameters of layers of that type: rope_type, rope_theta and the rest.
+
+        Older files have `rope_scaling` (with `type`) and what now belongs to it beside it.
+        """
+        stated = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        if not isinstance(stated, Mapping):
+            raise self.error("has rope parameters that are no object")
+        if isinstance(stated.get(layer_type), Mapping):
+            stated = stated[layer_type]
+        found = {key: self.get(key) for key in _BESIDE if self.get(key) is not None}
+        found |= {key: value for key, value in stated.items() if not isinstance(value, Mapping)}
+        kinds = [found[key] for key in _SCALING_KINDS if found.get(key)]
+        return {**found, "rope_type": kinds[0] if kinds else "default"}
+
+    def layer_types(self) -> tuple[str, ...] | None:
+        """`sliding_attention`, `full_attention` … of each layer, where the file lists them."""
+        stated = self.get("layer_types")
+        if stated is None:
+            return None
+        if not isinstance(stated, list) or len(stated) != self.layers:
+            raise self.error(f"has `layer_types` that do not name its {self.layers} layers")
+        return tuple(map(str, stated))
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a file of JSON; ModelFileError when there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFileError(f"{path}: there is no such file.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: cannot be read as JSON: {error}.") from error
+    if not isinstance(value, Mapping):
+        raise ModelFileError(f"{path}: holds no JSON object.")
+    return value
+
+
+def optional_json(path: Path) -> Mapping[str, Any]:
+    """The same, empty where there is no such file."""
+    return read_json(path) if path.exists() else {}

@@ -1,0 +1,223 @@
+"""The parts of the tables that most decoders share, to be put together in each architecture."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import OUTPUT, Computed, Key, Rule, Transform
+from model_zoo.conversion.transforms import interleaved, plus_one
+
+# Vision and audio parts: a file of the text model does without.
+OTHER_PARTS = (
+    "vision_tower.**",
+    "vision_model.**",
+    "visual.**",
+    "multi_modal_projector.**",
+    "audio_tower.**",
+    "embed_vision.**",
+    "embed_audio.**",
+)
+# Rotary frequencies and masks that old software stored.
+BUFFERS = (
+    "layers.{n}.self_attn.rotary_emb.inv_freq",
+    "layers.{n}.attention.rotary_emb.inv_freq",
+    "rotary_emb.inv_freq",
+    "layers.{n}.self_attn.bias",
+    "layers.{n}.self_attn.masked_bias",
+)
+
+SIZES = (
+    Key("block_count", "num_hidden_layers"),
+    Key("context_length", "max_position_embeddings"),
+    Key("embedding_length", "hidden_size"),
+    Key("feed_forward_length", "intermediate_size"),
+    Key("attention.head_count", "num_attention_heads"),
+    Key(
+        "attention.head_count_kv",
+        lambda c: c.get("num_key_value_heads") or c.require("num_attention_heads"),
+    ),
+    Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", of=float),
+    Key("vocab_size", "vocab_size"),
+)
+HEAD_SIZES = (
+    Key("attention.key_length", lambda c: c.head_dim),
+    Key("attention.value_length", lambda c: c.head_dim),
+)
+ROTATED_SIZE = Key("rope.dimension_count", lambda c: rotated_size(c))
+ROPE_BASE = Key("rope.freq_base", lambda c: rope_base(c))
+KEYS = (*SIZES, *HEAD_SIZES, ROTATED_SIZE, ROPE_BASE)
+LINEAR_SCALING = (
+    Key("rope.scaling.type", lambda c: "linear" if is_linear(c) else None),
+    Key("rope.scaling.factor", lambda c: float(c.rope()["factor"]) if is_linear(c) else None),
+)
+
+
+def yarn_source(setting: str) -> Callable[[Configuration], float | None]:
+    """A key's source: that number of the rope parameters, where YaRN stretches them."""
+    return lambda config: yarn_number(config, setting)
+
+
+EXPERT_COUNTS = (
+    Key("expert_count", lambda c: c.get("num_local_experts") or c.require("num_experts")),
+    Key("expert_used_count", "num_experts_per_tok"),
+)
+_YARN_NUMBERS = {
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+YARN_SCALING = (
+    Key("rope.scaling.type", lambda c: "yarn" if is_yarn(c) else None),
+    Key("rope.scaling.factor", lambda c: float(c.rope()["factor"]) if is_yarn(c) else None),
+    Key("rope.scaling.original_context_length", lambda c: original_context(c)),
+    Key("rope.scaling.attn_factor", lambda c: yarn_multiplier(c)),
+    *(Key(f"rope.scaling.{name}", yarn_source(setting)) for name, setting in _YARN_NUMBERS.items()),
+)
+
+EMBEDDINGS = (
+    Rule("embed_tokens.weight", "token_embd.weight"),
+    Rule("norm.weight", "output_norm.weight"),
+    Rule("lm_head.weight", OUTPUT),
+)
+
+
+def attention(*, rotated: bool = False, **conditions: Any) -> tuple[Rule, ...]:
+    """Four projections; rotated: the loader turns interleaved pairs, so q and k are permuted.
+
+    conditions: further arguments of the rules.
+    """
+    queries: Transform | None = interleaved("num_attention_heads") if rotated else None
+    keys: Transform | None = interleaved("num_key_value_heads") if rotated else None
+    projections = (("q", "q", queries), ("k", "k", keys), ("v", "v", None), ("o", "output", None))
+    return tuple(
+        Rule(
+            f"layers.{{n}}.self_attn.{source}_proj.*",
+            f"blk.{{n}}.attn_{target}.*",
+            transform,
+            **conditions,
+        )
+        for source, target, transform in projections
+    )
+
+
+def feed_forward(module: str = "mlp", **conditions: Any) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(f"layers.{{n}}.{module}.{name}_proj.*", f"blk.{{n}}.ffn_{name}.*", **conditions)
+        for name in ("gate", "up", "down")
+    )
+
+
+def experts(
+    module: str = "mlp",
+    *,
+    router: str = "gate",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    **conditions: Any,
+) -> tuple[Rule, ...]:
+    """The router, and gate, up and down of the single experts (`names`), which are stacked."""
+    source = f"layers.{{n}}.{module}"
+    targets = zip(names, ("gate", "up", "down"), strict=True)
+    return (
+        Rule(f"{source}.{router}.weight", "blk.{n}.ffn_gate_inp.weight", **conditions),
+        *(
+            Rule(
+                f"{source}.experts.{{e}}.{name}.weight",
+                f"blk.{{n}}.ffn_{target}_exps.weight",
+                **conditions,
+            )
+            for name, target in targets
+        ),
+    )
+
+
+PRE_NORMS = (
+    Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
+    Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),
+)
+HEAD_NORMS = (
+    Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
+    Rule("layers.{n}.self_attn.k_norm.weight", "blk.{n}.attn_k_norm.weight"),
+)
+# Of the Gemma families, whose files hold what the norms multiply by.
+EMBEDDINGS_PLUS_ONE = (
+    EMBEDDINGS[0],
+    Rule("norm.weight", "output_norm.weight", plus_one),
+    EMBEDDINGS[2],
+)
+NORMS_PLUS_ONE = tuple(
+    Rule(f"layers.{{n}}.{source}.weight", f"blk.{{n}}.{target}.weight", plus_one)
+    for source, target in (
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+    )
+)
+HEAD_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in HEAD_NORMS)
+
+
+def windows(config: Configuration, *, every: int) -> list[bool]:
+    """Which layers see a window only: as listed, else all but every so many-th."""
+    listed = config.layer_types()
+    if listed is not None:
+        return [kind == "sliding_attention" for kind in listed]
+    return [(layer + 1) % every != 0 for layer in range(config.layers)]
+
+
+def rope_base(config: Configuration, layer_type: str = "full_attention") -> float:
+    return float(config.rope(layer_type).get("rope_theta", 10000.0))
+
+
+def rotated_size(config: Configuration) -> int:
+    return int(config.head_dim * float(config.rope().get("partial_rotary_factor", 1.0)))
+
+
+def is_linear(config: Configuration) -> bool:
+    return config.rope()["rope_type"] == "linear"
+
+
+def is_yarn(config: Configuration) -> bool:
+    return config.rope()["rope_type"] == "yarn"
+
+
+def yarn_number(config: Configuration, key: str) -> float | None:
+    value = config.rope().get(key) if is_yarn(config) else None
+    return None if value is None else float(value)
+
+
+def yarn_multiplier(config: Configuration) -> float | None:
+    """What readers multiply YaRN's own magnitude by, where the magnitude is stated outright."""
+    stated = yarn_number(config, "attention_factor")
+    if stated is None:
+        return None
+    factor = float(config.rope()["factor"])
+    return stated / (0.1 * math.log(factor) + 1) if factor > 1 else stated
+
+
+def original_context(config: Configuration) -> int | None:
+    if not is_yarn(config):
+        return None
+    stated = config.rope().get("original_max_position_embeddings")
+    return int(stated if stated is not None else config.require("max_position_embeddings"))
+
+
+def llama3_factors(config: Configuration) -> Tensor | None:
+    """[rotated / 2] float32: what each frequency is divided by in Llama 3.1 and later."""
+    rope = config.rope()
+    if rope["rope_type"] != "llama3":
+        return None
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    size = rotated_size(config)
+    exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
+    turns = rope["original_max_position_embeddings"] / (
+        2 * math.pi * rope_base(config) ** exponents
+    )
+    smooth = ((turns - low) / (high - low)).clamp(0, 1) if high > low else (turns >= low).double()
+    return (1 / ((1 - smooth) / float(rope["factor"]) + smooth)).float()
+
+
+LLAMA3_FACTORS = Computed("rope_freqs.weight", llama3_factors)

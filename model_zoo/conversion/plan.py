@@ -1,0 +1,233 @@
+"""Which stored tensors make which tensor of the file: a table applied to one checkpoint."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion.checkpoint import Checkpoint
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import OUTPUT, Computed, Conversion, Rule
+from runtime.errors import ModelFileError
+from runtime.quant import block_type
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor of the file: `pieces` read its rows one after the other, [..., in] of any dtype.
+
+    `blocks`: the pieces are finished blocks of that type; `keep`: it stays in float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: Sequence[Callable[[], Tensor]]
+    blocks: str | None = None
+    keep: bool = False
+
+
+def plan(
+    conversion: Conversion, config: Configuration, checkpoint: Checkpoint, *, flavour: str
+) -> list[Target]:
+    """All tensors of the file: those of the whole model, then those of each layer.
+
+    Matrices of a layer stand together, in the order of the rules. ModelFileError names stored
+    tensors that are missing, unknown or contradict the configuration.
+    """
+    rules = [rule for rule in conversion.rules if flavour in rule.flavours]
+    found, unknown = _matched(conversion, rules, config, checkpoint)
+    if unknown:
+        raise _listed(checkpoint, "tensors that this architecture does not know", unknown)
+    missing = list(_missing(rules, found, config))
+    if missing:
+        raise _listed(checkpoint, "not the tensors that this architecture needs", missing)
+    targets = []
+    for index, rule in enumerate(rules):
+        for place, sources in found[index].items():
+            if not (rule.target == OUTPUT and config.tied):
+                order = _order(place.layer, place.kind, index)
+                targets.append((order, _target(rule, place, sources, config, checkpoint)))
+    for index, computed in enumerate(conversion.computed, start=len(rules)):
+        wanted = flavour in computed.flavours
+        tensor = config.told(computed.target, computed.make) if wanted else None
+        if tensor is not None:
+            targets.append((_order(None, None, index), _computed(computed, tensor)))
+    return [target for _, target in sorted(targets, key=lambda pair: pair[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What the placeholders of a target stand for."""
+
+    layer: int | None
+    expert: int | None
+    kind: str | None
+
+
+# For each source of a rule, the stored names by expert; by 0 where the source names none.
+_Sources = dict[int, dict[int, str]]
+
+
+def _matched(
+    conversion: Conversion, rules: Sequence[Rule], config: Configuration, checkpoint: Checkpoint
+) -> tuple[list[dict[_Place, _Sources]], list[str]]:
+    """For each rule what it found, and the stored names that neither a rule nor `drop` knows."""
+    patterns = [[_pattern(source) for source in rule.sources] for rule in rules]
+    dropped = [_pattern(name) for name in conversion.drop]
+    found: list[dict[_Place, _Sources]] = [{} for _ in rules]
+    unknown = []
+    for name in checkpoint.names:
+        short = _without_root(name, conversion.roots)
+        known = any(pattern.fullmatch(short) for pattern in dropped)
+        for index, (rule, sources) in enumerate(zip(rules, patterns, strict=True)):
+            for number, pattern in enumerate(sources):
+                match = pattern.fullmatch(short)
+                if match is not None and _applies(rule, match.groupdict(), config):
+                    known = True
+                    _note(found[index], rule, number, match.groupdict(), name)
+        if not known:
+            unknown.append(name)
+    return found, unknown
+
+
+def _applies(rule: Rule, groups: Mapping[str, str | None], config: Configuration) -> bool:
+    return rule.only is None or rule.only(config, int(groups.get("n") or 0))
+
+
+def _note(
+    found: dict[_Place, _Sources],
+    rule: Rule,
+    number: int,
+    groups: Mapping[str, str | None],
+    name: str,
+) -> None:
+    layer, expert = groups.get("n"), groups.get("e")
+    own = None if expert is None or "{e}" not in rule.target else int(expert)
+    place = _Place(None if layer is None else int(layer), own, groups.get("kind"))
+    by_expert = found.setdefault(place, {}).setdefault(number, {})
+    by_expert[0 if expert is None or own is not None else int(expert)] = name
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """{n} and {e} as numbers; a final `.*` as weight or bias, `**` as anything."""
+    escaped = re.escape(name).replace(r"\*\*", ".+")
+    for placeholder in "ne":
+        escaped = escaped.replace(rf"\{{{placeholder}\}}", rf"(?P<{placeholder}>\d+)")
+    return re.compile(escaped.replace(r"\.\*", r"\.(?P<kind>weight|bias)"))
+
+
+def _without_root(name: str, roots: Iterable[str]) -> str:
+    return next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
+
+
+def _missing(
+    rules: Sequence[Rule], found: Sequence[Mapping[_Place, _Sources]], config: Configuration
+) -> Iterable[str]:
+    """Stored names that no rule for their target has found."""
+    made = {
+        (rule.target, place.layer)
+        for rule, places in zip(rules, found, strict=True)
+        for place in places
+        if place.kind != "bias"
+    }
+    for rule, places in zip(rules, found, strict=True):
+        for layer in _wanted_layers(rule, config):
+            if (rule.target, layer) not in made:
+                yield from (_named(source, layer) for source in rule.sources)
+        for place, sources in places.items():
+            for number in set(range(len(rule.sources))) - set(sources):
+                yield _named(rule.sources[number], place.layer)
+
+
+def _wanted_layers(rule: Rule, config: Configuration) -> Sequence[int | None]:
+    if rule.optional:
+        return ()
+    if rule.target == OUTPUT:  # a model of several parts may be tied as a whole
+        return () if config.tied or config.whole.get("tie_word_embeddings") else (None,)
+    if "{n}" not in rule.target:
+        return (None,) if rule.only is None or rule.only(config, 0) else ()
+    return [n for n in range(config.layers) if rule.only is None or rule.only(config, n)]
+
+
+def _named(source: str, layer: int | None) -> str:
+    return source.replace("{n}", str(layer)).replace(".*", ".weight")
+
+
+def _order(layer: int | None, kind: str | None, rule: int) -> tuple[int, bool, int]:
+    return (-1 if layer is None else layer, kind == "bias", rule)
+
+
+def _target(
+    rule: Rule, place: _Place, sources: _Sources, config: Configuration, checkpoint: Checkpoint
+) -> Target:
+    name = _named_target(rule, place)
+    if place.layer is not None and place.layer >= config.layers:
+        raise config.error(f"counts {config.layers} layers, but there is {sources[0]}")
+    transform = partial(rule.transform, config) if rule.transform else lambda tensor: tensor
+    stored = [sources[number] for number in range(len(rule.sources))]
+    experts = sorted(stored[0])
+    if experts != list(range(len(experts))) or any(sorted(names) != experts for names in stored):
+        raise ModelFileError(f"{checkpoint.folder}: `{name}` lacks some of its experts' tensors.")
+    for source in (names[expert] for names in stored for expert in experts):
+        checkpoint.require(source, blocks=rule.blocks is not None)
+    stacked = len(experts) > 1 or ("{e}" in rule.sources[0] and "{e}" not in rule.target)
+    pieces, shapes = [], set()
+    for expert in experts:
+        names = [by_expert[expert] for by_expert in stored]
+        slices = range(checkpoint.shape(names[0])[0]) if rule.each else (None,)
+        for index in slices:
+            pieces.append(partial(_piece, transform, checkpoint, names, index))
+        shapes.add(_shape(transform, checkpoint, names, rule))
+    if len(shapes) > 1:
+        raise ModelFileError(f"{checkpoint.folder}: the experts of `{name}` differ in shape.")
+    lead = (len(pieces),) if stacked or rule.each else ()
+    return Target(name, (*lead, *shapes.pop()), pieces, rule.blocks, rule.keep)
+
+
+def _named_target(rule: Rule, place: _Place) -> str:
+    name = rule.target.replace("{n}", str(place.layer)).replace("{e}", str(place.expert))
+    return name.replace(".*", f".{place.kind}")
+
+
+def _piece(
+    transform: Callable[..., Tensor],
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    index: int | None,
+) -> Tensor:
+    return transform(*(checkpoint.read(name, index=index) for name in names))
+
+
+def _shape(
+    transform: Callable[..., Tensor], checkpoint: Checkpoint, names: Sequence[str], rule: Rule
+) -> tuple[int, ...]:
+    """The shape of a piece, found by transforming tensors that hold nothing."""
+    dtype = torch.float32 if rule.blocks is None else torch.uint8
+    shapes = [checkpoint.shape(name)[1 if rule.each else 0 :] for name in names]
+    empty = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+    try:
+        shape = tuple(transform(*empty).shape)
+    except (RuntimeError, IndexError) as error:
+        raise ModelFileError(
+            f"{checkpoint.folder}: `{names[0]}` has the shape {shapes[0]}, which this architecture "
+            "cannot have."
+        ) from error
+    if rule.blocks is None:
+        return shape
+    kind = block_type(rule.blocks)
+    return (*shape[:-1], shape[-1] // kind.block_bytes * kind.block_elements)
+
+
+def _computed(computed: Computed, tensor: Tensor) -> Target:
+    return Target(computed.target, tuple(tensor.shape), [lambda: tensor], keep=True)
+
+
+def _listed(checkpoint: Checkpoint, what: str, names: Sequence[str]) -> ModelFileError:
+    shown = ", ".join(names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ModelFileError(f"{checkpoint.folder}: has {what}: {shown}{more}.")

@@ -1,0 +1,105 @@
+"""Rows of weights as blocks of any type that can be written."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion.quantizers import codebooks, k_quants, legacy
+from runtime.errors import ModelFileError
+from runtime.quant import block_type
+
+# Weights that are worked on at once: what a quantiser needs for them stays in a processor's cache.
+_SLAB = 1 << 18
+_HALF_LIMIT = 65504.0
+_LIMITS = {
+    "F32": torch.finfo(torch.float32).max,
+    "BF16": torch.finfo(torch.bfloat16).max,
+    "MXFP4": torch.finfo(torch.bfloat16).max,
+}
+
+
+def quantize(rows: Tensor, type_name: str, *, tensor: str) -> Tensor:
+    """float32 [..., n] -> uint8 [..., n / block elements * block bytes]; n a multiple of a block.
+
+    Deterministic. ModelFileError, which names `tensor`, when a weight is not finite or beyond what
+    the type can hold.
+    """
+    type = block_type(type_name)
+    assert rows.dtype == torch.float32, rows.dtype
+    out = rows.new_empty(*rows.shape[:-1], type.row_bytes(rows.shape[-1]), dtype=torch.uint8)
+    blocks = rows.detach().contiguous().view(-1, type.block_elements)
+    stored = out.view(-1, type.block_bytes)
+    count = _SLAB // type.block_elements
+
+    @torch.inference_mode()
+    def fill(begin: int) -> None:
+        slab = blocks[begin : begin + count]
+        _check(slab, type_name, tensor)
+        stored[begin : begin + count] = _QUANTIZERS[type_name](slab)
+
+    with _threads(out.device) as run:
+        for _ in run(fill, range(0, len(blocks), count)):
+            pass
+    return out
+
+
+@contextmanager
+def _threads(device: torch.device) -> Iterator[Callable[..., Iterator[None]]]:
+    """As many threads as torch would use, each with slabs of its own.
+
+    The steps are too short to be shared: threads would wait for each other after every one.
+    """
+    count = torch.get_num_threads()
+    if count == 1 or device.type != "cpu":
+        yield map
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(count)
+
+
+def _check(weights: Tensor, type_name: str, tensor: str) -> None:
+    low, high = (bound.item() for bound in weights.aminmax())
+    largest, limit = max(-low, high), _LIMITS.get(type_name, _HALF_LIMIT)
+    if largest <= limit:
+        return
+    if not weights.isfinite().all():
+        raise ModelFileError(
+            f"Tensor `{tensor}` holds weights that are not finite; the model it comes from is "
+            "damaged or was saved after training had failed."
+        )
+    raise ModelFileError(
+        f"Tensor `{tensor}` holds a weight of magnitude {largest:.4g}; {type_name} can hold "
+        f"{limit:.6g} at most. Choose bf16 or f32 for this model."
+    )
+
+
+def _plain(dtype: torch.dtype, numbers: Tensor) -> Tensor:
+    return numbers.to(dtype).view(torch.uint8)
+
+
+_QUANTIZERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "F32": partial(_plain, torch.float32),
+    "F16": partial(_plain, torch.float16),
+    "BF16": partial(_plain, torch.bfloat16),
+    "Q4_0": legacy.q4_0,
+    "Q4_1": legacy.q4_1,
+    "Q5_0": legacy.q5_0,
+    "Q5_1": legacy.q5_1,
+    "Q8_0": legacy.q8_0,
+    "Q2_K": k_quants.q2_k,
+    "Q3_K": k_quants.q3_k,
+    "Q4_K": k_quants.q4_k,
+    "Q5_K": k_quants.q5_k,
+    "Q6_K": k_quants.q6_k,
+    "IQ4_NL": codebooks.iq4_nl,
+    "MXFP4": codebooks.mxfp4,
+}
+QUANTIZABLE = frozenset(_QUANTIZERS)

@@ -1,0 +1,249 @@
+"""Which tensor gets which block type: the mixtures that go by llama.cpp's names.
+
+A recipe has a base type, and rules for tensors that are worth more bits; the first rule that
+applies wins. Norms, routers and other small tensors are never put in blocks.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import prod
+from types import MappingProxyType
+
+from runtime.errors import ConfigurationError
+from runtime.quant import block_type
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What rules ask of a model.
+
+    kv_sharing: how many query heads share a key head; tied: token_embd serves as output, too.
+    """
+
+    layers: int
+    experts: int = 0
+    kv_sharing: int = 1
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`part`, or one of several, begins a layer's name, as `attn_v` in `blk.7.attn_v.weight`."""
+
+    part: str | tuple[str, ...]
+    type: str
+    applies: Callable[[int, Facts], bool] = lambda layer, facts: True
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`file_type` is the value of `general.file_type`; `output` the type of the last matrix."""
+
+    file_type: int
+    base: str
+    rules: tuple[Rule, ...] = ()
+    output: str = "Q6_K"
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights stay numbers of their own, without blocks."""
+        return block_type(self.base).block_elements == 1
+
+
+def tensor_type(recipe: str, name: str, shape: tuple[int, ...], facts: Facts) -> str:
+    """The block type's name; `shape` in torch order. ConfigurationError for an unknown recipe."""
+    chosen = recipe_named(recipe)
+    if prod(shape[:-1]) == 1 or _FULL.search(name) or not name.endswith(".weight"):
+        return "F32"
+    if _PATCHES.search(name):
+        return "F32" if chosen.base in ("F32", "BF16") else "F16"
+    if chosen.plain:
+        return chosen.base
+    if _HALF.search(name):
+        return "F16"
+    return _fitting(_wanted(chosen, name, facts), shape[-1])
+
+
+def recipe_named(name: str) -> Recipe:
+    """ConfigurationError names the nearest recipe and all others."""
+    recipe = RECIPES.get(name.lower())
+    if recipe is not None:
+        return recipe
+    near = get_close_matches(name.lower(), RECIPES, n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    raise ConfigurationError(f"No recipe is called `{name}`.{hint} There are {', '.join(RECIPES)}.")
+
+
+def file_type(recipe: str) -> int:
+    """The value of `general.file_type`."""
+    return recipe_named(recipe).file_type
+
+
+def _wanted(recipe: Recipe, name: str, facts: Facts) -> str:
+    if name == "output.weight" or (facts.tied and name == "token_embd.weight"):
+        return recipe.output
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
+        return recipe.base
+    for rule in (*_EIGHT_EXPERTS, *recipe.rules):
+        if layer["part"].startswith(rule.part) and rule.applies(int(layer["number"]), facts):
+            return rule.type
+    return recipe.base
+
+
+def _fitting(wanted: str, row: int) -> str:
+    """The type itself, or the next best one whose blocks divide the row."""
+    while row % block_type(wanted).block_elements:
+        wanted = _SUBSTITUTES.get(wanted, "F16")
+    return wanted
+
+
+def _more_bits(layer: int, facts: Facts) -> bool:
+    """The first and the last eighth, and each third layer between."""
+    eighth = facts.layers // 8
+    return layer < eighth or layer >= 7 * facts.layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _first_eighth(layer: int, facts: Facts) -> bool:
+    return layer < facts.layers // 8
+
+
+def _first_sixteenth(layer: int, facts: Facts) -> bool:
+    return layer < facts.layers // 16
+
+
+def _first_two(layer: int, facts: Facts) -> bool:
+    return layer < 2
+
+
+def _first_four(layer: int, facts: Facts) -> bool:
+    return layer < 4
+
+
+def _shared_by_four(layer: int, facts: Facts) -> bool:
+    return facts.kv_sharing >= 4
+
+
+def _eighty_layers(layer: int, facts: Facts) -> bool:
+    """Models of 70 billion weights, whose values are few and much depends on them."""
+    return facts.layers == 80 and facts.kv_sharing > 1
+
+
+def _eight_experts(layer: int, facts: Facts) -> bool:
+    """As in Mixtral, where attention is small beside the experts."""
+    return facts.experts == 8
+
+
+_LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<part>.+)")
+_PATCHES = re.compile(r"\.patch_embd")
+# Norms, routers, positions, convolutions of state space layers: small, and much depends on them.
+_FULL = re.compile(
+    r"_norm\.weight$|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv\.|\.rel_pos"
+    r"|attn_rel_b|time_mix_(first|w[12]|[va][0-2]|g[12]|decay_w[12]|lerp_fused)\."
+)
+# Encoders of images and sound with their projectors, and small matrices of the Gemma 3n family.
+_HALF = re.compile(r"^(v|a|mm|s)\.|altup|laurel|per_layer_model_proj")
+_SUBSTITUTES = {
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+# Alone or in one matrix with queries and keys.
+_VALUES = ("attn_v.", "attn_qkv.", "attn_kv_b.")
+_EIGHT_EXPERTS = (Rule(_VALUES, "Q8_0", _eight_experts), Rule("attn_k.", "Q8_0", _eight_experts))
+_EIGHT_EXPERTS_OUTPUT = Rule("attn_output.", "Q5_K", _eight_experts)
+_VALUES_OF_EIGHTY_LAYERS = Rule(_VALUES, "Q5_K", _eighty_layers)
+_EXPERTS = ("ffn_gate_exps.", "ffn_up_exps.", "ffn_down_exps.", "ffn_gate_up_exps.")
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "f32": Recipe(0, "F32"),
+        "f16": Recipe(1, "F16"),
+        "bf16": Recipe(32, "BF16"),
+        "q8_0": Recipe(7, "Q8_0", output="Q8_0"),
+        "q4_0": Recipe(2, "Q4_0"),
+        "q4_1": Recipe(3, "Q4_1"),
+        "q5_0": Recipe(8, "Q5_0"),
+        "q5_1": Recipe(9, "Q5_1"),
+        "q2_k": Recipe(
+            10,
+            "Q2_K",
+            (
+                _VALUES_OF_EIGHTY_LAYERS,
+                Rule(_VALUES, "Q4_K", _shared_by_four),
+                Rule(_VALUES, "Q3_K"),
+                Rule("ffn_down", "Q3_K"),
+                _EIGHT_EXPERTS_OUTPUT,
+                Rule("attn_output.", "Q3_K"),
+            ),
+        ),
+        "q3_k_s": Recipe(11, "Q3_K", (_VALUES_OF_EIGHTY_LAYERS, _EIGHT_EXPERTS_OUTPUT)),
+        "q3_k_m": Recipe(
+            12,
+            "Q3_K",
+            (
+                _VALUES_OF_EIGHTY_LAYERS,
+                Rule(_VALUES, "Q5_K", _first_two),
+                Rule(_VALUES, "Q4_K"),
+                Rule("ffn_down", "Q5_K", _first_sixteenth),
+                Rule("ffn_down", "Q4_K"),
+                _EIGHT_EXPERTS_OUTPUT,
+                Rule("attn_output.", "Q4_K"),
+            ),
+        ),
+        "q3_k_l": Recipe(
+            13,
+            "Q3_K",
+            (
+                Rule(_VALUES, "Q5_K"),
+                Rule("ffn_down", "Q5_K"),
+                Rule("attn_output.", "Q3_K", _eight_experts),
+                Rule("attn_output.", "Q5_K"),
+            ),
+        ),
+        "q4_k_s": Recipe(
+            14,
+            "Q4_K",
+            (
+                _VALUES_OF_EIGHTY_LAYERS,
+                Rule(_VALUES, "Q5_K", _first_four),
+                Rule("ffn_down", "Q5_K", _first_eighth),
+                _EIGHT_EXPERTS_OUTPUT,
+            ),
+        ),
+        "q4_k_m": Recipe(
+            15,
+            "Q4_K",
+            (
+                Rule(_VALUES, "Q6_K", _more_bits),
+                _VALUES_OF_EIGHTY_LAYERS,
+                Rule("ffn_down", "Q6_K", _more_bits),
+                _EIGHT_EXPERTS_OUTPUT,
+            ),
+        ),
+        "q5_k_s": Recipe(16, "Q5_K"),
+        "q5_k_m": Recipe(
+            17,
+            "Q5_K",
+            (
+                Rule(_VALUES, "Q6_K", _more_bits),
+                Rule("ffn_down", "Q6_K", _more_bits),
+            ),
+        ),
+        "q6_k": Recipe(18, "Q6_K"),
+        "iq4_nl": Recipe(
+            25,
+            "IQ4_NL",
+            (
+                Rule(_VALUES, "Q5_K", _shared_by_four),
+                Rule("ffn_down", "Q5_K", _first_eighth),
+                _EIGHT_EXPERTS_OUTPUT,
+            ),
+        ),
+        "mxfp4": Recipe(38, "Q8_0", tuple(Rule(part, "MXFP4") for part in _EXPERTS), "Q8_0"),
+    }
+)

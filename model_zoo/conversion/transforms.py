@@ -1,0 +1,82 @@
+"""What happens to a stored tensor on its way into a file; all work on meta tensors too."""
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import Transform
+
+
+def interleaved(heads_key: str) -> Transform:
+    """Rows of rotated heads, pair by pair: transformers turns row j with row j + d/2 of a head.
+
+    heads_key: the setting that counts the heads. weight [heads * d, in] or bias [heads * d].
+    """
+
+    def transform(config: Configuration, rows: Tensor) -> Tensor:
+        heads = config.get(heads_key) or config.require_size("num_attention_heads")
+        if rows.shape[0] % (2 * heads):
+            raise config.error(f"has {heads} as `{heads_key}`, but there are {rows.shape[0]} rows")
+        halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+        return halves.transpose(1, 2).reshape(rows.shape)
+
+    return transform
+
+
+def plus_one(config: Configuration, weight: Tensor) -> Tensor:
+    """Norms of the Gemma families store what is to be added to one."""
+    return weight.float() + 1
+
+
+def unchanged(config: Configuration, tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def transposed(config: Configuration, matrix: Tensor) -> Tensor:
+    """[..., in, out] -> [..., out, in]."""
+    return matrix.transpose(-2, -1)
+
+
+def first_half(config: Configuration, rows: Tensor) -> Tensor:
+    """The first half of the rows, [2 n, ...] -> [n, ...]."""
+    return rows[: rows.shape[0] // 2]
+
+
+def second_half(config: Configuration, rows: Tensor) -> Tensor:
+    return rows[rows.shape[0] // 2 :]
+
+
+def even_rows(config: Configuration, rows: Tensor) -> Tensor:
+    return rows[0::2]
+
+
+def odd_rows(config: Configuration, rows: Tensor) -> Tensor:
+    return rows[1::2]
+
+
+def after_transposing(transform: Transform) -> Transform:
+    """The transform on the transposed matrix."""
+    return lambda config, matrix: transform(config, matrix.transpose(-2, -1))
+
+
+def joined(config: Configuration, *parts: Tensor) -> Tensor:
+    """The rows of all, in the order of the rule."""
+    return torch.cat(parts)
+
+
+def scalar(config: Configuration, value: Tensor) -> Tensor:
+    """One number, as a vector."""
+    return value.reshape(1)
+
+
+def repacked_mxfp4(config: Configuration, blocks: Tensor, scales: Tensor) -> Tensor:
+    """Blocks uint8 [rows, n, 16], of neighbours in a byte, and scales uint8 [rows, n].
+
+    -> uint8 [rows, n * 17]: a block is its scale and 16 bytes, whose low halves are its first 16
+    weights and whose high halves the last.
+    """
+    blocks = blocks.reshape(*scales.shape, 16)
+    low, high = blocks & 15, blocks >> 4
+    weights = torch.stack([low, high], -1).flatten(-2)
+    packed = weights[..., :16] | (weights[..., 16:] << 4)
+    return torch.cat([scales.unsqueeze(-1), packed], -1).flatten(-2)

@@ -1,0 +1,97 @@
+"""Byte-level BPE: its merges, and the name of its way of cutting text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
+from model_zoo.conversion.vocabularies.tokens import TokenTable
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, architecture_pre_tokenizer
+from model_zoo.tokenizers.vocabulary import TokenType
+from runtime.errors import UnsupportedModelError
+
+_GPT2 = PRE_TOKENIZERS["gpt-2"].expressions[0]
+
+
+def is_byte_level(files: TokenizerFiles) -> bool:
+    steps = parts(files.json.get("pre_tokenizer"), "pretokenizers")
+    steps += parts(files.json.get("decoder"), "decoders")
+    return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def byte_level(files: TokenizerFiles, architecture: str) -> tuple[TokenTable, dict[str, Any]]:
+    """The table and the keys of `tokenizer.ggml`; refuses a way of cutting text that no row has."""
+    table = TokenTable()
+    for text, id in vocabulary(files).items():
+        table.put(id, text, TokenType.NORMAL)
+    table.add(files.added_tokens())
+    keys = {"model": "gpt2", "pre": _pre_tokenizer(files, architecture), "merges": merges(files)}
+    return table, keys
+
+
+def vocabulary(files: TokenizerFiles) -> Mapping[str, int]:
+    stated = files.model.get("vocab")
+    if not isinstance(stated, Mapping) or not stated:
+        raise files.error("tokenizer.json", "has no vocabulary")
+    return {text: files.checked_id("tokenizer.json", id) for text, id in stated.items()}
+
+
+def merges(files: TokenizerFiles) -> list[str]:
+    """Each as two tokens with a space between; newer files have them as pairs."""
+    stated = files.model.get("merges")
+    if not isinstance(stated, list) or not stated:
+        raise files.error("tokenizer.json", "has no merges")
+    try:
+        return [merge if isinstance(merge, str) else " ".join(merge) for merge in stated]
+    except TypeError:
+        raise files.error("tokenizer.json", "has a merge that is no pair of texts") from None
+
+
+def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
+    """The name of the row with these expressions; of several, the architecture's, then the first.
+
+    A row that takes whole pieces of the vocabulary fits best where the tokenizer does so too.
+    """
+    expressions = tuple(_expressions(files))
+    whole = bool(files.model.get("ignore_merges"))
+    rows = {name: row for name, row in PRE_TOKENIZERS.items() if row.expressions == expressions}
+    if not rows:
+        raise UnsupportedModelError(
+            f"{files.folder / 'tokenizer.json'}: cuts text by {_shown(expressions)}, which is none "
+            "of the expressions that model families use."
+        )
+    own = architecture_pre_tokenizer(architecture)
+    alike = [name for name, row in rows.items() if row.whole_pieces == whole] or list(rows)
+    return own if own in alike and own != "default" else alike[0]
+
+
+def _expressions(files: TokenizerFiles) -> Sequence[str]:
+    """The regular expressions one after the other, as the rows of the table write them."""
+    found = []
+    for step in parts(files.json.get("pre_tokenizer"), "pretokenizers"):
+        kind = step.get("type")
+        if kind == "Split" and _isolates(step):
+            found.append(step["pattern"]["Regex"])
+        elif kind == "Digits" and step.get("individual_digits"):
+            found.append(r"\p{N}")
+        elif kind == "ByteLevel":
+            found += [_GPT2] if step.get("use_regex", True) else []
+        else:
+            raise UnsupportedModelError(
+                f"{files.folder / 'tokenizer.json'}: its pre-tokenizer has a step {kind} that is "
+                "not supported; Split by an expression, Digits and ByteLevel are."
+            )
+    return found
+
+
+def _isolates(step: Mapping[str, Any]) -> bool:
+    pattern = step.get("pattern")
+    known = isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str)
+    # Removed with invert is the same: what matches is kept, and these expressions match all.
+    return known and (
+        step.get("behavior") == "Isolated"
+        or (step.get("behavior") == "Removed" and step.get("invert") is True)
+    )
+
+
+def _shown(expressions: Sequence[str]) -> str:
+    return ", ".join(repr(expression[:80]) for expression in expressions) or "no expression"

@@ -1,0 +1,56 @@
+"""Which kind of tokenizer a checkpoint has, and all that a file says of it."""
+
+from typing import Any
+
+from model_zoo.conversion.vocabularies.byte_level import byte_level, is_byte_level
+from model_zoo.conversion.vocabularies.files import TokenizerFiles
+from model_zoo.conversion.vocabularies.roles import role_keys
+from model_zoo.conversion.vocabularies.sentencepiece import (
+    from_merges,
+    from_model_file,
+    from_ranked_merges,
+)
+from model_zoo.conversion.vocabularies.templates import template_keys
+from model_zoo.conversion.vocabularies.tokens import TokenTable
+from model_zoo.conversion.vocabularies.wordpiece import wordpiece
+from runtime.errors import UnsupportedModelError
+
+
+def tokenizer_keys(
+    files: TokenizerFiles, *, architecture: str, rows: int, kind: str | None
+) -> dict[str, Any]:
+    """Whole key names and values; `rows` of the embedding, so many tokens there are.
+
+    kind: `tokenizer.ggml.model` where the architecture decides it. Errors name the tokenizer's
+    file and what in it cannot be converted.
+    """
+    table, own = _table(files, architecture, kind)
+    table.cut(rows)
+    table.fill(rows)
+    own |= {"tokens": table.texts, "token_type": table.types}
+    if table.scores is not None:
+        own["scores"] = table.scores
+    own |= role_keys(files, table.texts)
+    return {f"tokenizer.ggml.{key}": value for key, value in own.items()} | template_keys(files)
+
+
+def _table(
+    files: TokenizerFiles, architecture: str, kind: str | None
+) -> tuple[TokenTable, dict[str, Any]]:
+    model = files.model.get("type")
+    if model == "BPE" and is_byte_level(files):
+        return byte_level(files, architecture)
+    if model == "BPE" and kind == "gemma4":
+        return from_ranked_merges(files)
+    if model in ("BPE", "Unigram", None) and files.sentencepiece is not None:
+        return from_model_file(files)
+    if model == "BPE":
+        return from_merges(files)
+    if model == "WordPiece":
+        return wordpiece(files)
+    if model is None:
+        raise files.error("tokenizer.json", "is missing, and so is tokenizer.model")
+    raise UnsupportedModelError(
+        f"{files.folder / 'tokenizer.json'}: a tokenizer of the kind {model} cannot be converted; "
+        "BPE, SentencePiece-BPE and WordPiece can."
+    )

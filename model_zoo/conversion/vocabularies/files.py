@@ -1,0 +1,94 @@
+"""A checkpoint's tokenizer files, read once: what kind they describe, added tokens, roles."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_zoo.conversion.configuration import Configuration, optional_json
+from runtime.errors import ModelFileError
+
+# More than any vocabulary has, and few enough that a damaged id asks for little memory.
+MAX_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in text before anything else; `special` ones steer the model."""
+
+    text: str
+    special: bool
+
+
+class TokenizerFiles:
+    """tokenizer.json, tokenizer.model and the settings beside them; empty where missing."""
+
+    def __init__(self, folder: Path, config: Configuration) -> None:
+        self.folder = folder
+        self.config = config
+        self.json = optional_json(folder / "tokenizer.json")
+        self.settings = optional_json(folder / "tokenizer_config.json")
+        self.special_map = optional_json(folder / "special_tokens_map.json")
+        self.generation = optional_json(folder / "generation_config.json")
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        model = self.json.get("model")
+        return model if isinstance(model, Mapping) else {}
+
+    @property
+    def sentencepiece(self) -> Path | None:
+        path = self.folder / "tokenizer.model"
+        return path if path.exists() else None
+
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """By id. tokenizer.json's word goes before that of the settings."""
+        found: dict[int, AddedToken] = {}
+        listed = self.settings.get("added_tokens_decoder")
+        for id, token in (listed if isinstance(listed, Mapping) else {}).items():
+            number = int(id) if id.isdecimal() else None
+            found[self.checked_id("tokenizer_config.json", number)] = self._added(token)
+        for token in self.json.get("added_tokens") or ():
+            id = token.get("id") if isinstance(token, Mapping) else None
+            found[self.checked_id("tokenizer.json", id)] = self._added(token)
+        for text, id in optional_json(self.folder / "added_tokens.json").items():
+            token = AddedToken(text, text in self._role_texts())
+            found.setdefault(self.checked_id("added_tokens.json", id), token)
+        return found
+
+    def checked_id(self, file: str, id: Any) -> int:
+        if not isinstance(id, int) or not 0 <= id < MAX_TOKENS:
+            raise self.error(file, f"has {str(id)[:40]!r} as the id of a token")
+        return id
+
+    def role_text(self, role: str) -> str | None:
+        """The text of `bos_token` and the like, as the settings give it."""
+        for values in (self.settings, self.special_map):
+            value = values.get(role)
+            value = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(value, str):
+                return value
+        return None
+
+    def error(self, file: str, problem: str) -> ModelFileError:
+        return ModelFileError(f"{self.folder / file}: {problem}.")
+
+    def _added(self, token: Any) -> AddedToken:
+        if not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
+            raise self.error("tokenizer_config.json", "has an added token without a text")
+        return AddedToken(token["content"], bool(token.get("special")))
+
+    def _role_texts(self) -> set[str | None]:
+        return {self.role_text(f"{role}_token") for role in ("bos", "eos", "unk", "pad")}
+
+
+def parts(value: Any, key: str) -> list[Mapping[str, Any]]:
+    """The steps of a tokenizer.json's normalizer or the like: a sequence unrolled, one as a list.
+
+    `key`: what a `Sequence` keeps its steps under.
+    """
+    if not isinstance(value, Mapping):
+        return []
+    if value.get("type") != "Sequence":
+        return [value]
+    return [step for inner in value.get(key) or () for step in parts(inner, key)]

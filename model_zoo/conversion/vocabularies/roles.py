@@ -1,0 +1,97 @@
+"""Which tokens begin, end, pad or separate, and whether a text gets them by itself."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
+
+_ROLES = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "sep": "seperator_token_id",  # the misspelling is the key's real name
+    "pad": "padding_token_id",
+    "cls": "cls_token_id",
+    "mask": "mask_token_id",
+}
+# Texts whose tokens end a turn or a message in the families that have them.
+_TURN_ENDS = {
+    "eot_token_id": ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>"),
+    "eom_token_id": ("<|eom_id|>",),
+}
+
+
+def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
+    """The keys of `tokenizer.ggml` that name tokens; ids that the vocabulary lacks name nothing."""
+    ids: dict[str, int] = {}
+    for id, text in enumerate(texts):
+        ids.setdefault(text, id)
+    keys: dict[str, Any] = {}
+    for role, key in _ROLES.items():
+        stated = files.role_text(f"{role}_token")
+        token = _stated_id(files, role) if stated is None else ids.get(stated)
+        if token is not None and token < len(texts):
+            keys[key] = token
+    for key, candidates in _TURN_ENDS.items():
+        found = [ids[text] for text in candidates if text in ids]
+        if found:
+            keys[key] = found[0]
+    ends = [id for id in _end_ids(files) if id < len(texts)]
+    if ends:
+        keys["eos_token_ids"] = ends
+    return keys | _added_by_itself(files, ids, keys)
+
+
+def _stated_id(files: TokenizerFiles, role: str) -> int | None:
+    for value in (files.config.get(f"{role}_token_id"), files.generation.get(f"{role}_token_id")):
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, int) and value >= 0:
+            return value
+    return None
+
+
+def _end_ids(files: TokenizerFiles) -> list[int]:
+    """All end tokens of the generation settings, or else of the configuration."""
+    stated = files.generation.get("eos_token_id")
+    if stated is None:
+        stated = files.config.get("eos_token_id")
+    listed = stated if isinstance(stated, list) else [stated]
+    return [id for id in dict.fromkeys(listed) if isinstance(id, int) and id >= 0]
+
+
+def _added_by_itself(
+    files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
+) -> dict[str, bool]:
+    """`add_bos_token` and `add_eos_token`: as the settings say, else as the post-processor does."""
+    found: dict[str, bool] = {}
+    first, last = _around(files, ids)
+    named = {
+        "add_bos_token": (first, ("bos_token_id", "cls_token_id")),
+        "add_eos_token": (last, ("eos_token_id", "seperator_token_id")),
+    }
+    for key, (token, roles) in named.items():
+        stated = files.settings.get(key)
+        if isinstance(stated, bool):
+            found[key] = stated
+        elif files.json:
+            found[key] = token is not None and token in [keys.get(role) for role in roles]
+    return found
+
+
+def _around(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, int | None]:
+    """The tokens that the post-processor puts before and behind a text."""
+    for step in parts(files.json.get("post_processor"), "processors"):
+        kind = step.get("type")
+        if kind == "TemplateProcessing":
+            single = [item for item in step.get("single") or () if isinstance(item, Mapping)]
+            ends = [item.get("SpecialToken", {}).get("id") for item in (single[:1] + single[-1:])]
+            if ends:
+                return ids.get(ends[0] or ""), ids.get(ends[1] or "")
+        elif kind in ("BertProcessing", "RobertaProcessing"):
+            return _processing_id(step.get("cls")), _processing_id(step.get("sep"))
+    return None, None
+
+
+def _processing_id(pair: Any) -> int | None:
+    return pair[1] if isinstance(pair, list) and len(pair) == 2 else None

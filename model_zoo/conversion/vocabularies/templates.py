@@ -1,0 +1,42 @@
+"""The chat templates of a checkpoint, wherever its files keep them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.conversion.configuration import optional_json
+from model_zoo.conversion.vocabularies.files import TokenizerFiles
+
+_KEY = "tokenizer.chat_template"
+_DEFAULT = "default"
+
+
+def template_keys(files: TokenizerFiles) -> dict[str, Any]:
+    """The template, and further ones under names of their own with a list of them."""
+    named = _named(files)
+    found: dict[str, Any] = {}
+    if _DEFAULT in named:
+        found[_KEY] = named.pop(_DEFAULT)
+    if named:
+        found["tokenizer.chat_templates"] = sorted(named)
+        found |= {f"{_KEY}.{name}": source for name, source in named.items()}
+    return found
+
+
+def _named(files: TokenizerFiles) -> dict[str, str]:
+    """By name; a file of its own goes before the settings."""
+    sources: dict[str, str] = {}
+    for stated in (
+        files.settings.get("chat_template"),
+        optional_json(files.folder / "chat_template.json").get("chat_template"),
+    ):
+        if isinstance(stated, str):
+            sources[_DEFAULT] = stated
+        for entry in stated if isinstance(stated, list) else ():
+            if isinstance(entry, Mapping) and "name" in entry and "template" in entry:
+                sources[str(entry["name"])] = str(entry["template"])
+    own = files.folder / "chat_template.jinja"
+    if own.exists():
+        sources[_DEFAULT] = own.read_text(encoding="utf-8")
+    for path in sorted((files.folder / "additional_chat_templates").glob("*.jinja")):
+        sources[path.stem] = path.read_text(encoding="utf-8")
+    return {name: source for name, source in sources.items() if source}

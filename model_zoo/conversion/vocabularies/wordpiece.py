@@ -1,0 +1,37 @@
+"""WordPiece: pieces that go on a word carry ## in a checkpoint, those that open one ▁ in a file."""
+
+from typing import Any
+
+from model_zoo.conversion.vocabularies.byte_level import vocabulary
+from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
+from model_zoo.conversion.vocabularies.tokens import TokenTable
+from model_zoo.tokenizers.marked_space import SPACE
+from model_zoo.tokenizers.vocabulary import TokenType
+from runtime.errors import UnsupportedModelError
+
+
+def wordpiece(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
+    prefix = files.model.get("continuing_subword_prefix", "##")
+    if prefix != "##":
+        raise UnsupportedModelError(
+            f"{files.folder / 'tokenizer.json'}: marks pieces inside a word by {prefix!r}; only ## "
+            "can be converted."
+        )
+    unknown = files.model.get("unk_token")
+    added = files.added_tokens()
+    table = TokenTable()
+    for text, id in vocabulary(files).items():
+        if id in added or text == unknown:
+            kind = TokenType.UNKNOWN if text == unknown else TokenType.CONTROL
+            table.put(id, text, kind)
+        else:
+            table.put(id, text[2:] if text.startswith("##") else SPACE + text, TokenType.NORMAL)
+    table.add(added)
+    return table, {"model": "bert", "normalizer.lowercase": _lowercase(files)}
+
+
+def _lowercase(files: TokenizerFiles) -> bool:
+    for step in parts(files.json.get("normalizer"), "normalizers"):
+        if step.get("type") == "BertNormalizer":
+            return bool(step.get("lowercase", True))
+    return bool(files.settings.get("do_lower_case", True))

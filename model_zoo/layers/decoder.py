@@ -1,0 +1,93 @@
+"""A text decoder put together from its layers; see runtime.model.DecoderModel."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.stack import Layer, LayerInputs, LayerStack
+from runtime.kernels.pointwise import softcap
+from runtime.kernels.workspace import workspace_bytes
+from runtime.kv.spec import LayerCache
+from runtime.model import Batch, KVCache
+
+
+class Decoder:
+    """Embedding, layers, norm and head; every row sees those before it.
+
+    `embedding_scale` multiplies the embeddings of tokens, `logit_softcap` bounds the logits.
+    `output_norm`: RMSNorm of that name by default. `head_rows`: rows of the head, where it has
+    fewer than the embedding. `image_elements`: how many elements layers that attend to images need
+    beside, to store an image's rows. `layer_inputs`: from the embeddings and the batch to
+    [tokens, layers, width], of which each layer sees its part. Logits are -inf for rows that no
+    token of the file has, and for those that the head lacks.
+    """
+
+    def __init__(
+        self,
+        w: TensorScope,
+        sizes: Sizes,
+        layers: Sequence[Layer],
+        *,
+        embedding_scale: float | None = None,
+        logit_softcap: float | None = None,
+        output_norm: RMSNorm | LayerNorm | None = None,
+        head_rows: int | None = None,
+        image_elements: int = 0,
+        layer_inputs: LayerInputs | None = None,
+    ) -> None:
+        self.causal = self.generates = True
+        self.context_length = sizes.context_length
+        self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden))
+        self._output_norm = output_norm or w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
+        self.vocab_size = self._token_embd.rows
+        shape = (head_rows or self.vocab_size or None, sizes.hidden)
+        self._output = w.linear("output", alt="token_embd", shape=shape)
+        self._known_tokens = sizes.known_tokens or self.vocab_size
+        self._layers = LayerStack(layers, inputs=layer_inputs)
+        self._embedding_scale, self._logit_softcap = embedding_scale, logit_softcap
+        self._image_elements = image_elements
+        self.hidden_size, self._device = sizes.hidden, w.device
+        self._weight_bytes = w.loaded_bytes
+
+    @property
+    def cache_layers(self) -> Sequence[LayerCache]:
+        return self._layers.caches
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def states(self, batch: Batch, cache: KVCache) -> Tensor:
+        """[outputs, hidden], normalised."""
+        return self._output_norm(self._layers(self._embedded(batch), batch, cache))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """float32 [rows, vocab_size]."""
+        logits = self._output(states).float()
+        if self._logit_softcap is not None:
+            logits = softcap(logits, self._logit_softcap)
+        missing = self.vocab_size - logits.shape[1]
+        if missing:
+            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        if self._known_tokens < self.vocab_size:
+            logits[:, self._known_tokens :] = -torch.inf
+        return logits
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int:
+        """All in float32, as kernels compute; the residual rows, then a layer's widest step."""
+        row = 4 * self.hidden_size
+        floats = tokens * (row + self._layers.row_elements) + self._image_elements
+        floats += outputs * (row + 3 * self.vocab_size)
+        matrix = max(self._layers.matrix_elements, self.hidden_size * self.vocab_size)
+        return 4 * floats + workspace_bytes(
+            self._device, largest_matrix=matrix, caches=self._layers.caches
+        )
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        """[tokens, hidden]."""
+        x = self._token_embd(batch.tokens)
+        return x if self._embedding_scale is None else x.mul_(self._embedding_scale)

@@ -1,0 +1,55 @@
+"""What Gemma's small models add to each layer: a second embedding with a part for every layer."""
+
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.sizes import Sizes
+from runtime.kernels.pointwise import gelu_mul
+from runtime.model import Batch
+
+WIDTH_KEY = "embedding_length_per_layer_input"
+
+
+class TokenLayerInputs:
+    """(norm(project(x) / sqrt(hidden)) + embedding * sqrt(width)) / sqrt(2), width for each layer.
+
+    Tokens beyond the table, whose rows may be fewer than the vocabulary's, have its first row.
+    """
+
+    def __init__(self, w: TensorScope, sizes: Sizes, *, width: int) -> None:
+        self._width, self._hidden = width, sizes.hidden
+        self.kept_elements = sizes.layers * width
+        self._table = w.embedding("per_layer_token_embd", shape=(None, self.kept_elements))
+        shape = self.kept_elements, sizes.hidden
+        self._project = w.linear("per_layer_model_proj", shape=shape)
+        self._norm = w.rms_norm("per_layer_proj_norm", sizes.eps, size=width)
+        self.row_elements = 6 * self.kept_elements
+        self.matrix_elements = self.kept_elements * sizes.hidden
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """x [tokens, hidden], the embeddings -> [tokens, layers, width]."""
+        known = batch.tokens.where(batch.tokens < self._table.rows, 0)
+        own = self._table(known).mul_(self._width**0.5).unflatten(1, (-1, self._width))
+        seen = self._project(x).mul_(self._hidden**-0.5).unflatten(1, (-1, self._width))
+        return own.add_(self._norm(seen)).mul_(2**-0.5)
+
+
+class LayerInputGate:
+    """norm(project(gelu(gate(x)) * layer_input)): what a layer adds for its part."""
+
+    def __init__(self, w: TensorScope, sizes: Sizes, *, width: int) -> None:
+        self._gate = w.linear("inp_gate", shape=(width, sizes.hidden))
+        self._project = w.linear("proj", shape=(sizes.hidden, width))
+        self._norm = w.rms_norm("post_norm", sizes.eps, size=sizes.hidden)
+        self.row_elements = 6 * width + 4 * sizes.hidden
+        self.matrix_elements = width * sizes.hidden
+
+    def __call__(self, x: Tensor, layer_input: Tensor) -> Tensor:
+        """x [tokens, hidden], layer_input [tokens, width] -> a new [tokens, hidden]."""
+        return self._norm(self._project(gelu_mul(self._gate(x), layer_input)))
+
+
+def layer_input_width(metadata: Metadata) -> int | None:
+    """The width of a layer's part; None where a model has none, which files state as nought."""
+    return metadata.get_size(WIDTH_KEY, 0) if metadata.get(WIDTH_KEY, int, 0) else None

@@ -1,0 +1,182 @@
+"""The rotary embedding that a file asks for: base, scaling for long contexts, factors."""
+
+from math import ceil, floor, log, pi, sqrt
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.rope import Pairs, Rotary
+from runtime.errors import UnsupportedModelError
+
+DEFAULT_BASE = 10000.0
+_KINDS = ("none", "linear", "yarn", "longrope")
+
+
+def read_rotary(
+    w: TensorScope,
+    metadata: Metadata,
+    *,
+    pairs: Pairs,
+    key_dim: int,
+    dim: int | None = None,
+    base: float | None = None,
+    kind: str | None = None,
+    truncate: bool = True,
+) -> Rotary:
+    """The rotary embedding that the keys `rope.*` and the tensors `rope_*` describe.
+
+    `dim`: rotated dimensions, instead of `rope.dimension_count`. `base`: instead of
+    `rope.freq_base`. `kind`: of scaling, where the file names none. `truncate`: whether YaRN's
+    range is widened to whole frequencies. Raises ModelFileError for what is missing or cannot be,
+    UnsupportedModelError for other kinds of scaling.
+    """
+    dim = dim or _rotated(metadata, key_dim)
+    base = base or metadata.get_positive("rope.freq_base", DEFAULT_BASE)
+    frequencies = plain_frequencies(dim, base)
+    magnitude = 1.0
+    match _kind(w, metadata, kind):
+        case "linear":
+            frequencies = frequencies / _linear_factor(metadata)
+        case "yarn":
+            frequencies, magnitude = _yarn(metadata, dim, base, truncate)
+        case "longrope":
+            factors, magnitude = _long(w, metadata, dim)
+            frequencies = frequencies.to(w.device) / factors
+    frequencies, divisors = (
+        frequencies.to(w.device),
+        w.vector("rope_freqs", size=dim // 2, optional=True),
+    )
+    return Rotary(frequencies if divisors is None else frequencies / divisors, pairs, magnitude)
+
+
+def plain_frequencies(dim: int, base: float) -> Tensor:
+    """base^(-2i / dim), float32 [dim / 2]."""
+    return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def yarn_frequencies(
+    dim: int,
+    base: float,
+    *,
+    factor: float,
+    original_context: int,
+    fast: float = 32.0,
+    slow: float = 1.0,
+    extrapolation: float = 1.0,
+    truncate: bool = True,
+) -> Tensor:
+    """Frequencies that turn more than `fast` times in the original context stay, those that turn
+    less than `slow` times become slower by `factor`, those between a mixture; float32 [dim / 2].
+
+    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2.
+    """
+
+    def index(turns: float) -> float:
+        return dim * log(original_context / (turns * 2 * pi)) / (2 * log(base))
+
+    low, high = index(fast), index(slow)
+    low, high = (floor(low), ceil(high)) if truncate else (low, high)
+    low, high = max(low, 0), min(high, dim - 1)
+    steps = torch.arange(dim // 2, dtype=torch.float32)
+    ramp = ((steps - low) / (high - low or 0.001)).clamp(0, 1)
+    kept = extrapolation * (1 - ramp)
+    plain = base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    return 1.0 / (factor * plain) * (1 - kept) + 1.0 / plain * kept
+
+
+def _rotated(metadata: Metadata, key_dim: int) -> int:
+    dim = metadata.get_size("rope.dimension_count", key_dim)
+    if dim % 2 or dim > key_dim:
+        raise metadata.error(
+            "rope.dimension_count", f"is {dim}; it must be even and at most {key_dim}"
+        )
+    return dim
+
+
+def _kind(w: TensorScope, metadata: Metadata, default: str | None) -> str:
+    if default is None:
+        default = "longrope" if w.has("rope_factors_long") else "linear"
+    kind = metadata.get("rope.scaling.type", str, default)
+    if kind not in _KINDS:
+        raise UnsupportedModelError(
+            f"{metadata.path}: `{metadata.full_key('rope.scaling.type')}` is {kind}, which is not "
+            f"supported; {', '.join(_KINDS[:-1])} and {_KINDS[-1]} are."
+        )
+    return kind
+
+
+def _linear_factor(metadata: Metadata) -> float:
+    """1 where the file has none, since a file that names no kind of scaling may have none."""
+    key = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
+    return metadata.get_positive(key, 1.0)
+
+
+def _yarn(metadata: Metadata, dim: int, base: float, truncate: bool) -> tuple[Tensor, float]:
+    factor = metadata.get_positive("rope.scaling.factor")
+    if base <= 1:
+        raise metadata.error("rope.freq_base", f"is {base:g}; for YaRN it must be above 1")
+    frequencies = yarn_frequencies(
+        dim,
+        base,
+        factor=factor,
+        original_context=metadata.require_size("rope.scaling.original_context_length"),
+        fast=_turns(metadata, "fast", 32.0),
+        slow=_turns(metadata, "slow", 1.0),
+        extrapolation=_extrapolation(metadata),
+        truncate=truncate,
+    )
+    return frequencies, _yarn_magnitude(metadata, factor)
+
+
+def _turns(metadata: Metadata, which: str, default: float) -> float:
+    key, other = f"rope.scaling.beta_{which}", f"rope.scaling.yarn_beta_{which}"
+    return metadata.get_positive(key if metadata.has(key) else other, default)
+
+
+def _extrapolation(metadata: Metadata) -> float:
+    keys = "rope.scaling.extrapolation_factor", "rope.scaling.yarn_ext_factor"
+    stated = _either(metadata, *keys)
+    return 1.0 if stated is None or stated < 0 else stated
+
+
+def _yarn_magnitude(metadata: Metadata, factor: float) -> float:
+    """What queries and keys grow by, so that attention stays as sharp over a longer context.
+
+    As `transformers` has it: stated outright, or the quotient of two logarithmic terms, or one.
+    """
+    outright = metadata.get("rope.scaling.yarn_attn_factor", float)
+    multiplier = metadata.get("rope.scaling.attn_factor", float, 1.0)
+    if outright is not None and outright > 0:
+        return outright
+    of_all = _either(metadata, "rope.scaling.mscale_all_dim", "rope.scaling.yarn_log_multiplier")
+    of_one = metadata.get("rope.scaling.mscale", float, 1.0)
+    if of_one and of_all:
+        return multiplier * _log_scale(factor, of_one) / _log_scale(factor, of_all)
+    return multiplier * _log_scale(factor, 1.0)
+
+
+def _log_scale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1.0
+
+
+def _long(w: TensorScope, metadata: Metadata, dim: int) -> tuple[Tensor, float]:
+    """The factors for the served context, and the magnitude; Ding et al., "LongRoPE".
+
+    One set serves every sequence, since keys that are cached by one do not fit queries of the
+    other: the long set where contexts longer than the original are served, else the short one.
+    """
+    original = metadata.require_size("rope.scaling.original_context_length")
+    longest = metadata.require_size("context_length")
+    short, long = (w.vector(f"rope_factors_{name}", size=dim // 2) for name in ("short", "long"))
+    served = min(longest, w.context_tokens or longest)
+    growth = longest / original
+    usual = sqrt(1 + log(growth) / log(original)) if growth > 1 < original else 1.0
+    magnitude = metadata.get_positive("rope.scaling.attn_factor", usual)
+    return long if served > original else short, magnitude
+
+
+def _either(metadata: Metadata, key: str, other: str) -> float | None:
+    """The number under one of two spellings."""
+    return metadata.get(key if metadata.has(key) else other, float)

@@ -1,0 +1,107 @@
+"""The sizes of a text decoder, read from its metadata once and checked."""
+
+from dataclasses import dataclass
+
+from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
+from runtime.kv.spec import CacheKind, LayerCache
+
+MAX_HEAD_DIM = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What nearly every decoder states; `heads` and `kv_heads` have an entry for each layer.
+
+    `known_tokens`: how many tokens the file names, None where it names none; the rows of its
+    matrices may be more.
+    """
+
+    metadata: Metadata
+    layers: int
+    hidden: int
+    context_length: int
+    eps: float
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    key_dim: int
+    value_dim: int
+    known_tokens: int | None
+
+    @classmethod
+    def read(
+        cls, metadata: Metadata, *, eps: float | None = None, head_dim: int | None = None
+    ) -> "Sizes":
+        """`eps`, `head_dim`: where the file has none; otherwise missing and hidden / heads.
+
+        Raises ModelFileError for what is missing or cannot be.
+        """
+        layers = metadata.require_size("block_count", at_most=MAX_LAYERS)
+        hidden = metadata.require_size("embedding_length")
+        heads = metadata.require_per_layer("attention.head_count", layers)
+        kv_heads = metadata.get_per_layer("attention.head_count_kv", layers, heads)
+        for number, shared in zip(heads, kv_heads, strict=True):
+            if number % shared:
+                raise metadata.error(
+                    "attention.head_count_kv", f"is {shared}, which does not divide {number} heads"
+                )
+        default = head_dim or hidden // heads[0]
+        return cls(
+            metadata,
+            layers,
+            hidden,
+            metadata.require_size("context_length"),
+            metadata.get_positive("attention.layer_norm_rms_epsilon", eps),
+            heads,
+            kv_heads,
+            metadata.get_size("attention.key_length", default, at_most=MAX_HEAD_DIM),
+            metadata.get_size("attention.value_length", default, at_most=MAX_HEAD_DIM),
+            metadata.length("tokenizer.ggml.tokens"),
+        )
+
+    @property
+    def feed_forward(self) -> tuple[int, ...]:
+        """The width of each layer's dense feed-forward; ModelFileError where there is none."""
+        return self.metadata.require_per_layer("feed_forward_length", self.layers)
+
+    def cache(self, layer: int, kind: CacheKind) -> LayerCache:
+        """What `layer` stores."""
+        return LayerCache(kind, self.kv_heads[layer], self.key_dim, self.value_dim)
+
+    def sliding_layers(self, period: int) -> tuple[bool, ...]:
+        """Which layers see a window: as the file says, else all but every `period`-th.
+
+        The file may have a period itself (0: every layer slides), or a truth value for each layer.
+        """
+        key, metadata = "attention.sliding_window_pattern", self.metadata
+        if metadata.length(key) is None:
+            period = metadata.get(key, int, period)
+            if period < 0:
+                raise metadata.error(key, f"is {period}; it must be 0 or more")
+            return tuple(period == 0 or (layer + 1) % period > 0 for layer in range(self.layers))
+        flags = metadata.require_array(key, bool)
+        if len(flags) != self.layers:
+            raise metadata.error(key, f"has {len(flags):,} entries for {self.layers:,} layers")
+        return flags
+
+    def cache_sources(self, sliding: tuple[bool, ...]) -> list[int]:
+        """For each layer, whose keys and values it sees: the last ones may have none of their own.
+
+        So many as `attention.shared_kv_layers` says see those of the last layer before them that
+        slides or does not, as they.
+        """
+        key = "attention.shared_kv_layers"
+        shared = self.metadata.get(key, int, 0)
+        if not 0 <= shared < self.layers:
+            raise self.metadata.error(
+                key, f"is {shared:,}; it must be below the {self.layers:,} layers"
+            )
+        first = self.layers - shared
+        last_of = {slides: layer for layer, slides in enumerate(sliding[:first])}
+        if not set(sliding) <= set(last_of):
+            raise self.metadata.error(key, f"is {shared:,}; no layer before has such keys")
+        return [layer if layer < first else last_of[sliding[layer]] for layer in range(self.layers)]
+
+    def cap(self, key: str) -> float | None:
+        """The bound of a softcap, None where the file has none or nought."""
+        stated = self.metadata.get(key, float, 0.0)
+        return self.metadata.get_positive(key) if stated else None

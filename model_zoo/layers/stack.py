@@ -1,0 +1,132 @@
+"""Layers one after the other, each with its step: what decoders and encoders are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from model_zoo.layers.rope import Rotary, Rotation
+from model_zoo.layers.step import Step
+from runtime.kv.spec import LayerCache
+from runtime.model import Batch, KVCache
+
+# Kernels pad rows to multiples of this.
+PADDING = 512
+
+
+class LayerBlock(Protocol):
+    """What a layer computes: x [tokens, hidden] -> like x, of `step.rows` alone where given.
+
+    It may overwrite x. `row_elements`: how many elements a row needs at once at most, beside x;
+    `matrix_elements`: the largest matrix that it multiplies by.
+    """
+
+    @property
+    def row_elements(self) -> int: ...
+
+    @property
+    def matrix_elements(self) -> int: ...
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor: ...
+
+
+class LayerInputs(Protocol):
+    """What layers get beside the residual: [tokens, layers, width] of embeddings and batch.
+
+    `row_elements`: how many elements a row needs at once while they are computed;
+    `matrix_elements`: the largest matrix; `kept_elements`: layers * width.
+    """
+
+    row_elements: int
+    matrix_elements: int
+    kept_elements: int
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer: what it computes, what it stores, and the rotary embedding that turns its heads.
+
+    `reads`: the number of the layer whose pages it uses instead of storing anything itself; `cache`
+    is then that layer's.
+    """
+
+    block: LayerBlock
+    cache: LayerCache
+    rotary: Rotary | None = None
+    reads: int | None = None
+
+
+class LayerStack:
+    """Runs layers over x [tokens, hidden].
+
+    `inputs`: from the embeddings and the batch to [tokens, layers, width], of which each layer sees
+    its part. `row_elements`: how many elements a row needs at once at most, beside x;
+    `matrix_elements`: the largest matrix.
+    """
+
+    def __init__(self, layers: Sequence[Layer], *, inputs: LayerInputs | None = None) -> None:
+        self._layers = tuple(layers)
+        self._inputs = inputs
+        self._rotaries = tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary))
+        self._pages_of = _pages_of(self._layers)
+
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """One declaration for each layer that stores keys and values."""
+        return tuple(layer.cache for layer in self._layers if layer.reads is None)
+
+    @property
+    def row_elements(self) -> int:
+        widest = max(layer.block.row_elements for layer in self._layers) + PADDING
+        if self._inputs is None:
+            return widest
+        return max(widest + self._inputs.kept_elements, self._inputs.row_elements + PADDING)
+
+    @property
+    def matrix_elements(self) -> int:
+        largest = max(layer.block.matrix_elements for layer in self._layers)
+        return largest if self._inputs is None else max(largest, self._inputs.matrix_elements)
+
+    def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+        """x [tokens, hidden], overwritten -> [outputs, hidden] of `batch.output_rows`."""
+        inputs = None if self._inputs is None else self._inputs(x, batch)
+        rotations = {rotary: rotary(batch.positions) for rotary in self._rotaries}
+        for index, layer in enumerate(self._layers):
+            x = layer.block(x, self._step(index, batch, cache, rotations, inputs))
+        return x
+
+    def _step(
+        self,
+        index: int,
+        batch: Batch,
+        cache: KVCache,
+        rotations: dict[Rotary, Rotation],
+        inputs: Tensor | None,
+    ) -> Step:
+        rotary = self._layers[index].rotary
+        pages = cache.layer(self._pages_of[index])
+        return Step(
+            batch,
+            pages,
+            batch.plans[pages.group],
+            None if rotary is None else rotations[rotary],
+            batch.output_rows if index == len(self._layers) - 1 else None,
+            None if inputs is None else inputs[:, index],
+        )
+
+
+def _pages_of(layers: Sequence[Layer]) -> tuple[int, ...]:
+    """For each layer, which of the declared caches is its own or the one it reads."""
+    numbers: list[int] = []
+    stored = 0
+    for layer in layers:
+        if layer.reads is not None:
+            assert layer.reads < len(numbers), "a layer reads what a later one writes"
+            numbers.append(numbers[layer.reads])
+        else:
+            numbers.append(stored)
+            stored += 1
+    return tuple(numbers)

@@ -1,0 +1,62 @@
+"""Names of models as registries and stores write them: host, namespace, model and tag."""
+
+import re
+from dataclasses import dataclass
+
+from runtime.errors import SourceError
+
+DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
+HUB_HOST = "huggingface.co"
+
+# Neither can be "..", nor hold a separator: whatever passes is safe as the name of a file.
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(:[0-9]{1,5})?")
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A whole name; SourceError unless every part is a sound one."""
+
+    host: str
+    namespace: str
+    model: str
+    tag: str
+
+    def __post_init__(self) -> None:
+        for part, pattern in zip(self.parts, (_HOST, _PART, _PART, _PART), strict=True):
+            if not pattern.fullmatch(part):
+                raise SourceError(
+                    f"{_shown(part)} cannot be part of a model's name: letters, digits, "
+                    "`_`, `-` and `.` can, 128 at most, the first a letter, a digit or `_`."
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> "ModelName":
+        """From `[host/][namespace/]model[:tag]`."""
+        *before, last = text.split("/")
+        if len(before) > 2:
+            raise SourceError(
+                f"{_shown(text)} is not a model's name; it is [host/][namespace/]name[:tag]."
+            )
+        model, colon, tag = last.partition(":")
+        host, namespace = [DEFAULT_HOST, DEFAULT_NAMESPACE][: 2 - len(before)] + before
+        return cls(host, namespace, model, tag if colon else DEFAULT_TAG)
+
+    @staticmethod
+    def is_tag(text: str) -> bool:
+        return _PART.fullmatch(text) is not None
+
+    @property
+    def parts(self) -> tuple[str, str, str, str]:
+        return (self.host, self.namespace, self.model, self.tag)
+
+    def __str__(self) -> str:
+        """The shortest form, always with the tag."""
+        shown = f"{self.model}:{self.tag}"
+        if self.host != DEFAULT_HOST:
+            return f"{self.host}/{self.namespace}/{shown}"
+        return shown if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{shown}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")

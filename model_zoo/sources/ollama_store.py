@@ -1,0 +1,82 @@
+"""Taking over models from a store of Ollama's on this machine, without a copy."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from model_zoo.manifest import MAX_MANIFEST_BYTES, Layer, Manifest
+from model_zoo.model_name import ModelName
+from model_zoo.sources.pull import Progress, PullProgress, unheard
+from model_zoo.store import Store, file_error
+from runtime.errors import SourceError
+
+
+def default_folder(environment: Mapping[str, str]) -> Path:
+    """`$OLLAMA_MODELS`, or else ~/.ollama/models."""
+    return Path(environment.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
+
+
+def import_models(
+    folder: Path, store: Store, *, names: Sequence[str] = (), progress: Progress | None = None
+) -> list[ModelName]:
+    """The models of those names, or all; each blob becomes a hard link, else a symbolic one.
+
+    SourceError for a name that is not there or cannot be served. Of all, those that cannot be
+    served are passed over, with a say to `progress`.
+    """
+    tell = progress or unheard
+    manifests = dict(_manifests(folder))
+    if names:
+        chosen = [_known(ModelName.parse(name), manifests, folder) for name in names]
+        return [_import(name, manifests[name], folder, store, tell) for name in chosen]
+    imported = []
+    for name, path in manifests.items():
+        try:
+            imported.append(_import(name, path, folder, store, tell))
+        except SourceError as error:
+            tell(PullProgress(f"passed over: {error}"))
+    return imported
+
+
+def _manifests(folder: Path) -> Iterator[tuple[ModelName, Path]]:
+    root = folder / "manifests"
+    if not root.is_dir():
+        raise SourceError(f"{folder} is no store of Ollama's: it has no folder `manifests`.")
+    for path in sorted(root.glob("*/*/*/*")):
+        with suppress(SourceError):
+            if path.is_file():
+                yield ModelName(*path.relative_to(root).parts), path
+
+
+def _known(name: ModelName, manifests: Mapping[ModelName, Path], folder: Path) -> ModelName:
+    wanted = [part.lower() for part in name.parts]
+    for known in manifests:
+        if [part.lower() for part in known.parts] == wanted:
+            return known
+    raise SourceError(f"There is no {name} in {folder}.")
+
+
+def _import(name: ModelName, path: Path, folder: Path, store: Store, tell: Progress) -> ModelName:
+    tell(PullProgress(f"importing {name}"))
+    try:
+        with path.open("rb") as file:
+            manifest = Manifest.parse(file.read(MAX_MANIFEST_BYTES + 1), origin=str(path))
+    except OSError as error:
+        raise file_error("read", path, error) from error
+    manifest.check_servable(name)
+    for layer in manifest.blobs:
+        _link(name, layer, folder, store)
+    return store.commit(name, manifest).name
+
+
+def _link(name: ModelName, layer: Layer, folder: Path, store: Store) -> None:
+    origin = folder / "blobs" / layer.digest.replace(":", "-")
+    with store.blob_lock(layer.digest):
+        if store.holds(layer):
+            return
+        if not origin.is_file() or origin.stat().st_size != layer.size:
+            raise SourceError(f"{name}: its blob {origin} is missing or has another size.")
+        if not os.access(origin, os.R_OK):
+            raise SourceError(f"{name}: its blob {origin} may not be read by this user.")
+        store.link(layer, origin)

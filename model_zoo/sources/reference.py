@@ -1,0 +1,106 @@
+"""Where a model comes from, as text: a path, `hf://…` or `ollama://…`."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_zoo.manifest import is_file_name
+from model_zoo.model_name import DEFAULT_TAG, HUB_HOST, ModelName
+from runtime.errors import SourceError
+
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_MAX_TEXT = 512
+_FORM = "hf://org/repo[:quantisation], hf://org/repo/file.gguf, each with [@revision]"
+
+
+@dataclass(frozen=True, slots=True)
+class PathSource:
+    """A GGUF file on this machine."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A repository of the Hugging Face Hub, or one file of it; None: the usual choice."""
+
+    organisation: str
+    repository: str
+    file: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
+
+    @property
+    def name(self) -> ModelName:
+        """What the store calls it: different sources never share a name."""
+        stated = self.file or self.quantization or DEFAULT_TAG
+        if self.revision is None and ModelName.is_tag(stated):
+            return ModelName(HUB_HOST, self.organisation, self.repository, stated)
+        mark = hashlib.sha256(f"{stated}@{self.revision}".encode()).hexdigest()[:16]
+        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", stated.rpartition("/")[2])[:100].lstrip("-.")
+        return ModelName(HUB_HOST, self.organisation, self.repository, f"{readable}-{mark}")
+
+    def __str__(self) -> str:
+        file = f"/{self.file}" if self.file else ""
+        quantization = f":{self.quantization}" if self.quantization else ""
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"hf://{self.organisation}/{self.repository}{file}{quantization}{revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySource:
+    """A model of Ollama's registry, or of another one that speaks its protocol."""
+
+    name: ModelName
+
+    def __str__(self) -> str:
+        return f"ollama://{self.name}"
+
+
+RemoteSource = HubSource | RegistrySource
+Source = PathSource | RemoteSource
+
+
+def parse_source(text: str) -> Source:
+    """SourceError, in one sentence, when it is none of the three."""
+    if len(text) > _MAX_TEXT or not text.isprintable() or not text:
+        raise SourceError(f"{text[:60]!r} is not a source: a path, hf://… or ollama://….")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return PathSource(Path(text).expanduser())
+    if scheme == "hf":
+        return _hub_source(rest)
+    if scheme == "ollama":
+        return RegistrySource(ModelName.parse(rest))
+    raise SourceError(f"{scheme}:// is not known; a source is a path, hf://… or ollama://….")
+
+
+def is_model_path(path: str) -> bool:
+    """Whether this can be a GGUF file within a repository: no way out of it, nothing hidden."""
+    return path.lower().endswith(".gguf") and all(map(is_file_name, path.split("/")))
+
+
+def _hub_source(text: str) -> HubSource:
+    place, at, revision = text.partition("@")
+    organisation, _, rest = place.partition("/")
+    repository, _, file = rest.partition("/")
+    repository, colon, quantization = repository.partition(":")
+    if at and not _REVISION.fullmatch(revision):
+        raise SourceError(f"hf://{text}: {revision!r} cannot be a revision.")
+    if not repository or (colon and file):
+        raise SourceError(f"hf://{text} is not a source of the Hub; {_FORM}.")
+    if file and not is_model_path(file):
+        raise SourceError(f"hf://{text}: {file!r} is not the path of a GGUF file; {_FORM}.")
+    if colon and not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", quantization):
+        raise SourceError(f"hf://{text}: {quantization!r} cannot be a quantisation; {_FORM}.")
+    usual = quantization.lower() in ("", DEFAULT_TAG)
+    source = HubSource(
+        organisation,
+        repository,
+        file=file or None,
+        quantization=None if usual else quantization.upper(),
+        revision=revision or None,
+    )
+    _ = source.name  # raises unless organisation and repository are sound
+    return source

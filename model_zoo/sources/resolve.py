@@ -1,0 +1,107 @@
+"""From a configuration's source to files on this machine, and what else the model comes with."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from model_zoo.chat import Message
+from model_zoo.model_name import ModelName
+from model_zoo.sources.pull import Progress, pull
+from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
+from model_zoo.store import Store, StoredModel
+from runtime.errors import SourceError, StoreError
+
+T = TypeVar("T")
+
+
+class _Turn(msgspec.Struct):
+    role: str
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model's files, and what its layers say beside them.
+
+    `path`: the GGUF file, or the first of its parts. `name` in the store, None for a path.
+    `template` is in the template language of Go, which is not Jinja. `parameters`: options as
+    requests give them. `messages` begin every conversation.
+    """
+
+    path: Path
+    projector: Path | None = None
+    name: ModelName | None = None
+    template: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    messages: tuple[Message, ...] = ()
+    license: str | None = None
+
+
+def resolve(
+    text: str,
+    store: Store,
+    *,
+    progress: Progress | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> ResolvedModel:
+    """What the source means here and now; pulled when the store has it not, or not whole."""
+    source = parse_source(text)
+    if isinstance(source, PathSource):
+        return ResolvedModel(source.path)
+    stored = stored_model(source, store)
+    if stored is None:
+        stored = pull(source, store, progress=progress, environment=environment)
+    return facts(stored, store)
+
+
+def stored_model(source: RemoteSource, store: Store) -> StoredModel | None:
+    """The model if it is in the store and whole; a damaged one is to be pulled anew."""
+    try:
+        return store.open(source.name)
+    except (StoreError, SourceError):
+        return None
+
+
+def facts(stored: StoredModel, store: Store) -> ResolvedModel:
+    """The model and its layers. StoreError when one that is no text but JSON is not sound."""
+    layers = _Layers(stored, store)
+    turns = layers.json("messages", list[_Turn]) or []
+    return ResolvedModel(
+        path=stored.files[0],
+        projector=stored.projectors[0] if stored.projectors else None,
+        name=stored.name,
+        template=layers.last("template") or layers.last("prompt"),
+        parameters=layers.json("params", dict[str, Any]) or {},
+        system=layers.last("system"),
+        messages=tuple(Message(role=turn.role, content=turn.content) for turn in turns),
+        license="\n".join(layers.texts("license")) or None,
+    )
+
+
+class _Layers:
+    def __init__(self, stored: StoredModel, store: Store) -> None:
+        self._stored = stored
+        self._store = store
+
+    def texts(self, kind: str) -> list[str]:
+        return [self._store.text(layer) for layer in self._stored.manifest.of_kind(kind)]
+
+    def last(self, kind: str) -> str | None:
+        """Later layers stand for earlier ones; an empty text says nothing."""
+        return (self.texts(kind) or [""])[-1] or None
+
+    def json(self, kind: str, type: type[T]) -> T | None:
+        text = self.last(kind)
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text.encode(), type=type)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise StoreError(
+                f"{self._stored.name}: its layer {kind} is not sound: {error}."
+            ) from None

@@ -1,0 +1,162 @@
+/* Products with the rows' chosen experts: the matrix of a used expert is read once, of the others none. */
+#include "curves.h"
+#include "products.h"
+
+/* A pair is a row and one of its choices. Sorted by expert, those of one expert are a group. */
+typedef struct {
+    const float *x;       /* [pairs / share][elements]: row p / share is that of pair p */
+    const float *scales;  /* [pairs]: what the row of a pair is multiplied by; NULL: nothing */
+    const int64_t *chosen; /* [pairs]: experts */
+    const uint8_t *weight; /* [experts], expert_bytes apart: [outs], row_bytes apart */
+    const float *bias;    /* [experts][outs] or NULL */
+    float *y;             /* [pairs][outs] */
+    float *packed;        /* as many floats as told below */
+    int32_t *places;      /* as many numbers as told below */
+    int64_t expert_bytes, row_bytes;
+    int32_t type, pairs, share, experts, outs, elements;
+} caravan_experts_job;
+
+/* Views of `places`. Group g: sorted pairs starts[g] .. starts[g + 1] - 1 of expert used[g], whose
+ * outs are parts first[g] .. first[g + 1] - 1. */
+typedef struct { int32_t *order, *group_of, *starts, *used, *first; int groups; } groups;
+
+static int padded(int elements) { return (elements + TILE_K - 1) / TILE_K * TILE_K; }
+
+EXPORT int64_t caravan_experts_packed(int pairs, int elements) { return (int64_t)pairs * padded(elements); }
+
+EXPORT int64_t caravan_experts_places(int pairs, int experts) {
+    const int most = pairs < experts ? pairs : experts;
+    return 2 * (int64_t)pairs + 3 * most + 2 + experts;
+}
+
+static int of_many(const caravan_experts_job *j, const product *p, int rows) {
+    return rows > few_at_most(j->type) || !p->few;
+}
+
+/* Sort by counting, which keeps the order of the pairs of an expert; 0 where a choice is no expert. */
+static int sort(const caravan_experts_job *j, const product *p, groups *g) {
+    const int most = j->pairs < j->experts ? j->pairs : j->experts;
+    int32_t *group_at = j->places; /* [experts]: how many pairs, then which group */
+    *g = (groups){.order = group_at + j->experts};
+    g->group_of = g->order + j->pairs;
+    g->starts = g->group_of + j->pairs;
+    g->used = g->starts + most + 1;
+    g->first = g->used + most;
+    memset(group_at, 0, j->experts * sizeof *group_at);
+    for (int i = 0; i < j->pairs; i++) {
+        if (j->chosen[i] < 0 || j->chosen[i] >= j->experts) return 0;
+        group_at[j->chosen[i]]++;
+    }
+    g->starts[0] = g->first[0] = 0;
+    for (int e = 0; e < j->experts; e++) {
+        const int rows = group_at[e], n = g->groups;
+        if (!rows) continue;
+        const int at_once = of_many(j, p, rows) ? TILE_OUTS : FEW_CHUNK;
+        g->used[n] = e;
+        g->starts[n + 1] = g->starts[n] + rows;
+        g->first[n + 1] = g->first[n] + (j->outs + at_once - 1) / at_once;
+        group_at[e] = g->groups++;
+    }
+    /* While pairs are placed, starts[n] is where the next one of group n goes. */
+    for (int i = 0; i < j->pairs; i++) {
+        const int n = group_at[j->chosen[i]], at = g->starts[n]++;
+        g->order[at] = i;
+        g->group_of[at] = n;
+    }
+    for (int n = g->groups; n > 0; n--) g->starts[n] = g->starts[n - 1];
+    g->starts[0] = 0;
+    return 1;
+}
+
+/* Copy the row of a sorted pair to where the product of its group looks for it. */
+static void pack_row(const caravan_experts_job *j, const product *p, const groups *g, int at) {
+    const int n = g->group_of[at], begin = g->starts[n], rows = g->starts[n + 1] - begin;
+    const int pair = g->order[at], many = of_many(j, p, rows);
+    const float *x = j->x + (ptrdiff_t)(pair / j->share) * j->elements;
+    float *panel = j->packed + (ptrdiff_t)begin * padded(j->elements);
+    const ptrdiff_t r = at - begin;
+    for (int k = 0; k < j->elements; k += TILE_K) {
+        const int some = j->elements - k < TILE_K ? j->elements - k : TILE_K;
+        float *to = panel + (many ? ((ptrdiff_t)(k / TILE_K) * rows + r) * TILE_K
+                                  : r * padded(j->elements) + k);
+        if (j->scales)
+            for (int i = 0; i < some; i++) to[i] = x[k + i] * j->scales[pair];
+        else
+            memcpy(to, x + k, some * sizeof(float));
+        if (some % 16) memset(to + some, 0, (16 - some % 16) * sizeof(float));
+    }
+}
+
+/* Outs begin .. end - 1 of a group. */
+static void add_bias(const caravan_experts_job *j, const groups *g, int n, int begin, int end) {
+    const float *bias = j->bias + (ptrdiff_t)g->used[n] * j->outs;
+    for (int at = g->starts[n]; at < g->starts[n + 1]; at++) {
+        float *y = j->y + (ptrdiff_t)g->order[at] * j->outs;
+        for (int o = begin; o < end; o++) y[o] += bias[o];
+    }
+}
+
+static void run_part(const caravan_experts_job *j, const product *p, const groups *g, int index) {
+    int n = 0, behind = g->groups;
+    while (behind - n > 1) {
+        const int middle = (n + behind) / 2;
+        if (g->first[middle] <= index) n = middle;
+        else behind = middle;
+    }
+    const int begin = g->starts[n], rows = g->starts[n + 1] - begin, part = index - g->first[n];
+    const int many = of_many(j, p, rows), at_once = many ? TILE_OUTS : FEW_CHUNK;
+    const job of_group = {
+        .weight = j->weight + g->used[n] * j->expert_bytes, .row_bytes = j->row_bytes,
+        .rows = rows, .outs = j->outs, .elements = j->elements,
+        .x = j->packed + (ptrdiff_t)begin * padded(j->elements), .x_stride = padded(j->elements),
+        .y = j->y, .y_stride = j->outs, .y_rows = g->order + begin,
+    };
+    (many ? p->many : p->few)(&of_group, part);
+    const int from = part * at_once, to = from + at_once < j->outs ? from + at_once : j->outs;
+    if (j->bias) add_bias(j, g, n, from, to);
+}
+
+/* The number of groups, that is of experts whose matrices were read; -1 where a choice is no expert. */
+EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
+    const product *const p = product_of(j->type);
+    groups g;
+    if (!sort(j, p, &g)) return -1;
+    const int64_t floats = (int64_t)j->pairs * j->elements;
+#pragma omp parallel for num_threads(threads) schedule(static) if (floats > WORTH_SHARING)
+    for (int at = 0; at < j->pairs; at++) pack_row(j, p, &g, at);
+    const int parts = g.first[g.groups];
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (floats * j->outs > WORTH_SHARING)
+    for (int i = 0; i < parts; i++) run_part(j, p, &g, i);
+    return g.groups;
+}
+
+/* y[t][i] = sum over u of weights[t][u] * x[t][u][i], in the order of u; x [tokens][used][n] */
+EXPORT void caravan_weighted_sum(const float *x, const float *weights, int tokens, int used, int n, float *y,
+                                 int threads) {
+    const int64_t elements = (int64_t)tokens * used * n;
+#pragma omp parallel for num_threads(threads) schedule(static) if (elements > WORTH_SHARING)
+    for (int t = 0; t < tokens; t++) {
+        float *to = y + (ptrdiff_t)t * n;
+        memset(to, 0, n * sizeof(float));
+        for (int u = 0; u < used; u++) {
+            const float weight = weights[t * used + u], *from = x + ((ptrdiff_t)t * used + u) * n;
+            for (int i = 0; i < n; i++) to[i] += weight * from[i];
+        }
+    }
+}
+
+/* y = g sigmoid(slope g) (u + 1), g = min(gate, limit), u = clamp(up, -limit, limit) */
+EXPORT void caravan_clamped_swiglu(const float *gate, const float *up, float limit, float slope, int64_t n,
+                                   float *y, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (n > WORTH_SHARING / 4)
+    for (int64_t at = 0; at < n; at += 16) {
+        float lanes[3][16] = {{0}};
+        const int some = n - at < 16 ? (int)(n - at) : 16;
+        memcpy(lanes[0], gate + at, some * sizeof(float));
+        memcpy(lanes[1], up + at, some * sizeof(float));
+        const v16 g = v_negative(v_max(v_all(-limit), v_negative(v_load(lanes[0]))));
+        const v16 u = v_add(v_clamp(v_load(lanes[1]), limit), v_all(1.0f));
+        v_store(lanes[2], v_mul(v_times_logistic(g, v_mul(g, v_all(slope))), u));
+        memcpy(y + at, lanes[2], some * sizeof(float));
+    }
+}

@@ -1,0 +1,234 @@
+"""Activations times the matrices of the experts chosen for each row, which stay in their blocks."""
+
+import ctypes
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
+from runtime.kernels.native import address, library
+from runtime.quant import Weight, dequantize
+
+# What the twin holds at once for each weight of a slab, which passes through several types.
+_TWIN_BYTES_PER_WEIGHT = 16
+_TWIN_WORDS_PER_PAIR = 12
+
+
+def expert_products(
+    x: Tensor,
+    weight: Weight,
+    chosen: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """x [tokens, in] or [tokens, used, in], weight (experts, out, in) -> [tokens, used, out].
+
+    chosen [tokens, used] int64: the experts of each row. In x's type; bias float32 (experts, out)
+    is added, and scale float32 [tokens, used] multiplies the rows beforehand. On a CPU with a C
+    compiler, computed in float32, the matrix of each expert in use is read once and of the others
+    nothing, and the bits of a row do not depend on the other rows.
+    """
+    kernels = library() if x.device.type == "cpu" else None
+    if kernels is None:
+        return expert_products_twin(x, weight, chosen, bias=bias, scale=scale)
+    wide = x.float().contiguous()
+    if kernels.caravan_matmul_knows(weight.type.id):
+        result = _products_cpu(kernels, wide, weight, chosen, bias, scale)
+    else:
+        result = _products_expanded(wide, weight, chosen, bias, scale)
+    return result.to(x.dtype)
+
+
+def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
+    """x [tokens, used, n], weights [tokens, used] -> [tokens, n] in x's type, summed in float32.
+
+    In the order of the choices, so the bits of a row do not depend on the other rows.
+    """
+    if x.device.type != "cpu" or (kernels := library()) is None:
+        return weighted_sum_twin(x, weights)
+    wide, factors = x.float().contiguous(), weights.float().contiguous()
+    result = torch.empty(x.shape[0], x.shape[2])
+    kernels.caravan_weighted_sum(
+        address(wide), address(factors), *x.shape, address(result), torch.get_num_threads()
+    )
+    return result.to(x.dtype)
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, *, limit: float, slope: float) -> Tensor:
+    """gate, up [..., n] -> g * sigmoid(slope * g) * (u + 1), in gate's type; in float32.
+
+    g = min(gate, limit), u = clamp(up, -limit, limit); as in the model code of gpt-oss.
+    """
+    if gate.device.type != "cpu" or (kernels := library()) is None:
+        return clamped_swiglu_twin(gate, up, limit=limit, slope=slope)
+    wide, other = gate.float().contiguous(), up.float().contiguous()
+    result = torch.empty_like(wide)
+    kernels.caravan_clamped_swiglu(
+        address(wide), address(other), limit, slope, wide.numel(), address(result),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return result.to(gate.dtype)
+
+
+def expert_products_twin(
+    x: Tensor,
+    weight: Weight,
+    chosen: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """The specification of `expert_products`: gathered blocks, a slab at a time, and `bmm`.
+
+    Rows of the same expert are put together in bundles of one size, each multiplied by its
+    expert's matrix. The device is not waited for: elsewhere than on a CPU, where the number of
+    bundles is known, as many matrices are expanded as there could be, at most twice the experts.
+    """
+    (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
+    pairs, result = tokens * used, x.new_empty(tokens * used + 1, outs)
+    rows, share = x.flatten(0, -2), used if x.dim() == 2 else 1
+    size = _bundle_size(pairs, experts)
+    experts_of, members = _bundles(chosen.flatten(), experts, size)
+    factors = None if scale is None else scale.flatten().to(x.dtype)
+    outs_at_once = min(outs, max(1, SLAB_ELEMENTS // elements))
+    bundles_at_once = max(1, SLAB_ELEMENTS // (outs_at_once * elements))
+    for some, of in zip(
+        members.split(bundles_at_once), experts_of.split(bundles_at_once), strict=True
+    ):
+        inside = some.clamp(max=pairs - 1)
+        taken = rows[inside // share]
+        taken = taken if factors is None else taken * factors[inside].unsqueeze(-1)
+        for begin in range(0, outs, outs_at_once):
+            blocks = weight.data[:, begin : begin + outs_at_once].index_select(0, of)
+            dense = dequantize(blocks, weight.type).to(x.dtype)
+            products = torch.bmm(taken, dense.transpose(1, 2)).flatten(0, 1)
+            result[:, begin : begin + outs_at_once].index_copy_(0, some.flatten(), products)
+    result = result[:pairs].view(tokens, used, outs)
+    return result if bias is None else result.add_(bias[chosen])
+
+
+def weighted_sum_twin(x: Tensor, weights: Tensor) -> Tensor:
+    """The specification of `weighted_sum`."""
+    return (x.float() * weights.float().unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+
+def clamped_swiglu_twin(gate: Tensor, up: Tensor, *, limit: float, slope: float) -> Tensor:
+    """The specification of `clamped_swiglu`."""
+    g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
+    return (g * torch.sigmoid(slope * g) * (u + 1)).to(gate.dtype)
+
+
+def expert_workspace_bytes(
+    device: torch.device, shape: tuple[int, int, int], *, tokens: int, used: int
+) -> int:
+    """What `expert_products` allocates at most, its result included, by the weight's shape."""
+    experts, outs, elements = shape
+    pairs = tokens * used
+    copies = 4 * (2 * pairs * outs + pairs * elements)  # in float32, and again in x's type
+    kernels = library() if device.type == "cpu" else None
+    if kernels is not None:
+        places = kernels.caravan_experts_places(pairs, experts)
+        return copies + 4 * (kernels.caravan_experts_packed(pairs, elements) + places)
+    size = _bundle_size(pairs, experts)
+    bundles = _most_bundles(pairs, experts, size)
+    slab = min(max(SLAB_ELEMENTS, elements), bundles * outs * elements)
+    gathered = 4 * bundles * size * (2 * elements + outs)
+    words = 8 * _TWIN_WORDS_PER_PAIR * (pairs + bundles * size + experts)
+    return copies + _TWIN_BYTES_PER_WEIGHT * slab + gathered + words
+
+
+def _bundle_size(pairs: int, experts: int) -> int:
+    """The power of two below what an expert has on average: few bundles, little of them empty."""
+    return 1 << max(0, (pairs // experts).bit_length() - 1)
+
+
+def _most_bundles(pairs: int, experts: int, size: int) -> int:
+    """Each expert in use has one that is not full."""
+    return pairs // size + (min(experts, pairs) if size > 1 else 0)
+
+
+def _bundles(chosen: Tensor, experts: int, size: int) -> tuple[Tensor, Tensor]:
+    """chosen [pairs] -> the expert of each bundle [n] and its pairs [n, size].
+
+    `pairs` stands for none. Bundles without any belong to the last expert in use.
+    """
+    pairs, device = len(chosen), chosen.device
+    counts = torch.zeros(experts, dtype=torch.int64, device=device)
+    counts.index_add_(0, chosen, torch.ones_like(chosen))
+    ends = ((counts + size - 1) // size).cumsum(0)
+    begins = (ends - (counts + size - 1) // size) * size
+    order = chosen.argsort(stable=True)
+    expert = chosen[order]
+    moved = begins - (counts.cumsum(0) - counts)
+    place = moved[expert] + torch.arange(pairs, device=device)
+    known = device.type == "cpu" and pairs > 0
+    count = int(ends[-1]) if known else _most_bundles(pairs, experts, size)
+    members = torch.full((count * size,), pairs, device=device)
+    members[place] = order
+    index = torch.arange(count, device=device).minimum(ends[-1] - 1)
+    return torch.searchsorted(ends, index, right=True), members.view(count, size)
+
+
+class _Job(ctypes.Structure):
+    """`caravan_experts_job` in cpu/experts.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "x", "scales", "chosen", "weight", "bias", "y", "packed", "places",
+        )),
+        ("expert_bytes", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in (
+            "type", "pairs", "share", "experts", "outs", "elements",
+        )),
+    )  # fmt: skip
+
+
+def _products_cpu(
+    kernels: ctypes.CDLL,
+    x: Tensor,
+    weight: Weight,
+    chosen: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+) -> Tensor:
+    """x float32, contiguous."""
+    (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
+    pairs, data = tokens * used, weight.data
+    assert x.shape[-1] == elements and x.shape[:-1] in ((tokens,), (tokens, used)), x.shape
+    assert chosen.dtype == torch.int64 and data.stride(2) == 1, (chosen.dtype, data.stride())
+    result = torch.empty(tokens, used, outs)
+    if not (pairs and outs):
+        return result
+    packed = torch.empty(kernels.caravan_experts_packed(pairs, elements))
+    places = torch.empty(kernels.caravan_experts_places(pairs, experts), dtype=torch.int32)
+    scale = None if scale is None else scale.float().contiguous()
+    chosen = chosen.contiguous()
+    job = _Job(
+        address(x), None if scale is None else address(scale), address(chosen), data.data_ptr(),
+        None if bias is None else address(bias), address(result), address(packed),
+        address(places), data.stride(0), data.stride(1), weight.type.id, pairs,
+        used if x.dim() == 2 else 1, experts, outs, elements,
+    )  # fmt: skip
+    groups = kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads())
+    assert groups > 0, f"the choices of experts are not all below {experts}"
+    return result
+
+
+def _products_expanded(
+    x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
+) -> Tensor:
+    """For integers and doubles, which have no C kernel: one expert in use after the other."""
+    tokens, used = chosen.shape
+    rows, flat = x.flatten(0, -2), chosen.flatten()
+    share, result = used if x.dim() == 2 else 1, torch.empty(tokens * used, weight.shape[1])
+    for expert in flat.unique().tolist():
+        pairs = (flat == expert).nonzero()[:, 0]
+        taken = rows[pairs // share]
+        taken = taken if scale is None else taken * scale.flatten()[pairs].unsqueeze(-1)
+        matrix = replace(weight, data=weight.data[expert], shape=weight.shape[1:])
+        result[pairs] = matmul(taken, matrix)
+    result = result.view(tokens, used, weight.shape[1])
+    return result if bias is None else result.add_(bias[chosen])

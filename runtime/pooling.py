@@ -1,0 +1,87 @@
+"""Hidden states of a prompt, however many steps compute them, to one vector."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.model import RowSpan
+from runtime.request import Pooling
+from runtime.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Rows [begin, end) of a step's states belong to the prompt in `slot`.
+
+    `first`: they are its first ones. `divisor`: how many rows the vector is the mean of, where
+    these are its last ones; None where more will come.
+    """
+
+    slot: int
+    begin: int
+    end: int
+    first: bool
+    divisor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PooledStep:
+    """What a step pools: rows of its batch, whose states come in this order; how they go together;
+    and the chunk that each complete vector belongs to."""
+
+    rows: tuple[int, ...]
+    parts: tuple[PooledRows, ...]
+    chunks: tuple[int, ...]
+
+
+def plan_pooling(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> PooledStep:
+    """`spans`: the rows of each chunk."""
+    rows: list[int] = []
+    parts, complete = [], []
+    for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True)):
+        request = chunk.sequence.request
+        if request.pooling is None:
+            continue
+        length, end = len(request.prompt), chunk.start + chunk.length
+        wanted = pooled_positions(request.pooling, chunk.start, end, length)
+        begin = len(rows)
+        rows += [span.begin + position - chunk.start for position in wanted]
+        divisor = None
+        if end == length:
+            divisor = length if request.pooling is Pooling.MEAN else 1
+            complete.append(index)
+        parts.append(PooledRows(chunk.slot, begin, len(rows), chunk.start == 0, divisor))
+    return PooledStep(tuple(rows), tuple(parts), tuple(complete))
+
+
+def pooled_positions(pooling: Pooling, begin: int, end: int, length: int) -> range:
+    """Which of the positions [begin, end) of a prompt of `length` tokens its vector needs."""
+    match pooling:
+        case Pooling.MEAN:
+            return range(begin, end)
+        case Pooling.CLS:
+            return range(begin, min(end, max(begin, 1)))
+        case Pooling.LAST:
+            return range(min(end, max(begin, length - 1)), end)
+
+
+class Pooler:
+    """Sums in float32, one for each slot; rows of a slot are added in the order of positions."""
+
+    def __init__(self, *, slots: int, hidden: int, device: torch.device) -> None:
+        self._sums = torch.zeros(slots, hidden, dtype=torch.float32, device=device)
+
+    def take(self, states: Tensor, parts: Sequence[PooledRows]) -> Tensor:
+        """states [rows, hidden] -> float32 [n, hidden]: a vector for each part with a divisor."""
+        vectors = []
+        for part in parts:
+            total = states[part.begin : part.end].float().sum(dim=0)
+            if not part.first:
+                total += self._sums[part.slot]
+            if part.divisor is None:
+                self._sums[part.slot] = total
+            else:
+                vectors.append(total / part.divisor)
+        return torch.stack(vectors) if vectors else self._sums[:0]

@@ -1,0 +1,250 @@
+"""Vectors of texts: /api/embed, the older /api/embeddings, and /v1/embeddings."""
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtime.errors import ModelFileError, RequestError
+from serve_app.api.fields import Body, harmless, read_object
+from serve_app.api.openai import encoded, error_body
+from serve_app.api.reply import Reply
+from serve_app.backend import ChatBackend, ServedModel
+from serve_app.errors import Refusal
+from serve_app.options import read_options
+from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds, together
+
+MAX_INPUTS = 2048
+# Inputs that go to one replica together, and how many such groups are asked at once.
+GROUP, GROUPS_AT_ONCE = 32, 8
+
+Vectors = NDArray[np.float32]
+Input = RawText | TokenIds
+
+
+class _NativeBody(Body):
+    model: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)
+    keep_alive: Any = harmless()
+
+
+class EmbedBody(_NativeBody):
+    input: Any = None
+    truncate: bool = True
+    dimensions: int = Field(default=0, ge=0)
+
+
+class OlderBody(_NativeBody):
+    prompt: str = ""
+
+
+class OpenAIBody(Body):
+    model: str = ""
+    input: Any = None
+    dimensions: int | None = Field(default=None, ge=1)
+    encoding_format: str = "float"
+    user: Any = harmless()
+
+
+class Embeddings:
+    """Answers the three endpoints."""
+
+    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+        self._backend = backend
+        self._max_body_bytes = max_body_bytes
+
+    async def embed(self, request: Request) -> Response:
+        body = EmbedBody.read(await read_object(request, self._max_body_bytes))
+        model = self._backend.model(body.model)
+        inputs = _native_inputs(body.input)
+        reply = partial(
+            native_reply,
+            model=body.model,
+            dimensions=body.dimensions or None,
+            begun_ns=time.monotonic_ns(),
+        )
+        if not inputs:
+            await self._backend.card(model)
+            return JSONResponse(reply(together([])))
+        context = read_options(body.options).over(model.options).num_ctx
+        tasks = _tasks(model, inputs, truncate=body.truncate, context_tokens=context)
+        return Reply(self._vectors(tasks), _native(reply), stream=False)
+
+    async def older(self, request: Request) -> Response:
+        body = OlderBody.read(await read_object(request, self._max_body_bytes))
+        model = self._backend.model(body.model)
+        if not body.prompt:
+            await self._backend.card(model)
+            return JSONResponse({"embedding": []})
+        context = read_options(body.options).over(model.options).num_ctx
+        tasks = _tasks(model, [RawText(body.prompt)], truncate=True, context_tokens=context)
+        return Reply(self._vectors(tasks), _native(older_reply), stream=False)
+
+    async def openai(self, request: Request) -> Response:
+        body = OpenAIBody.read(await read_object(request, self._max_body_bytes))
+        model = self._backend.model(body.model)
+        if body.encoding_format not in ("float", "base64"):
+            raise RequestError(
+                f"Invalid value for 'encoding_format' = {body.encoding_format}. "
+                "Supported values: ['float', 'base64']."
+            )
+        inputs = _openai_inputs(body.input)
+        context = model.options.num_ctx
+        tasks = _tasks(model, inputs, truncate=False, context_tokens=context)
+        reply = partial(
+            openai_reply,
+            model=body.model,
+            dimensions=body.dimensions,
+            encoding=body.encoding_format,
+        )
+        encoder = VectorEncoder(
+            lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
+        )
+        return Reply(self._vectors(tasks), encoder, stream=False)
+
+    async def _vectors(self, tasks: Sequence[EmbeddingTask]) -> AsyncGenerator[ChatDelta, None]:
+        """One delta with everything; the first failure ends all tasks and is the answer."""
+        at_once = asyncio.Semaphore(GROUPS_AT_ONCE)
+
+        async def answer(task: EmbeddingTask) -> ChatDelta:
+            async with at_once:
+                return together([delta async for delta in self._backend.generate(task)])
+
+        asked = [asyncio.create_task(answer(task)) for task in tasks]
+        try:
+            yield together(await asyncio.gather(*asked))
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorEncoder:
+    """A reply of one piece, in the words of one endpoint."""
+
+    whole: Callable[[ChatDelta], bytes]
+    refused: Callable[[Refusal], bytes]
+    stream_type: str = "application/json"
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        return self.whole(delta)
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return self.refused(refusal)
+
+
+def native_reply(
+    delta: ChatDelta, *, model: str, dimensions: int | None, begun_ns: int
+) -> dict[str, Any]:
+    """Vectors of length 1, unless they are zero."""
+    vectors = normalised(_array(delta.vectors), dimensions)
+    reply: dict[str, Any] = {"model": model, "embeddings": vectors.tolist()}
+    if delta.usage is not None and delta.vectors:
+        reply["total_duration"] = time.monotonic_ns() - begun_ns
+        reply["load_duration"] = delta.usage.queue_ns
+        reply["prompt_eval_count"] = delta.usage.prompt_tokens
+    return reply
+
+
+def older_reply(delta: ChatDelta) -> dict[str, Any]:
+    """One vector as the model gave it."""
+    return {"embedding": _array(delta.vectors)[0].tolist()}
+
+
+def openai_reply(
+    delta: ChatDelta, *, model: str, dimensions: int | None, encoding: str
+) -> dict[str, Any]:
+    vectors = normalised(_array(delta.vectors), dimensions)
+    data = [
+        {"object": "embedding", "embedding": _shown(vector, encoding), "index": index}
+        for index, vector in enumerate(vectors)
+    ]
+    count = 0 if delta.usage is None else delta.usage.prompt_tokens
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def _native(reply: Callable[[ChatDelta], dict[str, Any]]) -> VectorEncoder:
+    return VectorEncoder(
+        lambda delta: encoded(reply(delta)), lambda refusal: encoded({"error": refusal.message})
+    )
+
+
+def _shown(vector: Vectors, encoding: str) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
+
+
+def normalised(vectors: Vectors, dimensions: int | None) -> Vectors:
+    """vectors [n, size], cut to `dimensions`, then each divided by its length where it has one."""
+    if dimensions is not None and dimensions > vectors.shape[1]:
+        raise RequestError(
+            f"dimensions is {dimensions:,}; the model's vectors have {vectors.shape[1]:,}"
+        )
+    cut = vectors[:, :dimensions].astype(np.float64)
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    return np.divide(cut, lengths, out=np.zeros_like(cut), where=lengths > 0).astype(np.float32)
+
+
+def _array(vectors: Sequence[bytes]) -> Vectors:
+    if not vectors:
+        return np.zeros((0, 0), dtype=np.float32)
+    array = np.stack([np.frombuffer(vector, dtype="<f4") for vector in vectors])
+    if not np.isfinite(array).all():
+        raise ModelFileError("The model returned a vector that is not made of finite numbers.")
+    return array
+
+
+def _tasks(
+    model: ServedModel, inputs: Sequence[Input], *, truncate: bool, context_tokens: int | None
+) -> list[EmbeddingTask]:
+    groups = [tuple(inputs[begin : begin + GROUP]) for begin in range(0, len(inputs), GROUP)]
+    return [
+        EmbeddingTask(uuid.uuid4().hex, model.name, group, truncate, context_tokens)
+        for group in groups
+    ]
+
+
+def _native_inputs(given: Any) -> list[Input]:
+    if given is None or given == "":
+        return []
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RequestError("invalid input type")
+    return _counted([RawText(text) for text in texts])
+
+
+def _openai_inputs(given: Any) -> list[Input]:
+    """A text, texts, token ids, or lists of token ids."""
+    if isinstance(given, str):
+        return [RawText(given)]
+    if isinstance(given, list) and given:
+        if all(isinstance(item, str) for item in given):
+            return _counted([RawText(item) for item in given])
+        if _are_ids(given):
+            return [TokenIds(tuple(given))]
+        if all(isinstance(item, list) and item and _are_ids(item) for item in given):
+            return _counted([TokenIds(tuple(item)) for item in given])
+    raise RequestError("invalid input")
+
+
+def _are_ids(given: list[Any]) -> bool:
+    return all(type(item) is int and 0 <= item < 2**31 for item in given)
+
+
+def _counted(inputs: list[Input]) -> list[Input]:
+    if len(inputs) > MAX_INPUTS:
+        raise RequestError(f"input has {len(inputs):,} texts; at most {MAX_INPUTS:,} are taken")
+    return inputs

@@ -1,0 +1,40 @@
+"""`caravan convert`: a folder as the Hub has it becomes a GGUF file."""
+
+from pathlib import Path
+
+import click
+
+from model_zoo.conversion.convert import convert as write
+from model_zoo.conversion.mapping import FLAVOURS, LLAMA_CPP
+from model_zoo.conversion.recipes import RECIPES
+from serve_app.cli.options import json_option
+from serve_app.cli.progress import counted, reporter
+from serve_app.cli.terminal import print_written
+
+
+@click.command("convert")
+@click.argument("folder", metavar="HF_FOLDER", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT.gguf", type=click.Path(path_type=Path))
+@click.option(
+    "--type",
+    "recipe",
+    type=click.Choice(list(RECIPES), case_sensitive=False),
+    default="f16",
+    show_default=True,
+    help="Of the weights in the file.",
+)
+@click.option(
+    "--flavour",
+    type=click.Choice(list(FLAVOURS)),
+    default=LLAMA_CPP,
+    show_default=True,
+    help="Whose names for tensors and metadata the file has, where the two differ.",
+)
+@json_option
+def convert(folder: Path, out: Path, recipe: str, flavour: str, as_json: bool) -> None:
+    """Convert a folder with config.json, safetensors and a tokenizer into a GGUF file."""
+    with reporter(as_json=as_json) as progress:
+        paths = write(
+            folder, out, type=recipe, flavour=flavour, progress=counted(progress, "converting")
+        )
+    print_written(paths, as_json=as_json)

@@ -1,0 +1,162 @@
+"""What a model is, as its files and its manifest say, whether or not it can be served."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.model_name import ModelName
+from model_zoo.registry import class_for, quantization
+from model_zoo.sources.reference import PathSource, parse_source
+from model_zoo.store import Store, StoredModel
+from model_zoo.template_choice import choose_template
+from model_zoo.tokenizer import load_tokenizer
+from runtime.errors import CaravanError, ModelFileError
+from runtime.quant import BlockType
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a model lies: `stored` None for a file that is in no store."""
+
+    file: Path
+    projector: Path | None
+    stored: StoredModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The chat template in use and where it is from; `problem`: why it cannot be used."""
+
+    source: str | None
+    origin: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTotal:
+    """All tensors of one type in a file."""
+
+    type: BlockType
+    tensors: int
+    elements: int
+    nbytes: int
+
+
+class Unread(GGUFFile):
+    """A model file of which nothing but the header is read: a decoder made of it is an outline."""
+
+    def fetch(self, name: str) -> Iterator[int]:
+        return iter(())
+
+
+class ModelFacts:
+    """The facts of one GGUF file; ModelFileError when it is none, or names no architecture."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = Unread.open(path)
+        self.metadata = Metadata(self.file.metadata, path=self.file.path)
+        self.architecture = self.metadata.architecture
+        self.quantization = quantization(self.file, self.metadata)
+        self.template = _template(self.file, self.architecture)
+        self.unserved = self.template.problem or self._no_class()
+
+    @property
+    def name(self) -> str:
+        return _text(self.file.metadata.get("general.name")) or self.file.stem
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(info.elements for info in self.file.tensors.values())
+
+    def size(self, key: str) -> int | None:
+        """A number of the architecture such as `context_length`; None where none is stated."""
+        value = self.file.metadata.get(self.metadata.full_key(key))
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.metadata.length("tokenizer.ggml.tokens")
+
+    @property
+    def license(self) -> str | None:
+        return _text(self.file.metadata.get("general.license"))
+
+    def totals(self) -> list[TypeTotal]:
+        """By type, the largest first."""
+        by_type: dict[BlockType, list[Any]] = {}
+        for info in self.file.tensors.values():
+            by_type.setdefault(info.type, []).append(info)
+        totals = (
+            TypeTotal(
+                kind,
+                len(infos),
+                sum(info.elements for info in infos),
+                sum(info.nbytes for info in infos),
+            )
+            for kind, infos in by_type.items()
+        )
+        return sorted(totals, key=lambda total: total.nbytes, reverse=True)
+
+    def _no_class(self) -> str | None:
+        try:
+            class_for(self.metadata)
+        except ModelFileError as error:
+            return str(error)
+        return None
+
+
+def locate(text: str, store: Store) -> Location:
+    """The model that a name, a path or a source means; a path is one where such a file is.
+
+    ModelFileError or StoreError says that there is none.
+    """
+    source = parse_source(text)
+    if not isinstance(source, PathSource):
+        return _stored(store, source.name)
+    if source.path.is_file():
+        return Location(source.path, None, None)
+    if text.endswith(".gguf") or text.startswith((".", "/", "~")):
+        raise ModelFileError(f"{source.path}: there is no such file.")
+    return _stored(store, ModelName.parse(text))
+
+
+def _stored(store: Store, name: ModelName) -> Location:
+    model = store.open(name)
+    return Location(model.files[0], next(iter(model.projectors), None), model)
+
+
+def _template(file: GGUFFile, architecture: str) -> Template:
+    try:
+        tokenizer = load_tokenizer(file.metadata, architecture=architecture)
+        chosen = choose_template(file.metadata, tokenizer, architecture=architecture)
+    except CaravanError as error:
+        source = _text(file.metadata.get("tokenizer.chat_template"))
+        return Template(source, None if source is None else "file", str(error))
+    return (
+        Template(None, None) if chosen is None else Template(chosen.template.source, chosen.origin)
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def texts_of(stored: StoredModel, store: Store, kind: str) -> list[str]:
+    """What the manifest has of one kind beside the model, such as "license" or "system"."""
+    return [store.text(layer) for layer in stored.manifest.of_kind(kind)]
+
+
+def tensor_list(file: GGUFFile) -> list[Mapping[str, Any]]:
+    """Each tensor as JSON tells it: the shape as GGUF counts, fastest dimension first."""
+    return [
+        {
+            "name": info.name,
+            "type": info.type.name,
+            "shape": info.shape[::-1],
+            "bytes": info.nbytes,
+        }
+        for info in file.tensors.values()
+    ]

@@ -1,0 +1,83 @@
+"""The command `caravan`: its subcommands, and what becomes of errors and interrupts."""
+
+import errno
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from runtime.errors import CaravanError
+from serve_app.cli.terminal import print_error
+
+INTERRUPTED = 130
+
+# name -> ("module:command", what it does); a module is imported when its command is used, since
+# some need a tensor library and most do not.
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "pull": ("serve_app.cli.pull:pull", "Fetch models into the store."),
+        "import": ("serve_app.cli.imports:import_", "Take over models of Ollama, without a copy."),
+        "list": ("serve_app.cli.listing:list_", "List the models in the store."),
+        "show": ("serve_app.cli.show:show", "Show what a model is and what memory it needs."),
+        "verify": ("serve_app.cli.verify:verify", "Read models to the end; say what is damaged."),
+        "convert": ("serve_app.cli.convert:convert", "Make a GGUF file of a Hugging Face folder."),
+        "quantize": ("serve_app.cli.quantize:quantize", "Make a GGUF file smaller."),
+        "rm": ("serve_app.cli.remove:remove", "Remove models from the store."),
+    }
+)
+
+
+class Failure(click.ClickException):
+    """One line on standard error, exit status 1."""
+
+    def show(self, file: Any = None) -> None:
+        print_error(self.message)
+
+
+class Commands(click.Group):
+    """Subcommands by the table above; errors meant for a person become one line each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CaravanError as error:
+            raise Failure(str(error)) from None
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read this has gone; click knows what to do
+                raise
+            place = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{place}{error.strerror or error}.") from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="caravan", prog_name="caravan")
+def caravan() -> None:
+    """Models in GGUF: fetch, look at, check, make and remove them.
+
+    A model is named as in `llama3.2:1b` or `hf://org/repo:Q4_K_M`.
+    """
+
+
+def main() -> None:
+    """The console script; ends the process."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    caravan(prog_name="caravan")

@@ -1,0 +1,64 @@
+"""`caravan pull`: models from the Hugging Face Hub and from registries, into the store."""
+
+import click
+
+from model_zoo.manifest import SOURCE
+from model_zoo.model_name import HUB_HOST, ModelName
+from model_zoo.sources import pull as pulling
+from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
+from model_zoo.store import Store
+from runtime.errors import SourceError
+from serve_app.cli.options import json_option, store_option
+from serve_app.cli.progress import reporter
+from serve_app.cli.terminal import byte_size, harmless, print_json
+
+
+@click.command("pull")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@store_option
+@json_option
+def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
+    """Fetch models into the store, or bring those that are there up to date.
+
+    A SOURCE is hf://org/repo[:quantisation], hf://org/repo/file.gguf, each with [@revision], or a
+    name of Ollama's registry: llama3.2:1b, ollama://[host/][namespace/]name[:tag]. What is
+    interrupted goes on where it stopped when it is pulled again.
+    """
+    for source in [remote_source(text, store) for text in sources]:
+        try:
+            with reporter(as_json=as_json) as progress:
+                model = pulling.pull(source, store, progress=progress)
+        except KeyboardInterrupt:
+            click.echo(f"Interrupted; `caravan pull {source}` goes on from here.", err=True)
+            raise
+        size = model.manifest.size_bytes
+        if as_json:
+            done = {"pulled": str(model.name), "bytes": size, "files": list(map(str, model.files))}
+            print_json(done, line=True)
+        else:
+            click.echo(harmless(f"{model.name}: {byte_size(size)}"))
+
+
+def remote_source(text: str, store: Store) -> RemoteSource:
+    """What to ask for; SourceError when the text cannot mean a model elsewhere.
+
+    A name without a scheme is one of Ollama's registry, unless the store has it from the Hub.
+    """
+    source = parse_source(text)
+    if not isinstance(source, PathSource):
+        return source
+    if source.path.exists() or text.startswith((".", "/", "~")):
+        raise SourceError(f"{source.path} is a path; a file is served from where it lies.")
+    name = ModelName.parse(text)
+    return _origin(name, store) if name.host == HUB_HOST else RegistrySource(name)
+
+
+def _origin(name: ModelName, store: Store) -> RemoteSource:
+    """Names of the Hub's models do not tell all of a source; their manifests do."""
+    stated = store.manifest(name).annotations.get(SOURCE) if store.find(name) else None
+    origin = None if stated is None else parse_source(stated)
+    if origin is None or isinstance(origin, PathSource):
+        raise SourceError(
+            f"Where {name} comes from is not known; give hf://organisation/repository."
+        )
+    return origin

@@ -1,0 +1,43 @@
+"""`caravan quantize`: a GGUF file again, with smaller weights."""
+
+from pathlib import Path
+
+import click
+
+from model_zoo.conversion.quantize import quantize_file
+from model_zoo.conversion.recipes import RECIPES
+from serve_app.cli.options import json_option
+from serve_app.cli.progress import counted, reporter
+from serve_app.cli.terminal import print_written
+
+
+@click.command("quantize")
+@click.argument("source", metavar="IN.gguf", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT.gguf", type=click.Path(path_type=Path))
+@click.option(
+    "--type",
+    "recipe",
+    type=click.Choice(list(RECIPES), case_sensitive=False),
+    required=True,
+    help="Of the weights in the new file.",
+)
+@click.option(
+    "--allow-requantize",
+    is_flag=True,
+    help="Take a file that is quantised already; it loses quality a second time.",
+)
+@json_option
+def quantize(source: Path, out: Path, recipe: str, allow_requantize: bool, as_json: bool) -> None:
+    """Write a GGUF file again with its weights in smaller blocks.
+
+    Of a split file give the first part.
+    """
+    with reporter(as_json=as_json) as progress:
+        path = quantize_file(
+            source,
+            out,
+            recipe,
+            allow_requantize=allow_requantize,
+            progress=counted(progress, "quantising"),
+        )
+    print_written([path], as_json=as_json)

@@ -1,0 +1,41 @@
+"""`caravan rm`: models out of the store."""
+
+import click
+
+from model_zoo.model_name import ModelName
+from model_zoo.sources.reference import PathSource, parse_source
+from model_zoo.store import Store
+from runtime.errors import CaravanError
+from serve_app.cli.options import json_option, store_option
+from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
+
+
+@click.command("rm")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@store_option
+@json_option
+def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
+    """Remove models from the store, and of their files those that no other model uses.
+
+    When one cannot be removed, the others are all the same; the exit status is then 1.
+    """
+    failed = False
+    for name in map(stored_name, names):
+        try:
+            freed = store.remove(name)
+        except CaravanError as error:
+            print_error(str(error))
+            failed = True
+            continue
+        if as_json:
+            print_json({"removed": str(name), "freed_bytes": freed}, line=True)
+        else:
+            click.echo(harmless(f"{name}: removed, {byte_size(freed)} freed"))
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def stored_name(text: str) -> ModelName:
+    """The name in the store of a name or of a source."""
+    source = parse_source(text)
+    return ModelName.parse(text) if isinstance(source, PathSource) else source.name

@@ -1,0 +1,268 @@
+"""`caravan show`: what a model is, and what memory it needs."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from model_zoo.gguf.header import MetadataValue
+from model_zoo.store import Store
+from runtime.errors import CaravanError
+from serve_app.cli.facts import Location, ModelFacts, locate, tensor_list, texts_of
+from serve_app.cli.footprint import Footprint, footprint
+from serve_app.cli.options import json_option, store_option
+from serve_app.cli.terminal import (
+    byte_size,
+    harmless_lines,
+    iso_date,
+    local_date,
+    print_json,
+    print_pairs,
+    print_table,
+    print_title,
+    short_count,
+    shortened,
+)
+
+_LONGEST_VALUE = 80
+_LONGEST_REASON = 400
+_SHOWN_ELEMENTS = 4
+
+
+@click.command("show")
+@click.argument("model", metavar="NAME|PATH|SOURCE")
+@click.option(
+    "--context",
+    "context_tokens",
+    type=click.IntRange(min=2),
+    metavar="TOKENS",
+    help="Longest prompt and answer together; 4096, or the model's own if less.",
+)
+@click.option("--slots", type=click.IntRange(min=1), help="Requests that run at once; 16.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    help="Where it is to run; what this machine has.",
+)
+@store_option
+@json_option
+def show(
+    model: str,
+    context_tokens: int | None,
+    slots: int | None,
+    device: str,
+    store: Store,
+    as_json: bool,
+) -> None:
+    """Show what a model is and what memory it needs.
+
+    Of a file only the header is read. --context, --slots and --device say for what the memory is
+    reckoned, as `context_tokens`, `max_sequences` and `device` do in a configuration. --json writes
+    all metadata and every tensor.
+    """
+    location = locate(model, store)
+    facts = ModelFacts(location.file)
+    try:
+        need: Footprint | CaravanError = footprint(
+            facts, context_tokens=context_tokens, slots=slots, device=device
+        )
+    except CaravanError as error:
+        need = error
+    document = _document(location, facts, need, store)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document, facts, need)
+
+
+def _document(
+    location: Location, facts: ModelFacts, need: Footprint | CaravanError, store: Store
+) -> dict[str, Any]:
+    stored = location.stored
+    refusal = facts.unserved or (str(need) if isinstance(need, CaravanError) else None)
+    return {
+        "name": facts.name,
+        "architecture": facts.architecture,
+        "parameters": facts.parameter_count,
+        "quantization": facts.quantization,
+        "context_length": facts.size("context_length"),
+        "embedding_length": facts.size("embedding_length"),
+        "block_count": facts.size("block_count"),
+        "vocab_size": facts.vocab_size,
+        "license": facts.license,
+        "path": str(location.file),
+        "file_bytes": facts.file.size_bytes,
+        "modified_at": iso_date(facts.file.modified_at),
+        "stored": None if stored is None else _stored(location, store),
+        "projector": None if location.projector is None else _projector(location.projector),
+        "supported": refusal is None,
+        "unsupported_because": refusal,
+        "memory": {"error": str(need)} if isinstance(need, CaravanError) else asdict(need),
+        "template": asdict(facts.template),
+        "tensor_types": [
+            {
+                "type": total.type.name,
+                "tensors": total.tensors,
+                "parameters": total.elements,
+                "bytes": total.nbytes,
+            }
+            for total in facts.totals()
+        ],
+        "metadata": facts.file.metadata,
+        "tensors": tensor_list(facts.file),
+    }
+
+
+def _stored(location: Location, store: Store) -> dict[str, Any]:
+    stored = location.stored
+    assert stored is not None
+    return {
+        "name": str(stored.name),
+        "bytes": stored.manifest.size_bytes,
+        "modified_at": iso_date(stored.modified_at),
+        "annotations": stored.manifest.annotations,
+        "files": [str(path) for path in stored.files],
+        "layers": [
+            {"kind": layer.kind, "digest": layer.digest, "bytes": layer.size}
+            for layer in stored.manifest.blobs
+        ],
+        "texts": {
+            kind: texts_of(stored, store, kind)
+            for kind in ("license", "system", "template", "params", "messages")
+        },
+    }
+
+
+def _projector(path: Path) -> dict[str, Any]:
+    """A projector beside the model; one that is damaged says so and hides nothing else."""
+    try:
+        facts = ModelFacts(path)
+    except CaravanError as error:
+        return {"path": str(path), "error": str(error)}
+    return {
+        "path": str(path),
+        "architecture": facts.architecture,
+        "parameters": facts.parameter_count,
+        "quantization": facts.quantization,
+        "file_bytes": facts.file.size_bytes,
+    }
+
+
+def _print(document: Mapping[str, Any], facts: ModelFacts, need: Footprint | CaravanError) -> None:
+    print_title(shortened(facts.name, _LONGEST_VALUE))
+    print_pairs(_summary(document, facts))
+    if isinstance(need, Footprint):
+        click.echo()
+        print_title(_memory_title(need))
+        print_pairs(_memory(need))
+    click.echo()
+    print_table(
+        ("tensors>", "type", "parameters>", "size>"),
+        (
+            (f"{total.tensors:,}", total.type.name, f"{total.elements:,}", byte_size(total.nbytes))
+            for total in facts.totals()
+        ),
+    )
+    click.echo()
+    print_title("Metadata")
+    print_pairs((key, _value(value)) for key, value in facts.file.metadata.items())
+    if facts.template.source is not None:
+        click.echo()
+        print_title(f"Chat template ({facts.template.origin})")
+        for line in harmless_lines(facts.template.source):
+            click.echo(f"  {line}")
+
+
+def _summary(document: Mapping[str, Any], facts: ModelFacts) -> Iterator[tuple[str, str]]:
+    yield "architecture", facts.architecture
+    yield "parameters", f"{short_count(facts.parameter_count)} ({facts.parameter_count:,})"
+    yield "quantisation", facts.quantization
+    for name, key in (
+        ("context", "context_length"),
+        ("embedding", "embedding_length"),
+        ("layers", "block_count"),
+        ("vocabulary", "vocab_size"),
+    ):
+        if document[key] is not None:
+            yield name, f"{document[key]:,}"
+    yield "licence", _license(document)
+    yield "file", str(document["path"])
+    size, modified_at = byte_size(facts.file.size_bytes), local_date(facts.file.modified_at)
+    yield "size", f"{size}, written {modified_at}"
+    if document["stored"] is not None:
+        yield from _stored_pairs(document["stored"])
+    yield "projector", _projector_line(document["projector"])
+    yield "chat template", facts.template.origin or "none: it completes text only"
+    reason = document["unsupported_because"]
+    yield "served", "yes" if reason is None else f"no: {shortened(reason, _LONGEST_REASON)}"
+
+
+def _stored_pairs(stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "stored as", f"{stored['name']}, {byte_size(stored['bytes'])}"
+    for name, kind in (("system prompt", "system"), ("options", "params")):
+        for text in stored["texts"][kind]:
+            yield name, shortened(text, _LONGEST_VALUE)
+    if stored["texts"]["template"]:
+        yield "Go template", "not used: only templates in Jinja are"
+
+
+def _license(document: Mapping[str, Any]) -> str:
+    texts = document["stored"]["texts"]["license"] if document["stored"] else []
+    first = next((line.strip() for text in texts for line in text.split("\n") if line.strip()), "")
+    return shortened(document["license"] or first or "not stated", _LONGEST_VALUE)
+
+
+def _projector_line(projector: Mapping[str, Any] | None) -> str:
+    if projector is None:
+        return "none"
+    if "error" in projector:
+        return projector["error"]
+    size = byte_size(projector["file_bytes"])
+    return f"{projector['path']}, {projector['architecture']}, {projector['quantization']}, {size}"
+
+
+def _memory_title(need: Footprint) -> str:
+    requests = "one request" if need.slots == 1 else f"{need.slots} requests at once"
+    return f"Memory on {need.device}, for {requests} of {need.context_tokens:,} tokens"
+
+
+def _memory(need: Footprint) -> Iterator[tuple[str, str]]:
+    yield "weights", byte_size(need.weight_bytes)
+    yield "KV cache", f"{byte_size(need.cache_bytes)} in {need.kv_dtype}"
+    yield "activations", byte_size(need.activation_bytes)
+    yield "sampling", byte_size(need.sampler_bytes)
+    yield "in all", byte_size(need.total_bytes)
+    yield "at least", f"{byte_size(need.least_bytes)}, with a cache for one request"
+    if need.whole_context_cache_bytes is not None:
+        size, most = byte_size(need.whole_context_cache_bytes), need.whole_context_tokens
+        yield "whole context", f"a KV cache of {size} for one request of {most:,} tokens"
+    if need.available_bytes is not None:
+        yield "available here", f"{byte_size(need.available_bytes)}; {_verdict(need)}"
+
+
+def _verdict(need: Footprint) -> str:
+    if need.cache_tokens is None:
+        return f"it does not fit. {need.refusal}"
+    return f"it fits, with a cache of {need.cache_tokens:,} tokens"
+
+
+def _value(value: MetadataValue) -> str:
+    """One line; long arrays and texts by their begin and length."""
+    if isinstance(value, list | np.ndarray):
+        shown = ", ".join(_element(element) for element in value[:_SHOWN_ELEMENTS])
+        more = f", … ({len(value):,} in all)" if len(value) > _SHOWN_ELEMENTS else ""
+        return f"[{shown}{more}]"
+    if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+        return f"{shortened(value, _LONGEST_VALUE)} ({len(value):,} characters)"
+    return str(value)
+
+
+def _element(element: Any) -> str:
+    if isinstance(element, str):
+        return json.dumps(shortened(element, 20), ensure_ascii=False)
+    return str(element.item() if isinstance(element, np.generic) else element)

@@ -1,0 +1,40 @@
+"""What conversations with a model begin with, unless they bring their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from model_zoo.chat import Message
+from serve_app.task import Conversation, PromptSource
+
+_INSTRUCTIONS = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A model's own system text and messages; a conversation's system message goes before it."""
+
+    system: str | None = None
+    messages: tuple[Message, ...] = ()
+
+    def before(self, prompt: PromptSource) -> PromptSource:
+        """A conversation with its opening; other prompts stay as they are.
+
+        One that goes on after tokens of an earlier answer has the messages among them.
+        """
+        if not isinstance(prompt, Conversation):
+            return prompt
+        own, rest = _instructed(prompt.messages)
+        if not own and self.system:
+            own = (Message("system", self.system),)
+        said = () if prompt.after else self.messages
+        return msgspec.structs.replace(prompt, messages=(*own, *said, *rest))
+
+
+def _instructed(
+    messages: Sequence[Message],
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """The message with instructions that they begin with, if one is, and the others."""
+    count = int(bool(messages) and messages[0].role in _INSTRUCTIONS)
+    return tuple(messages[:count]), tuple(messages[count:])

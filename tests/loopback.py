@@ -1,0 +1,120 @@
+"""HTTP servers on loopback that stand in for the places where models are published."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PIECE = 16 << 10
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@dataclass
+class Exchange:
+    """A request, and the means to answer it; `sent` counts the bytes of its body."""
+
+    handler: BaseHTTPRequestHandler
+    path: str
+    query: dict[str, list[str]]
+    headers: Mapping[str, str]
+    sent: int = 0
+
+    def answer(self, body: bytes = b"", *, status: int = 200, **headers: str) -> None:
+        self.begin(status, {"content-length": str(len(body)), **headers})
+        self.send(body)
+
+    def json(self, value: object, *, status: int = 200, **headers: str) -> None:
+        kind = {"content-type": "application/json"}
+        self.answer(json.dumps(value).encode(), status=status, **kind, **headers)
+
+    def redirect(self, target: str, *, status: int = 302) -> None:
+        self.answer(status=status, location=target)
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.handler.send_response(status)
+        for name, value in headers.items():
+            self.handler.send_header(name.replace("_", "-"), value)
+        self.handler.end_headers()
+
+    def send(self, data: bytes) -> None:
+        for at in range(0, len(data), PIECE):
+            self.handler.wfile.write(data[at : at + PIECE])
+            self.sent += len(data[at : at + PIECE])
+
+    def range_of(self, data: bytes) -> tuple[int, int]:
+        stated = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+        return (int(stated[1]), int(stated[2]) + 1) if stated else (0, len(data))
+
+    def content(self, data: bytes) -> None:
+        """The data, or the range of it that was asked for."""
+        begin, end = self.range_of(data)
+        headers = {"content-length": str(end - begin), "accept-ranges": "bytes"}
+        if "range" in self.headers:
+            headers["content-range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+        self.begin(206 if "range" in self.headers else 200, headers)
+        self.send(data[begin:end])
+
+
+Answering = Callable[[Exchange], None]
+
+
+@dataclass
+class Server:
+    """A running server; `exchanges` in the order in which they began."""
+
+    port: int
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
+
+    def sent(self, part_of_path: str) -> int:
+        """Bytes of bodies that were sent for paths that have this in them."""
+        return sum(exchange.sent for exchange in self.exchanges if part_of_path in exchange.path)
+
+
+@contextmanager
+def serving(answering: Answering) -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            split = urlsplit(self.path)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            exchange = Exchange(self, unquote(split.path), parse_qs(split.query), headers)
+            server.exchanges.append(exchange)
+            try:
+                answering(exchange)
+            except ConnectionError:  # the client has left
+                self.close_connection = True
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening.daemon_threads = True
+    server = Server(listening.server_port)
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()

@@ -1,0 +1,168 @@
+"""Whether a decoder agrees with `transformers`, float32 and eager: checks for every architecture.
+
+A test file names tiny configurations, makes a `Pair` of each and runs CHECKS on it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedConfig
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.registry import class_for
+from runtime.kernels.native import library
+from runtime.model import DecoderModel
+from tests.gguf_files import matrices, rewrite
+from tests.memory_profile import peak_bytes
+from tests.parity.paged_decoder import PagedDecoder
+from tests.tiny_models import tiny_tokenizer, write_tiny
+
+TOLERANCE = 1e-4  # of log-probabilities
+# Longer than every window and chunk of the tiny models; LONG fills a sequence's pages.
+PROMPT, DECODED, LONG = 41, 8, 120
+# Of a decoder whose weights stay quantised, against its own with the same weights in float32.
+QUANTIZED_TOLERANCE = 1e-4
+QUANTIZED_TYPES = ("q8_0", "q4_k_m", "q6_k")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A loaded decoder and its twin in `transformers`; `known` tokens of the vocabulary exist."""
+
+    decoder: DecoderModel
+    twin: Any
+    known: int
+
+    def expected(self, tokens: list[int]) -> Tensor:
+        """Log-probabilities [tokens, known] of the whole sequence at once."""
+        with torch.inference_mode():
+            logits = self.twin(torch.tensor([tokens])).logits[0]
+        return logits[:, : self.known].log_softmax(-1)
+
+    def worst(self, logits: Tensor, expected: Tensor) -> float:
+        """The largest difference of log-probabilities."""
+        assert logits.dtype == torch.float32 and logits.shape[1] == self.decoder.vocab_size
+        assert (logits[:, self.known :] == -torch.inf).all()
+        return (logits.log_softmax(-1)[:, : self.known] - expected).abs().max().item()
+
+
+def make_pair(config: PreTrainedConfig, path: Path, **options: Any) -> Pair:
+    """Write the tiny model to `path` and load it; `options`: those of `write_tiny`."""
+    twin = write_tiny(path, config, **options)
+    return Pair(load_decoder(path), twin, tiny_tokenizer().get_vocab_size())
+
+
+def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    file = GGUFFile.open(path)
+    metadata = Metadata(file.metadata, path=path)
+    scope = TensorScope(file, device=torch.device("cpu"), dtype=dtype)
+    decoder = class_for(metadata)(scope, metadata)
+    scope.check()
+    return decoder
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 300, count).tolist()
+
+
+def check_whole_prompt(pair: Pair) -> None:
+    tokens = random_tokens(PROMPT, seed=1)
+    logits = PagedDecoder(pair.decoder).feed({1: tokens})
+    assert pair.worst(logits, pair.expected(tokens)) <= TOLERANCE
+
+
+def check_two_chunks(pair: Pair) -> None:
+    tokens, cut = random_tokens(PROMPT, seed=2), 19
+    paged = PagedDecoder(pair.decoder)
+    first, second = paged.feed({0: tokens[:cut]}), paged.feed({0: tokens[cut:]})
+    assert pair.worst(torch.cat([first, second]), pair.expected(tokens)) <= TOLERANCE
+
+
+def check_prompt_and_decoding(pair: Pair) -> None:
+    tokens = random_tokens(PROMPT + DECODED, seed=3)
+    paged = PagedDecoder(pair.decoder)
+    rows = [paged.feed({0: tokens[:PROMPT]}, outputs=[PROMPT - 1])]
+    rows += [paged.feed({0: [token]}) for token in tokens[PROMPT:]]
+    assert pair.worst(torch.cat(rows), pair.expected(tokens)[PROMPT - 1 :]) <= TOLERANCE
+
+
+def check_two_sequences_in_one_batch(pair: Pair) -> None:
+    one, two = random_tokens(PROMPT, seed=4), random_tokens(23, seed=5)
+    paged = PagedDecoder(pair.decoder)
+    paged.feed({1: two[:22]}, outputs=[])
+    logits = paged.feed({1: two[22:], 0: one})
+    expected = torch.cat([pair.expected(two)[22:], pair.expected(one)])
+    assert pair.worst(logits, expected) <= TOLERANCE
+
+
+def check_long_prompt(pair: Pair) -> None:
+    tokens = random_tokens(LONG, seed=6)
+    paged = PagedDecoder(pair.decoder)
+    rows = [paged.feed({0: tokens[:70]}), paged.feed({0: tokens[70:]})]
+    assert pair.worst(torch.cat(rows), pair.expected(tokens)) <= TOLERANCE
+
+
+def check_memory_that_a_step_declares(pair: Pair) -> None:
+    for tokens, outputs in ((1, 1), (LONG, 3), (LONG, LONG)):
+        check_declared_memory(pair.decoder, tokens, outputs)
+
+
+def check_bits_alone_and_in_a_batch(pair: Pair) -> None:
+    """The C kernels give a row the same bits whatever else is in its batch."""
+    if library() is None:
+        return
+    one, two = random_tokens(PROMPT, seed=7), random_tokens(29, seed=8)
+    together, apart = PagedDecoder(pair.decoder), PagedDecoder(pair.decoder)
+    whole = apart.feed({0: one})
+    rows = [apart.feed({1: two[:5]}), apart.feed({1: two[5:]})]
+    assert torch.equal(together.feed({1: two, 0: one}), torch.cat([*rows, whole]))
+
+
+# What every architecture has to pass, by the names of the tests.
+CHECKS: dict[str, Callable[[Pair], None]] = {
+    "whole_prompt": check_whole_prompt,
+    "two_chunks": check_two_chunks,
+    "prompt_and_decoding": check_prompt_and_decoding,
+    "two_sequences_in_one_batch": check_two_sequences_in_one_batch,
+    "long_prompt": check_long_prompt,
+    "bits_alone_and_in_a_batch": check_bits_alone_and_in_a_batch,
+    "memory_that_a_step_declares": check_memory_that_a_step_declares,
+}
+
+
+def check_declared_memory(
+    decoder: DecoderModel, tokens: int, outputs: int, *, dtype: torch.dtype = torch.float32
+) -> None:
+    """A step allocates no more than it declares."""
+    paged = PagedDecoder(decoder, pages_per_sequence=-(-tokens // 8), dtype=dtype)
+    batch = paged.batch({0: random_tokens(tokens, seed=13)}, outputs=range(outputs))
+    decoder.logits(decoder.states(batch, paged.cache))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        decoder.logits(decoder.states(batch, paged.cache))
+    assert 0 < peak_bytes(recorded) <= decoder.activation_bytes(tokens, outputs)
+
+
+def check_quantized(config: PreTrainedConfig, folder: Path, type: str, **options: Any) -> None:
+    """A copy in `type` means its weights: as near to float32 ones as sums can be.
+
+    `options`: those of `write_tiny`.
+    """
+    path = folder / f"{type}.gguf"
+    write_tiny(path, config, type=type, **options)
+    kept = {tensor.type.name for tensor in GGUFFile.open(path).tensors.values()}
+    assert kept - {"F32"}, "nothing is quantised"
+    keys = {"general.architecture": GGUFFile.open(path).metadata["general.architecture"]}
+    plain = rewrite(path, folder / "plain.gguf", keys=keys, tensors=dict(matrices(path)))
+    tokens = random_tokens(PROMPT, seed=14)
+    logits = [PagedDecoder(load_decoder(file)).feed({0: tokens}) for file in (path, plain)]
+    known = tiny_tokenizer().get_vocab_size()
+    one, other = (rows[:, :known].log_softmax(-1) for rows in logits)
+    assert (one - other).abs().max() <= QUANTIZED_TOLERANCE

@@ -1,0 +1,106 @@
+"""Tiny models that attend to images from the side, and what `transformers` makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MllamaForCausalLM, MllamaTextConfig
+from transformers.models.mllama import modeling_mllama, processing_mllama
+
+from runtime.request import ImageSpan
+from tests.gguf_files import rewrite
+from tests.tiny_models import write_tiny
+
+TILES, TILE_ROWS = 3, 5  # patches of 14 in a square of 28, and one row more
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "cross_attention_layers": [1, 3],
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+class Maker:
+    """`transformers` has no Auto class for the text model alone."""
+
+    from_config = MllamaForCausalLM._from_config
+
+
+OPTIONS = {"flavour": "ollama", "maker": Maker}
+
+
+def tiny_config(**changes: Any) -> MllamaTextConfig:
+    return MllamaTextConfig(**(SIZES | changes))
+
+
+def write_seeing(path: Path, config: MllamaTextConfig) -> MllamaForCausalLM:
+    """A file that says how large images are, although it has no tower for them; its twin."""
+    blind = path.with_name("blind.gguf")
+    twin = write_tiny(blind, config, **OPTIONS)
+    keys = {
+        "general.architecture": "mllama",
+        "mllama.vision.image_size": 28,
+        "mllama.vision.max_num_tiles": TILES,
+    }
+    rewrite(blind, path, keys=keys)
+    return twin
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image at a position of the text, in so many tiles; the others of TILES are padding."""
+
+    position: int
+    tiles: int
+    digest: bytes
+
+    @property
+    def span(self) -> ImageSpan:
+        rows, padding = self.tiles * TILE_ROWS, (TILES - self.tiles) * TILE_ROWS
+        return ImageSpan(self.position, 1, False, self.digest, rows, padding)
+
+    @property
+    def features(self) -> Tensor:
+        """[TILES * TILE_ROWS, hidden], a function of the digest."""
+        draw = torch.Generator().manual_seed(int.from_bytes(self.digest, "big"))
+        return torch.randn(TILES * TILE_ROWS, SIZES["hidden_size"], generator=draw)
+
+
+def logits_of_twin(
+    twin: MllamaForCausalLM, tokens: list[int], pictures: Sequence[Picture]
+) -> Tensor:
+    """[tokens, vocabulary], with the masks that the model's own processor makes.
+
+    At the pictures' positions `tokens` has the token of images, the first behind the vocabulary.
+    """
+    if not pictures:
+        with torch.inference_mode():
+            return twin(torch.tensor([tokens])).logits[0]
+    sparse = processing_mllama.get_cross_attention_token_mask(tokens, twin.config.vocab_size)
+    dense = processing_mllama.convert_sparse_cross_attention_mask_to_dense(
+        [sparse], [[picture.tiles for picture in pictures]], TILES, len(tokens)
+    )
+    mask, rows_with_images = modeling_mllama._prepare_cross_attention_mask(
+        torch.from_numpy(dense), num_vision_tokens=TILE_ROWS, dtype=torch.float32
+    )
+    with torch.inference_mode():
+        return twin(
+            torch.tensor([tokens]),
+            cross_attention_states=torch.cat([p.features for p in pictures]).unsqueeze(0),
+            cross_attention_mask=mask,
+            full_text_row_masked_out_mask=rows_with_images,
+        ).logits[0]

@@ -1,0 +1,159 @@
+"""The whole engine on a tiny model that attends to images: alone, in a crowd, as `transformers`."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from model_zoo.registry import load
+from runtime.aio import AsyncEngine
+from runtime.assembly import EngineOptions, assemble
+from runtime.errors import ConfigurationError, RequestError
+from runtime.request import GenerationRequest, SamplingParams, StopRules
+from tests.parity.image_rows import (
+    OPTIONS,
+    Picture,
+    logits_of_twin,
+    tiny_config,
+    write_seeing,
+)
+from tests.parity.test_engine import answers
+from tests.tiny_models import write_tiny
+
+CPU = torch.device("cpu")
+# Few pictures, so that they come again: by digest, their tiles.
+TILES_OF = {b"\x00": 3, b"\x01": 1, b"\x02": 2}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "seeing.gguf"
+    twin = write_seeing(path, tiny_config())
+    return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@contextlib.contextmanager
+def running(model, **options) -> Iterator[AsyncEngine]:
+    settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
+    engine, _ = assemble(
+        model.decoder,
+        model.tokenizer.token_bytes,
+        device=CPU,
+        options=EngineOptions(**settings),
+        image_features=lambda digest: Picture(0, TILES_OF[digest], digest).features,
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def conversation(tokens: list[int], pictures: list[Picture], image_token: int) -> tuple[int, ...]:
+    for picture in pictures:
+        tokens[picture.position] = image_token
+    return tuple(tokens)
+
+
+def crowd(model, twin) -> list[tuple[GenerationRequest, list[Picture]]]:
+    """Prompts that share beginnings and pictures; some have none, some begin with one."""
+    r = random.Random(5)
+    vocab = model.tokenizer.vocab_size
+    base = [r.randrange(vocab) for _ in range(60)]
+    places = [[], [0], [3], [3, 4], [0, 1, 30], [3, 30], [40]]
+    made = []
+    for number in range(24):
+        shared = r.choice([20, 48])
+        tokens = base[:shared] + [r.randrange(vocab) for _ in range(r.randint(1, 60))]
+        digests = [r.choice(list(TILES_OF)[:2]) for _ in range(3)]
+        chosen = [at for at in places[number % len(places)] if at < len(tokens)]
+        pictures = [Picture(at, TILES_OF[d], d) for at, d in zip(chosen, digests, strict=False)]
+        prompt = conversation(tokens, pictures, twin.config.vocab_size)
+        sampling = SamplingParams(temperature=0) if number % 2 else SamplingParams(seed=number)
+        spans = tuple(picture.span for picture in pictures)
+        stop = StopRules(r.randint(5, 40))
+        made.append((GenerationRequest(str(number), prompt, stop, sampling, spans), pictures))
+    return made
+
+
+def test_greedy_answers_about_images_are_those_of_transformers(seeing) -> None:
+    model, twin = seeing
+    asked = [(r, pictures) for r, pictures in crowd(model, twin) if r.sampling.temperature == 0]
+    with running(model) as engine:
+        results = answers(engine, [request for request, _ in asked], together=True)
+    known = model.tokenizer.vocab_size
+    for (request, pictures), delta in zip(asked, results, strict=True):
+        logits = logits_of_twin(twin, [*request.prompt, *delta.tokens], pictures)
+        best = logits[len(request.prompt) - 1 : -1, :known].argmax(-1)
+        assert list(delta.tokens) == best.tolist()
+
+
+@pytest.fixture(scope="module")
+def alone(seeing):
+    model, twin = seeing
+    requests = [request for request, _ in crowd(model, twin)]
+    with running(model, prefix_cache=False, step_tokens=256) as engine:
+        return requests, answers(engine, requests, together=False)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("cache_tokens", [256, None])
+def test_a_crowd_gets_what_each_request_gets_alone(seeing, alone, depth, cache_tokens) -> None:
+    model, _ = seeing
+    requests, expected = alone
+    with running(model, depth=depth, cache_tokens=cache_tokens) as engine:
+        together = answers(engine, requests, together=True)
+    statistics = engine.statistics()  # after closing: the loop has told its last
+    assert [d.tokens for d in together] == [d.tokens for d in expected]
+    assert statistics.cached_tokens_total > 0 or cache_tokens is not None
+    assert (statistics.preemptions_total > 0) == (cache_tokens is not None)
+    assert statistics.pages_owned == 0
+
+
+def test_a_follow_up_reuses_the_rows_of_its_images(seeing) -> None:
+    model, twin = seeing
+    picture = Picture(5, 3, b"\x00")
+    prompt = conversation(list(range(60, 100)), [picture], twin.config.vocab_size)
+    sampling = SamplingParams(temperature=0)
+    first = GenerationRequest("a", prompt, StopRules(30), sampling, (picture.span,))
+    with running(model) as engine:
+        [delta] = answers(engine, [first], together=False)
+        turn = (*prompt, *delta.tokens, 5, 6, 7)
+        follow_up = GenerationRequest("b", turn, StopRules(9), sampling, (picture.span,))
+        [again] = answers(engine, [follow_up], together=False)
+        other = Picture(5, 1, b"\x01")
+        stranger = GenerationRequest("c", turn, StopRules(9), sampling, (other.span,))
+        [different] = answers(engine, [stranger], together=False)
+    assert again.usage is not None and again.usage.cached_tokens == 64
+    assert different.usage is not None and different.usage.cached_tokens == 0
+    logits = logits_of_twin(twin, [*turn, *again.tokens], [picture])[len(turn) - 1 : -1]
+    assert list(again.tokens) == logits[:, : model.tokenizer.vocab_size].argmax(-1).tolist()
+    assert different.tokens != again.tokens
+
+
+def test_a_model_that_sees_no_images_answers_without_a_cache_for_them(tmp_path) -> None:
+    path = tmp_path / "blind.gguf"
+    twin = write_tiny(path, tiny_config(), **OPTIONS)
+    model = load(path, device=CPU, dtype=torch.float32)
+    prompt = tuple(range(60, 100))
+    request = GenerationRequest("a", prompt, StopRules(20), SamplingParams(temperature=0))
+    with running(model) as engine:
+        [delta] = answers(engine, [request], together=False)
+    logits = logits_of_twin(twin, [*prompt, *delta.tokens], [])[len(prompt) - 1 : -1]
+    assert list(delta.tokens) == logits[:, : model.tokenizer.vocab_size].argmax(-1).tolist()
+
+
+def test_more_images_than_the_model_takes_are_refused(seeing) -> None:
+    model, _ = seeing
+    spans = tuple(Picture(at, 3, b"\x00").span for at in range(5))
+    request = GenerationRequest("a", tuple(range(20)), StopRules(5), spans=spans)
+    with running(model) as engine, pytest.raises(RequestError, match="5 images"):
+        answers(engine, [request], together=False)
+
+
+def test_pages_that_could_hold_rows_of_two_runs_are_refused(seeing) -> None:
+    model, _ = seeing
+    with pytest.raises(ConfigurationError, match="page_tokens"), running(model, page_tokens=24):
+        pass

@@ -1,0 +1,125 @@
+"""From a conversation to a prompt: which template, with which variables, refused by which words."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from model_zoo.chat import ChatTemplate, Message
+from model_zoo.chat_model import EFFORTS, ChatModel
+from model_zoo.tokenizer import load_tokenizer
+from runtime.errors import RequestError
+from tests.chat_templates import (
+    CALLS,
+    RESULT,
+    TALKS,
+    THINKING,
+    TOOLS,
+    plain,
+    rendered_by_transformers,
+    template_source,
+)
+from tests.unit.model_zoo.tiny_vocabulary import byte_level_metadata
+
+HI = [Message("user", "hi")]
+
+
+def model_with(source: str | None, **variants: str) -> ChatModel:
+    decoder: Any = None
+    facts: Any = SimpleNamespace(name="tiny")
+    tokenizer = load_tokenizer(byte_level_metadata({}), architecture="qwen2")
+    return ChatModel(
+        decoder,
+        tokenizer,
+        None if source is None else ChatTemplate(source),
+        facts,
+        {name: ChatTemplate(text) for name, text in variants.items()},
+    )
+
+
+def prompt_of(model: ChatModel, messages: Any = HI, **options: Any) -> str:
+    return model.tokenizer.decode(model.prepare(messages, **options).tokens)
+
+
+@pytest.mark.parametrize(
+    "about", ["a call answered", "parallel calls, and on", "thinking and a call"]
+)
+def test_tools_calls_and_thoughts_reach_the_template_as_transformers_hands_them(about: str) -> None:
+    source, talk = template_source("Qwen-Qwen3-0.6B"), TALKS[about]
+    expected = rendered_by_transformers(
+        source, [plain(message) for message in talk.messages], talk.tools, enable_thinking=False
+    )
+    model = model_with(source)
+    assert prompt_of(model, talk.messages, tools=talk.tools, thinking=False) == expected
+
+
+def test_no_tools_are_none_to_the_template() -> None:
+    source = "{{ tools is none }}"
+    assert prompt_of(model_with(source)) == prompt_of(model_with(source), tools=()) == "True"
+
+
+def test_tools_take_the_variant_that_the_file_has_for_them() -> None:
+    model = model_with("plain", tool_use="{{ tools | length }} tools", other="{{ tools }} other")
+    assert prompt_of(model) == "plain"
+    assert prompt_of(model, tools=TOOLS) == "2 tools"
+    with pytest.raises(RequestError, match="does not support tools"):
+        prompt_of(model_with("plain", other="{{ tools }}"), tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    "thinking, told",
+    [
+        (None, "unset unset unset"),
+        (False, "False False unset"),
+        (True, "True True unset"),
+        *((effort, f"True True {effort}") for effort in EFFORTS),
+    ],
+)
+def test_the_choice_to_think_has_the_names_that_templates_read(thinking: Any, told: str) -> None:
+    names = ("enable_thinking", "thinking", "reasoning_effort")
+    source = " ".join(f"{{{{ {name} | default('unset') }}}}" for name in names)
+    assert prompt_of(model_with(source), thinking=thinking) == told
+
+
+def test_an_effort_reaches_the_template_that_asks_for_one() -> None:
+    model = model_with(template_source("openai-gpt-oss-120b"))
+    assert "Reasoning: high\n" in prompt_of(model, thinking="high")
+    assert "Reasoning: medium\n" in prompt_of(model, thinking=True)
+
+
+def test_an_unknown_effort_is_refused() -> None:
+    with pytest.raises(RequestError, match='"<b>" is not one of low, medium, high, max'):
+        prompt_of(model_with("x"), thinking="<b>")
+
+
+def test_images_are_refused_while_no_model_sees() -> None:
+    model = model_with(template_source("google-gemma-4-31B-it"))
+    with pytest.raises(RequestError, match="tiny sees no images"):
+        prompt_of(model, TALKS["an image"].messages)
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    with pytest.raises(RequestError, match="tiny has no chat template"):
+        prompt_of(model_with(None))
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_have_each_name_that_templates_look_for(name: str) -> None:
+    source = "{% for m in messages %}{{ m." + name + " | default('none') }};{% endfor %}"
+    text = prompt_of(model_with(source), [*HI, Message("assistant", "a", thinking="hm"), *HI])
+    assert text == "none;hm;none;"
+
+
+@pytest.mark.parametrize("message", [*TALKS["text, image, text"].messages, CALLS, RESULT, THINKING])
+def test_messages_cross_processes_unchanged(message: Message) -> None:
+    data = msgspec.msgpack.encode(message)
+    assert msgspec.msgpack.decode(data, type=Message) == message
+
+
+def test_values_too_deep_within_each_other_are_refused() -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = {"a": [deep]}
+    with pytest.raises(RequestError, match="more than 64 deep"):
+        prompt_of(model_with("{{ tools }}"), tools=[deep])

@@ -1,0 +1,333 @@
+"""The store: what is in it is whole, what is removed is unused, and no name leads out of it."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from model_zoo.manifest import LAYER_TYPE, Layer, Manifest, is_file_name
+from model_zoo.model_name import ModelName
+from model_zoo.store import Store, default_root, journal_of
+from runtime.errors import SourceError, StoreError
+from tests.loopback import digest
+
+NAME = ModelName.parse("tiny")
+OUTSIDE = ["../x", "..", "/x", "a/../b", ".hidden", "", "a" * 300, "x\0", "a\\b", "\u202ex", "a\nb"]
+
+
+def layer(data: bytes, kind: str = "model", title: str | None = None) -> Layer:
+    return Layer(f"{LAYER_TYPE}{kind}", digest(data), len(data), title)
+
+
+def put(store: Store, data: bytes, kind: str = "model", title: str | None = None) -> Layer:
+    entry = layer(data, kind, title)
+    with store.blob_lock(entry.digest):
+        store.partial(entry.digest).write_bytes(data)
+        store.keep(entry)
+    return entry
+
+
+def commit(store: Store, name: str, *layers: Layer):
+    return store.commit(ModelName.parse(name), Manifest.of(layers, {}))
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "models")
+
+
+def test_a_model_is_found_by_its_name_with_all_its_layers(store) -> None:
+    model = commit(store, "Tiny", put(store, b"weights"), put(store, b"Be brief.", "system"))
+    assert model == store.open(ModelName.parse("tiny:LATEST"))
+    assert [path.read_bytes() for path in model.files] == [b"weights"]
+    (system,) = model.manifest.of_kind("system")
+    assert store.text(system) == "Be brief."
+    assert store.names() == [ModelName.parse("Tiny")]
+    assert model.manifest.size_bytes == len(b"weights") + len(b"Be brief.")
+
+
+def test_nothing_is_written_before_a_model_comes(store) -> None:
+    assert store.names() == [] and store.find(NAME) is None
+    with pytest.raises(StoreError, match="There is no tiny:latest in the store"):
+        store.open(NAME)
+    with pytest.raises(StoreError, match="There is no tiny:latest in the store"):
+        store.remove(NAME)
+    assert store.remove_unused() == 0
+    assert not store.root.exists()
+
+
+def test_names_that_differ_in_case_alone_are_one_model(store) -> None:
+    commit(store, "Tiny:Q4", put(store, b"old"))
+    commit(store, "tiny:q4", put(store, b"new"))
+    assert [str(name) for name in store.names()] == ["Tiny:Q4"]
+    assert store.open(ModelName.parse("TINY:q4")).files[0].read_bytes() == b"new"
+
+
+def test_parts_of_a_split_file_lie_side_by_side_under_their_names(store) -> None:
+    titles = [f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    layers = [put(store, title.encode(), title=title) for title in titles]
+    model = commit(store, "split", *layers)
+    assert [path.name for path in model.files] == titles
+    assert len({path.parent for path in model.files}) == 1
+    assert [path.read_bytes().decode() for path in model.files] == titles
+    store.remove(model.name)
+    assert list((store.root / "views").rglob("*.gguf")) == []
+
+
+def test_a_store_may_be_moved(store, tmp_path) -> None:
+    commit(store, "tiny", put(store, b"weights", title="tiny.gguf"))
+    moved = store.root.rename(tmp_path / "elsewhere")
+    assert Store(moved).open(NAME).files[0].read_bytes() == b"weights"
+
+
+def test_what_is_not_what_its_digest_says_is_dropped(store) -> None:
+    entry = layer(b"weights")
+    partial = store.partial(entry.digest)
+    partial.write_bytes(b"wEights")
+    journal_of(partial).write_bytes(b"notes")
+    with pytest.raises(SourceError, match="it was dropped"):
+        store.keep(entry)
+    assert not store.holds(entry)
+    assert list(partial.parent.iterdir()) == []
+
+
+def test_a_manifest_without_all_its_blobs_is_not_taken(store) -> None:
+    with pytest.raises(StoreError, match="is missing"):
+        commit(store, "tiny", put(store, b"weights"), layer(b"absent", "system"))
+    assert store.names() == []
+
+
+def test_a_model_that_has_lost_a_blob_says_so(store) -> None:
+    entry = put(store, b"weights")
+    commit(store, "tiny", entry)
+    store.blob(entry.digest).write_bytes(b"weig")
+    with pytest.raises(StoreError, match=rf"tiny:latest: blob {entry.digest} is missing"):
+        store.open(NAME)
+
+
+def test_damage_of_the_same_size_is_found_by_reading(store) -> None:
+    sound, damaged = put(store, b"weights"), put(store, b"template", "template")
+    model = commit(store, "tiny", sound, damaged)
+    store.blob(damaged.digest).write_bytes(b"tEmplate")
+    assert {entry.kind: bad for entry, bad in store.damaged(model.manifest)} == {
+        "model": False,
+        "template": True,
+    }
+    store.discard(damaged)
+    assert store.missing(model.manifest) == [damaged]
+
+
+def test_removing_a_model_keeps_what_another_uses(store) -> None:
+    shared, own = put(store, b"shared weights"), put(store, b"own", "system")
+    commit(store, "one", shared, own)
+    commit(store, "two", shared)
+    assert store.remove(ModelName.parse("one")) == len(b"own")
+    assert store.open(ModelName.parse("two")).files[0].read_bytes() == b"shared weights"
+    assert store.remove(ModelName.parse("two")) == len(b"shared weights")
+    assert list((store.root / "blobs").iterdir()) == []
+    assert list((store.root / "manifests").iterdir()) == []
+
+
+def test_a_damaged_manifest_can_be_removed_and_frees_nothing_of_others(store) -> None:
+    commit(store, "sound", put(store, b"weights"))
+    broken = store.root / "manifests" / "registry.ollama.ai" / "library" / "broken" / "latest"
+    broken.parent.mkdir()
+    broken.write_text("{")
+    assert store.remove(ModelName.parse("sound")) == 0  # what `broken` uses is not known
+    assert len(list((store.root / "blobs").iterdir())) == 1
+    with pytest.raises(SourceError):
+        store.remove_unused(older_than_s=0)
+    store.remove(ModelName.parse("broken"))
+    assert store.remove_unused(older_than_s=0) > 0
+    assert list((store.root / "blobs").iterdir()) == []
+
+
+def test_what_is_unused_but_young_stays(store) -> None:
+    put(store, b"just come, to be committed soon")
+    assert store.remove_unused() == 0
+    assert len(list((store.root / "blobs").iterdir())) == 1
+
+
+def test_a_link_to_an_old_file_is_young(store, tmp_path) -> None:
+    origin = tmp_path / "old"
+    origin.write_bytes(b"weights")
+    os.utime(origin, (0, 0))
+    store.link(layer(b"weights"), origin)
+    assert store.remove_unused(older_than_s=60) == 0
+    assert store.holds(layer(b"weights"))
+
+
+def test_a_linked_blob_takes_no_room_and_survives_its_origin(store, tmp_path) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(b"weights")
+    store.link(layer(b"weights"), origin)
+    store.link(layer(b"weights"), origin)  # again, as another process would
+    assert store.blob(digest(b"weights")).samefile(origin)
+    origin.unlink()
+    assert store.blob(digest(b"weights")).read_bytes() == b"weights"
+    assert [path.name for path in (store.root / "blobs").iterdir()] == [
+        digest(b"weights").replace(":", "-")
+    ]
+
+
+def test_where_a_hard_link_cannot_be_the_blob_is_a_reference(store, tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    origin = tmp_path / "origin"
+    origin.write_bytes(b"weights")
+    store.link(layer(b"weights"), origin)
+    assert store.blob(digest(b"weights")).is_symlink() and store.holds(layer(b"weights"))
+    origin.unlink()
+    assert not store.holds(layer(b"weights"))
+
+
+def test_who_waits_for_a_blob_says_so_and_goes_on(store, monkeypatch) -> None:
+    monkeypatch.setattr("model_zoo.store.WAITING_S", 0.02)
+    held, said = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.blob_lock(digest(b"x")):
+            held.set()
+            said.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(10)
+    with store.blob_lock(digest(b"x"), waiting=said.set):
+        assert said.is_set()
+    holder.join()
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_comes(store) -> None:
+    huge = Layer(f"{LAYER_TYPE}model", digest(b"huge"), 1 << 49)
+    with pytest.raises(StoreError, match=r"bytes free; 562,949,953,421,312 are still to come"):
+        store.check_room([huge])
+    store.check_room([put(store, b"here already")])
+
+
+def test_bytes_that_have_come_need_no_further_room(store, monkeypatch) -> None:
+    entry = layer(b"x" * 100_000)
+    usage = type("Usage", (), {"free": 50_000 + (64 << 20)})
+    monkeypatch.setattr("model_zoo.store.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(StoreError):
+        store.check_room([entry])
+    store.partial(entry.digest).write_bytes(b"x" * 80_000)
+    store.check_room([entry])
+
+
+@pytest.mark.parametrize("part", OUTSIDE)
+def test_no_part_of_a_name_leads_out_of_the_store(part) -> None:
+    for place in range(4):
+        parts = ["host", "namespace", "model", "tag"]
+        parts[place] = part
+        with pytest.raises(SourceError):
+            ModelName(*parts)
+
+
+@pytest.mark.parametrize("title", OUTSIDE)
+def test_no_title_of_a_layer_leads_out_of_the_store(title) -> None:
+    assert not is_file_name(title)
+    stated = {
+        "layers": [
+            {
+                "mediaType": f"{LAYER_TYPE}model",
+                "digest": digest(b""),
+                "size": 0,
+                "annotations": {"org.opencontainers.image.title": title},
+            }
+        ]
+    }
+    with pytest.raises(SourceError, match="no sound manifest"):
+        Manifest.parse(json.dumps(stated).encode(), origin="there")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "sha256:../../etc/passwd"},
+        {"digest": "sha256:" + "A" * 64},
+        {"digest": "sha512:" + "a" * 128},
+        {"size": -1},
+        {"size": 1 << 60},
+        {"size": 1.5},
+        {"mediaType": None},
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused(change) -> None:
+    stated = {"mediaType": f"{LAYER_TYPE}model", "digest": digest(b""), "size": 0, **change}
+    with pytest.raises(SourceError, match="there: no sound manifest"):
+        Manifest.parse(json.dumps({"layers": [stated]}).encode(), origin="there")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"layers": []}',
+        b'{"manifests": []}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b" " * (5 << 20),
+    ],
+)
+def test_what_is_no_manifest_is_refused(raw) -> None:
+    with pytest.raises(SourceError, match="there: no sound manifest"):
+        Manifest.parse(raw, origin="there")
+
+
+def test_two_files_of_one_name_cannot_be_in_a_manifest() -> None:
+    twice = [layer(b"a", title="m.gguf"), layer(b"b", "projector", "m.gguf")]
+    with pytest.raises(SourceError, match="same name"):
+        Manifest.of(twice, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("llama3", "llama3:latest"),
+        ("llama3:8b", "llama3:8b"),
+        ("someone/llama3", "someone/llama3:latest"),
+        ("registry.ollama.ai/library/llama3:8b", "llama3:8b"),
+        ("localhost:5000/library/x", "localhost:5000/library/x:latest"),
+    ],
+)
+def test_a_name_is_shown_in_its_shortest_form(text, shown) -> None:
+    assert str(ModelName.parse(text)) == shown
+    assert ModelName.parse(shown) == ModelName.parse(text)
+
+
+def test_the_root_is_where_the_environment_says() -> None:
+    assert str(default_root({"CARAVAN_MODELS": "/data/models"})) == "/data/models"
+    assert default_root({}).parts[-2:] == (".caravan", "models")
+
+
+def test_processes_that_commit_and_remove_at_once_leave_a_sound_store(store) -> None:
+    """Each thread has locks of its own, as a process has."""
+    shared = put(store, b"shared")
+    commit(store, "keeper", shared)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        own = Store(store.root)
+        try:
+            for round in range(5):
+                commit(own, f"m{number}", shared, put(own, f"{number} {round}".encode(), "system"))
+                own.remove(ModelName.parse(f"m{number}"))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert failures == []
+    assert [str(name) for name in store.names()] == ["keeper:latest"]
+    assert store.missing(store.manifest(ModelName.parse("keeper"))) == []

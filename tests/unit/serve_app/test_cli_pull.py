@@ -1,0 +1,276 @@
+"""`caravan pull` and `import`: what they say on the way, and how they end."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from rich.console import Console
+
+from model_zoo.manifest import LAYER_TYPE, SOURCE, Layer, Manifest
+from model_zoo.model_name import ModelName
+from model_zoo.sources.pull import PullProgress
+from model_zoo.sources.reference import HubSource, RegistrySource
+from model_zoo.store import PARTIAL, Store, digest_of
+from runtime.errors import CaravanError
+from serve_app.cli.progress import MOST_BARS, Bars, Steps
+from serve_app.cli.pull import remote_source
+from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.cli_runs import CARAVAN, put, run, said
+
+SPLIT = 40_000
+
+
+class Registry(ThreadingHTTPServer):
+    """One model on loopback; `stall`: blobs stop there until `go_on` is set."""
+
+    daemon_threads = True
+
+    def __init__(self, blobs: dict[str, bytes], manifest: Manifest) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.blobs, self.manifest = blobs, manifest
+        self.stall = False
+        self.stalled, self.go_on = Event(), Event()
+        self.ranges: list[str | None] = []
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Registry
+
+    def do_GET(self) -> None:
+        if self.path == "/v2/library/tiny/manifests/latest":
+            self.reply(200, self.server.manifest.raw)
+        elif self.path.rpartition("/")[2] in self.server.blobs:
+            self.blob(self.server.blobs[self.path.rpartition("/")[2]])
+        else:
+            self.reply(404, b"{}")
+
+    def blob(self, content: bytes) -> None:
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        if wanted is None:
+            self.reply(200, content)
+            return
+        begin, end = map(int, wanted.removeprefix("bytes=").split("-"))
+        stated = f"bytes {begin}-{end}/{len(content)}"
+        self.reply(206, content[begin : end + 1], **{"Content-Range": stated})
+
+    def reply(self, status: int, content: bytes, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.server.stall and len(content) > SPLIT:
+            self.wfile.write(content[:SPLIT])
+            self.wfile.flush()
+            self.server.stalled.set()
+            self.server.go_on.wait(60)
+            return
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_llama(path, type="Q8_0")
+    return path
+
+
+@pytest.fixture
+def registry(tiny, monkeypatch) -> Iterator[Registry]:
+    layer = Layer(f"{LAYER_TYPE}model", digest_of(tiny), tiny.stat().st_size)
+    server = Registry({layer.digest: tiny.read_bytes()}, Manifest.of([layer], {}))
+    monkeypatch.setenv("CARAVAN_PLAIN_HTTP_HOSTS", server.host)
+    thread = Thread(target=server.serve_forever, args=[0.05])
+    thread.start()
+    yield server
+    server.go_on.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_pull_brings_a_model_and_says_so_in_plain_lines(registry, store):
+    name = f"{registry.host}/library/tiny:latest"
+    result = run("pull", name, store=store)
+    assert result.stdout.startswith(f"{name}: ")
+    lines = result.stderr.splitlines()
+    digest = registry.manifest.layers[0].digest.removeprefix("sha256:")
+    assert lines[0] == "pulling manifest" and lines[-1] == "success"
+    assert any(line.startswith(f"pulling {digest[:12]}: 100% of") for line in lines)
+    assert [str(known) for known in store.names()] == [name]
+    assert said("show", name, store=store)["architecture"] == "llama"
+
+
+def test_pull_writes_one_json_object_a_line(registry, store):
+    result = run("pull", f"ollama://{registry.host}/library/tiny", "--json", store=store)
+    steps = [json.loads(line) for line in result.stdout.splitlines()]
+    layer = registry.manifest.layers[0]
+    assert steps[0] == {"status": "pulling manifest"}
+    assert [step["completed"] for step in steps if step.get("digest")][-1] == layer.size
+    assert steps[-1]["pulled"] == f"{registry.host}/library/tiny:latest"
+    assert Path(steps[-1]["files"][0]).stat().st_size == layer.size
+    assert result.stderr == ""
+
+
+def test_a_model_that_the_registry_lacks_is_one_line(registry, store):
+    result = run("pull", f"{registry.host}/library/nobody", status=1, store=store)
+    assert "no such model" in result.stderr.splitlines()[-1]
+    assert result.stderr.splitlines()[-1].startswith("caravan: ")
+    assert "Traceback" not in result.output
+
+
+def test_an_interrupted_pull_ends_quietly_and_goes_on_later(registry, store):
+    registry.stall = True
+    name = f"{registry.host}/library/tiny"
+    environment = {**os.environ, "CARAVAN_MODELS": str(store.root)}
+    command = [*CARAVAN, "pull", name]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert registry.stalled.wait(60)
+        process.send_signal(signal.SIGINT)
+        registry.go_on.set()
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output == "" and "Traceback" not in errors
+    assert "goes on from here" in errors
+    partial = [path for path in (store.root / "blobs").iterdir() if path.name.endswith(PARTIAL)]
+    assert len(partial) == 1 and store.names() == []
+    registry.stall = False
+    run("pull", name, store=store)
+    (model,) = store.names()
+    assert said("verify", store=store) == [{"name": str(model), "sound": True, "damaged": []}]
+
+
+def test_what_verify_dropped_the_next_pull_brings_anew(registry, store):
+    name = f"{registry.host}/library/tiny:latest"
+    run("pull", name, store=store)
+    blob = store.blob(registry.manifest.layers[0].digest)
+    damaged = bytearray(blob.read_bytes())
+    damaged[-1] ^= 1
+    blob.write_bytes(damaged)
+    run("verify", name, "--repair", status=1, store=store)
+    run("pull", name, store=store)
+    assert said("verify", name, store=store)[0]["sound"] is True
+
+
+def test_names_without_a_scheme_are_of_ollamas_registry(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = ModelName("registry.ollama.ai", "library", "llama3.2", "1b")
+    assert remote_source("llama3.2:1b", store) == RegistrySource(name)
+    assert remote_source("hf://org/repo:q4_0", store) == HubSource(
+        "org", "repo", quantization="Q4_0"
+    )
+    (tmp_path / "model.gguf").write_bytes(b"")
+    for path in ("model.gguf", "./nowhere.gguf"):
+        with pytest.raises(CaravanError, match="is a path"):
+            remote_source(path, store)
+
+
+def test_a_model_of_the_hub_is_pulled_again_by_the_name_that_list_shows(store):
+    source = HubSource("org", "repo", file="deep/model.gguf", revision="main")
+    manifest = put(store, str(source.name), {"model": b"1"}, annotations={SOURCE: str(source)})
+    assert manifest.annotations[SOURCE] == str(source)
+    assert remote_source(str(source.name), store) == source
+    with pytest.raises(CaravanError, match="hf://"):
+        remote_source("huggingface.co/org/other:latest", store)
+
+
+def test_bars_show_each_blob_and_all_of_them():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    with Bars(console) as bars:
+        bars(PullProgress("pulling manifest"))
+        bars(PullProgress("pulling aaa", "sha256:a", 3_000_000, 3_000_000))
+        bars(PullProgress("pulling bbb", "sha256:b", 1_000_000, 500_000))
+    last = screen.getvalue().rpartition("in all")[2]
+    assert "pulling manifest" in screen.getvalue()
+    assert "3.5/4.0 MB" in last.partition("pulling aaa")[0]
+    assert "0.5/1.0 MB" in last.partition("pulling bbb")[2]
+
+
+def test_full_bars_make_room_for_others():
+    screen = io.StringIO()
+    with Bars(Console(file=screen, force_terminal=True, width=120)) as bars:
+        for number in range(100):
+            bars(PullProgress(f"pulling n{number}", f"sha256:{number}", 10, 10))
+    last = screen.getvalue().rpartition("in all")[2]
+    assert last.count("pulling n") == MOST_BARS
+    assert "pulling n99" in last and "pulling n0 " not in last
+
+
+def test_steps_between_the_first_and_the_last_are_told_sparingly():
+    told = []
+    with Steps(told.append, every_s=3600) as steps:
+        for completed in range(0, 101, 10):
+            steps(PullProgress("pulling aaa", "sha256:a", 100, completed))
+        steps(PullProgress("success"))
+    assert [(step.status, step.completed) for step in told] == [
+        ("pulling aaa", 0),
+        ("pulling aaa", 100),
+        ("success", 0),
+    ]
+
+
+def ollama_store(folder: Path, models: dict[str, bytes]) -> Path:
+    """A folder as Ollama keeps it, written through a store, which has the same form."""
+    other = Store(folder)
+    for name, content in models.items():
+        put(other, name, {"model": content})
+    return folder
+
+
+def test_import_takes_over_without_a_copy(tiny, store, tmp_path):
+    folder = ollama_store(tmp_path / "ollama", {"one": tiny.read_bytes(), "two": b"2"})
+    result = run("import", folder, "one", store=store)
+    assert result.stdout == "one:latest\n"
+    (row,) = said("list", store=store)
+    assert row["name"] == "one:latest"
+    (blob,) = row["files"]
+    assert Path(blob).samefile(folder / "blobs" / Path(blob).name)
+
+
+def test_import_finds_ollamas_own_folder(store, tmp_path, monkeypatch):
+    folder = ollama_store(tmp_path / "ollama", {"one": b"1", "two": b"2"})
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder))
+    result = run("import", "--json", store=store)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["imported"] for line in lines if "imported" in line] == [
+        "one:latest",
+        "two:latest",
+    ]
+
+
+def test_import_without_ollama_is_told_in_one_line(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr("serve_app.cli.imports.SERVICE_FOLDER", tmp_path / "service")
+    result = run("import", status=1, store=store)
+    assert len(result.stderr.splitlines()) == 1 and "name the folder" in result.stderr
+
+
+def test_a_store_that_cannot_be_written_is_told_in_one_line(tmp_path):
+    folder = ollama_store(tmp_path / "ollama", {"one": b"1"})
+    (tmp_path / "file").write_bytes(b"no folder")
+    result = run("import", folder, "one", status=1, store=Store(tmp_path / "file" / "store"))
+    assert result.stderr.splitlines()[-1].startswith(f"caravan: {tmp_path}/file/store")

@@ -1,0 +1,131 @@
+"""`caravan list`, `rm` and `verify` on a store that the tests fill."""
+
+import json
+
+import gguf
+import pytest
+
+from model_zoo.model_name import ModelName
+from model_zoo.store import Store
+from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.cli_runs import blob, put, run, said
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_llama(path, type="Q8_0")
+    return path.read_bytes()
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_list_tells_what_headers_and_manifests_say(tiny, store):
+    manifest = put(store, "tiny:small", {"model": tiny, "license": b"free"})
+    (row,) = said("list", store=store)
+    reader = gguf.GGUFReader(row["files"][0])
+    assert row["name"] == "tiny:small"
+    assert row["architecture"] == reader.get_field("general.architecture").contents()
+    assert row["quantization"] == "Q8_0"
+    assert row["bytes"] == len(tiny) + len(b"free")
+    assert row["blobs"] == [layer.digest for layer in manifest.blobs]
+    assert row["error"] is None
+    shown = run("list", store=store).stdout
+    assert "tiny:small" in shown and "llama" in shown and "Q8_0" in shown
+    assert row["digest"].removeprefix("sha256:")[:12] in shown
+
+
+def test_list_shows_a_damaged_model_among_the_others(tiny, store):
+    put(store, "whole", {"model": tiny})
+    blob(store, put(store, "hollow", {"model": b"GGUF and nothing"}))
+    blob(store, put(store, "gone", {"model": b"gone"})).unlink()
+    rows = {row["name"]: row for row in said("list", store=store)}
+    assert rows["whole:latest"]["error"] is None
+    assert "GGUF version" in rows["hollow:latest"]["error"]
+    assert "missing" in rows["gone:latest"]["error"]
+    result = run("list", store=store)
+    assert len(result.stdout.splitlines()) == 4
+    assert "gone:latest: " in result.stderr
+
+
+def test_list_of_an_empty_store_is_an_empty_list(store):
+    assert said("list", store=store) == []
+    assert "is empty" in run("list", store=store).stderr
+
+
+def test_rm_frees_what_no_other_model_uses(tiny, store):
+    put(store, "one", {"model": tiny, "license": b"of one"})
+    kept = put(store, "two", {"model": tiny})
+    assert said("rm", "one", store=store) == {"removed": "one:latest", "freed_bytes": 6}
+    assert blob(store, kept).is_file()
+    assert (
+        f"two:latest: removed, {len(tiny) / 1000:.1f} kB freed"
+        in run("rm", "two", store=store).stdout
+    )
+    assert store.names() == []
+    assert not blob(store, kept).exists()
+
+
+def test_rm_removes_the_others_when_one_is_not_there(store):
+    put(store, "one", {"model": b"1"})
+    put(store, "two", {"model": b"2"})
+    result = run("rm", "one", "nobody", "two", status=1, store=store)
+    assert store.names() == []
+    assert result.stderr.splitlines() == [
+        f"caravan: There is no nobody:latest in the store {store.root}."
+    ]
+
+
+def test_verify_finds_nothing_in_a_sound_store(store):
+    put(store, "one", {"model": b"1", "license": b"free"})
+    assert said("verify", store=store) == [{"name": "one:latest", "sound": True, "damaged": []}]
+    assert run("verify", "one", store=store).stdout == "one:latest: sound\n"
+
+
+def test_verify_names_the_damaged_blob_and_fails(store):
+    sound = put(store, "sound", {"model": b"sound"})
+    manifest = put(store, "bad", {"model": b"as it was", "license": b"free"})
+    blob(store, manifest).write_bytes(b"as it is.")
+    result = run("verify", "--json", status=1, store=store)
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert rows["sound:latest"]["sound"] is True
+    (damage,) = rows["bad:latest"]["damaged"]
+    assert damage["digest"] == manifest.of_kind("model")[0].digest
+    assert damage["dropped"] is False
+    assert blob(store, manifest).is_file() and blob(store, sound).is_file()
+    assert run("verify", "sound", store=store).stdout == "sound:latest: sound\n"
+
+
+def test_verify_tells_truncated_and_missing_blobs_apart(store):
+    cut = put(store, "cut", {"model": b"a longer one"})
+    gone = put(store, "gone", {"model": b"gone"})
+    blob(store, cut).write_bytes(b"a lon")
+    blob(store, gone).unlink()
+    shown = run("verify", status=1, store=store).stdout
+    assert "has 5 bytes, not 12" in shown
+    assert "is missing" in shown
+
+
+def test_verify_repair_drops_what_is_damaged_and_only_that(store):
+    manifest = put(store, "bad", {"model": b"as it was", "license": b"free"})
+    blob(store, manifest).write_bytes(b"as it is.")
+    assert "dropped" in run("verify", "bad", "--repair", status=1, store=store).stdout
+    assert not blob(store, manifest).exists()
+    assert blob(store, manifest, "license").is_file()
+    assert store.names() == [ModelName.parse("bad")]
+
+
+def test_verify_tells_a_manifest_that_cannot_be_read(store):
+    put(store, "bad", {"model": b"1"})
+    (path,) = (store.root / "manifests").glob("*/*/*/*")
+    path.write_bytes(b"{")
+    result = run("verify", status=1, store=store)
+    assert "bad:latest: " in result.stdout and "manifest" in result.stdout
+
+
+def test_verify_wants_a_name_that_is_there(store):
+    result = run("verify", "nobody", status=1, store=store)
+    assert "nobody:latest" in result.stdout

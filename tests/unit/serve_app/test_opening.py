@@ -1,0 +1,47 @@
+"""A model's own system text and messages, and when they are said."""
+
+from model_zoo.chat import Message
+from serve_app.opening import Opening
+from serve_app.task import Conversation, RawText, TokenIds
+
+OWN = Message("system", "Be brief.")
+EXAMPLE = (Message("user", "2+2?"), Message("assistant", "4"))
+ASKED = Message("user", "hi")
+
+
+def opened(opening: Opening, *messages: Message, **further) -> tuple[Message, ...]:
+    prompt = opening.before(Conversation(messages, **further))
+    assert isinstance(prompt, Conversation)
+    return prompt.messages
+
+
+def test_a_system_text_goes_before_conversations_without_one() -> None:
+    opening = Opening("Be brief.", EXAMPLE)
+    assert opened(opening, ASKED) == (OWN, *EXAMPLE, ASKED)
+
+
+def test_a_conversations_own_instructions_go_first_and_replace_the_models() -> None:
+    opening = Opening("Be brief.", EXAMPLE)
+    for role in ("system", "developer"):
+        given = Message(role, "Be long.")
+        assert opened(opening, given, ASKED) == (given, *EXAMPLE, ASKED)
+
+
+def test_what_goes_on_after_an_earlier_answer_has_the_messages_already() -> None:
+    assert opened(Opening("Be brief.", EXAMPLE), ASKED, after=(1, 2)) == (OWN, ASKED)
+
+
+def test_everything_else_of_a_conversation_stays() -> None:
+    prompt = Conversation((ASKED,), thinking=False, after=(1, 2))
+    opening = Opening("Be brief.").before(prompt)
+    assert isinstance(opening, Conversation)
+    assert (opening.thinking, opening.after) == (False, (1, 2))
+
+
+def test_prompts_that_no_template_touches_stay_as_they_are() -> None:
+    for prompt in (RawText("x"), TokenIds((1, 2))):
+        assert Opening("Be brief.", EXAMPLE).before(prompt) is prompt
+
+
+def test_without_an_opening_a_conversation_stays_as_it_is() -> None:
+    assert opened(Opening(), ASKED) == (ASKED,)

@@ -1,0 +1,146 @@
+"""A model replica over a pretend engine: texts become pooled prompts, vectors keep their order."""
+
+import asyncio
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from model_zoo.chat import Message
+from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
+from runtime.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
+from serve_app.replica import ModelReplica
+from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+from serve_app.vectors import AT_ONCE
+from tests.unit.serve_app.pretend import CARD
+
+END = 2
+
+
+class PretendTokenizer:
+    """A token for each character, then the end token."""
+
+    longest_token = 3
+
+    def __init__(self) -> None:
+        self.longest_text = 0
+
+    def encode_document(self, text: str, *, at_most: int | None = None) -> list[int]:
+        self.longest_text = max(self.longest_text, len(text))
+        tokens = list(map(ord, text))
+        return [*(tokens if at_most is None else tokens[: at_most - 1]), END]
+
+
+class PretendEngine:
+    """The vector of a prompt is its sum and its length; the first prompts take longest."""
+
+    def __init__(self, error: str | None = None) -> None:
+        self.requests = []
+        self.at_work = self.most_at_work = 0
+        self.error = error
+
+    def check(self) -> None:
+        pass
+
+    async def stream(self, request):
+        self.requests.append(request)
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        try:
+            await asyncio.sleep(0.05 / len(self.requests))
+            if self.error is not None:
+                yield Delta(finish=FinishReason.FAILED, error=self.error)
+                return
+            tokens = request.prompt
+            vector = np.array([sum(tokens), len(tokens)], dtype="<f4").tobytes()
+            usage = Usage(len(tokens), 0, 0, 1, 2, 0)
+            yield Delta(finish=FinishReason.STOP, usage=usage, vector=vector)
+        finally:
+            self.at_work -= 1
+
+
+def replica_over(engine, *, causal=True, generates=True, pooling=None) -> ModelReplica:
+    model = SimpleNamespace(
+        decoder=SimpleNamespace(causal=causal, generates=generates),
+        tokenizer=PretendTokenizer(),
+        description=SimpleNamespace(name="demo", pooling=pooling),
+    )
+    return ModelReplica(model, engine, CARD)
+
+
+async def embedded(engine, *texts, truncate=True, context_tokens=None, **model):
+    task = EmbeddingTask("t1", "demo", texts, truncate, context_tokens)
+    async with asyncio.timeout(5), aclosing(replica_over(engine, **model).generate(task)) as told:
+        (delta,) = [delta async for delta in told]
+    vectors = [np.frombuffer(vector, dtype="<f4").tolist() for vector in delta.vectors]
+    return delta, vectors
+
+
+async def test_vectors_come_in_the_order_of_the_texts_and_usage_is_their_sum():
+    texts = [RawText("a" * count) for count in range(1, 40)]
+    engine = PretendEngine()
+    delta, vectors = await embedded(engine, *texts)
+    assert vectors == [[97.0 * count + END, count + 1] for count in range(1, 40)]
+    assert delta.finish is FinishReason.STOP
+    assert delta.usage.prompt_tokens == sum(range(2, 41))
+    assert engine.most_at_work == AT_ONCE
+
+
+@pytest.mark.parametrize(("stated", "used"), [(None, Pooling.LAST), ("mean", Pooling.MEAN)])
+async def test_the_file_says_how_to_pool(stated, used):
+    engine = PretendEngine()
+    await embedded(engine, TokenIds((5, 6)), pooling=stated)
+    (request,) = engine.requests
+    assert (request.pooling, request.prompt, request.spans) == (used, (5, 6), ())
+
+
+async def test_a_model_that_looks_ahead_reads_a_text_as_a_whole():
+    engine = PretendEngine()
+    await embedded(engine, TokenIds((5, 6, 7)), causal=False)
+    assert engine.requests[0].spans == (ImageSpan(0, 3, whole=True, digest=b""),)
+
+
+async def test_a_long_text_is_cut_before_its_end_token():
+    engine = PretendEngine()
+    await embedded(engine, RawText("ab" * 5000), TokenIds(tuple(range(3, 600))))
+    one, other = engine.requests
+    assert len(one.prompt) == len(other.prompt) == CARD.context_tokens
+    assert one.prompt[-3:] == (98, 97, END)
+    assert other.prompt == tuple(range(3, 3 + CARD.context_tokens))
+
+
+async def test_a_request_may_cut_earlier():
+    engine = PretendEngine()
+    await embedded(engine, RawText("abcdef"), context_tokens=4)
+    assert engine.requests[0].prompt == (97, 98, 99, END)
+
+
+@pytest.mark.parametrize("text", [RawText("a" * 600), TokenIds((5,) * 600)])
+async def test_a_long_text_that_may_not_be_cut_is_refused(text):
+    with pytest.raises(PromptTooLongError, match="the input length exceeds the context length"):
+        await embedded(PretendEngine(), RawText("a"), text, truncate=False)
+
+
+async def test_a_huge_text_is_never_cut_into_tokens_as_a_whole():
+    replica = replica_over(PretendEngine())
+    task = EmbeddingTask("t1", "demo", (RawText("a" * 1_000_000),))
+    async with aclosing(replica.generate(task)) as told:
+        await anext(told)
+    longest = replica._model.tokenizer.longest_text
+    assert longest == (CARD.context_tokens + 1) * PretendTokenizer.longest_token
+
+
+async def test_one_failure_is_the_answer_and_leaves_nothing_behind():
+    engine = PretendEngine(error="the model returned nonsense")
+    with pytest.raises(GenerationFailedError, match="nonsense"):
+        await embedded(engine, *[RawText("a" * 9)] * 40)
+    assert engine.at_work == 0
+    assert len(engine.requests) < 40
+
+
+async def test_a_model_without_a_head_refuses_to_chat():
+    task = ChatTask("t1", "demo", Conversation((Message("user", "hi"),)), SamplingParams())
+    with pytest.raises(RequestError, match='"demo" does not support completion'):
+        async with aclosing(replica_over(PretendEngine(), generates=False).generate(task)) as told:
+            await anext(told)
