@@ -91,7 +91,8 @@ def read_header(cursor: Cursor) -> Header:
         metadata[key] = value = _value(cursor, kind, f"`{key}`")
         if key == "general.alignment":
             alignment = _alignment(cursor, kind, value)
-    gpt_oss = metadata.get("general.architecture") in _GPT_OSS
+    named = metadata.get("general.architecture")
+    gpt_oss = isinstance(named, str) and named in _GPT_OSS
     entries = [_Entry.read(cursor, index, gpt_oss) for index in range(tensor_count)]
     data_begin = _padded(cursor.position, alignment)
     tensors = _placed(cursor, entries, data_begin, alignment)

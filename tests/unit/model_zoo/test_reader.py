@@ -89,6 +89,13 @@ def test_version_2_reads_like_version_3(tmp_path) -> None:
     assert files[0].metadata == files[1].metadata == {"general.architecture": "llama"}
 
 
+def test_an_architecture_that_is_no_text_leaves_the_rest_readable(tmp_path) -> None:
+    """Whoever needs the architecture refuses it by name."""
+    names = array(U32, 2, u32(1) + u32(2))
+    file = write(tmp_path / "a.gguf", Parts(pairs=[pair("general.architecture", ARRAY, names)]))
+    assert file.metadata["general.architecture"].tolist() == [1, 2]
+
+
 def test_weights_are_views_of_the_file_and_outlive_it(tmp_path) -> None:
     path = tmp_path / "tiny.gguf"
     data = np.arange(64, dtype=np.float32).tobytes()
