@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from model_zoo.sentinel import breaker, unused_sentinel, without_sentinel
@@ -22,7 +22,9 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """The place of an image among a message's texts."""
+    """An image among a message's texts: the bytes of its file."""
+
+    data: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class ChatTemplate:
         """Whether it reads one of `names`, as a variable, an attribute, a key or a text."""
         return not self.names.isdisjoint(names)
 
+    @property
+    def sees_images(self) -> bool:
+        """Whether it looks for images among a message's texts."""
+        return self.reads("image", "image_url")
+
     def render(
         self,
         messages: Sequence[Message],
@@ -121,20 +128,51 @@ def encode_chat(
     for a role that is none of `ROLES`, and for images, tools and their calls where the template
     does not look for any.
     """
+    given = variables | _given(tools, add_generation_prompt)
+    rendered = render_unforged(template, tokenizer, messages, given)
+    return tokenizer.with_bos(tokenizer.encode_parts(rendered.cut(tokenizer)))
+
+
+@dataclass(frozen=True, slots=True)
+class Unforged:
+    """A text with a sentinel in whatever looks like a special token and is none."""
+
+    text: str
+    sentinel: str = ""
+
+    def cut(self, tokenizer: Tokenizer) -> list[str | int]:
+        """The text without the sentinel, cut at its special tokens."""
+        parts = tokenizer.cut(self.text, parse_special=True)
+        return [p if isinstance(p, int) else without_sentinel(p, self.sentinel) for p in parts]
+
+
+def render_unforged(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    variables: dict[str, Any],
+    *,
+    image: str | None = None,
+    reserved: tuple[str, ...] = (),
+) -> Unforged:
+    """What `encode_chat` encodes; `variables` are those of a template, tools among them.
+
+    `image`: what stands for an image where the template knows of none; it then gets texts alone.
+    `reserved`: further texts that nobody may write but the template.
+    """
     for message in messages:
         if message.role not in ROLES:
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
-    _refuse_unsupported(template, messages, tools)
+    image = None if template.sees_images else image
+    variables = _given(None, True) | variables
+    _refuse_unsupported(template, messages, variables["tools"], blind=image is None)
     values = [_as_values(message) for message in messages]
-    variables |= _given(tools, add_generation_prompt)
-    breakable = _breakable_texts(template, tokenizer)
+    breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.wished]
     sentinel = unused_sentinel(given)
-    rendered = _render_unforged(template, values, variables, breakable, sentinel)
-    parts = tokenizer.cut(rendered, parse_special=True)
-    plain = (p if isinstance(p, int) else without_sentinel(p, sentinel) for p in parts)
-    return tokenizer.with_bos(tokenizer.encode_parts(plain))
+    rendered = _render_unforged(template, values, variables, breakable, sentinel, image)
+    return Unforged(rendered, sentinel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +194,16 @@ class _Breakable:
     kept: frozenset[str]
 
 
-def _breakable_texts(template: ChatTemplate, tokenizer: Tokenizer) -> _Breakable:
+def _breakable_texts(
+    template: ChatTemplate, tokenizer: Tokenizer, reserved: tuple[str, ...]
+) -> _Breakable:
     control, defined = tokenizer.vocabulary.control, tokenizer.vocabulary.user_defined
     decisive = tokenizer.end_tokens | {tokenizer.bos_id}
-    spoken = (t for t, i in control.items() if i in decisive or t not in template.inspected)
+    spoken = [t for t, i in control.items() if i in decisive or t not in template.inspected]
     written = [text for text in defined if _MARKER.fullmatch(text) and text in template.source]
     return _Breakable(
-        tuple(control),
-        tuple(spoken),
+        tuple(dict.fromkeys((*control, *reserved))),
+        tuple(dict.fromkeys((*spoken, *reserved))),
         tuple(text for text in written if text not in template.inspected),
         tuple(text for text in written if text in template.inspected),
         template.inspected.union(defined),
@@ -176,6 +216,7 @@ def _render_unforged(
     variables: dict[str, Any],
     breakable: _Breakable,
     sentinel: str,
+    image: str | None,
 ) -> str:
     def breaking(texts: tuple[str, ...]) -> Callable[[Any], Any]:
         chosen = breaker(texts, breakable.kept, template.names)
@@ -185,7 +226,7 @@ def _render_unforged(
 
     def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         given = breaking(texts)
-        broken_messages = [_broken_message(message, given, spoken) for message in messages]
+        broken_messages = [_broken_message(message, given, spoken, image) for message in messages]
         return broken_messages, {name: given(value) for name, value in variables.items()}
 
     needed = broken(breakable.control + breakable.markers)
@@ -201,19 +242,30 @@ def _render_unforged(
 
 
 def _broken_message(
-    message: dict[str, Any], given: Callable[[Any], Any], spoken: Callable[[Any], Any]
+    message: dict[str, Any],
+    given: Callable[[Any], Any],
+    spoken: Callable[[Any], Any],
+    image: str | None,
 ) -> dict[str, Any]:
     """Roles are no text of anybody's; what the assistant said may hold what templates look for."""
-    by_key = {"role": lambda role: role}
-    if message["role"] == "assistant":
-        by_key["content"] = spoken
+    said = spoken if message["role"] == "assistant" else given
+    by_key = {"role": lambda role: role, "content": said}
+    if image is not None and not isinstance(message["content"], str):
+        by_key["content"] = lambda parts: _joined(parts, said, image)
     return {key: by_key.get(key, given)(value) for key, value in message.items()}
+
+
+def _joined(parts: list[dict[str, str]], broken: Callable[[Any], Any], image: str) -> str:
+    """Texts and images as one text."""
+    return "".join(broken(part["text"]) if part["type"] == "text" else image for part in parts)
 
 
 def _refuse_unsupported(
     template: ChatTemplate,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    blind: bool,
 ) -> None:
     """What the template would leave out in silence, or print as Python does."""
     missing = []
@@ -221,7 +273,7 @@ def _refuse_unsupported(
         missing.append("tools")
     if any(message.tool_calls for message in messages) and not template.reads("tool_calls"):
         missing.append("tool calls")
-    if any(message.images for message in messages) and not template.reads("image", "image_url"):
+    if blind and any(message.images for message in messages) and not template.sees_images:
         missing.append("images")
     if missing:
         raise RequestError(

@@ -4,21 +4,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_zoo.chat import ChatTemplate, Message, encode_chat
+from model_zoo.chat import (
+    ChatTemplate,
+    ImagePart,
+    Message,
+    render_unforged,
+)
+from model_zoo.eyes.seeing import Eyes, Seen
 from model_zoo.gguf.header import MetadataValue
+from model_zoo.placement.layout import lay_out
+from model_zoo.placement.tags import tagged
 from model_zoo.tokenizer import Tokenizer
 from runtime.errors import RequestError
 from runtime.model import DecoderModel
+from runtime.request import ImageSpan
+from runtime.vision import PreparedImage, VisionTower
 
 EFFORTS = ("low", "medium", "high", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids to continue; `spans` are the images among them."""
+    """Token ids to continue; `spans` are the images among them, `images` each that differs once."""
 
     tokens: tuple[int, ...]
-    spans: tuple[object, ...] = ()
+    spans: tuple[ImageSpan, ...] = ()
+    images: tuple[PreparedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,8 @@ class ModelDescription:
     order, fastest dimension first. `digest` names the file: SHA-256 in hex of its header and size.
     `modified_at` unix seconds. `chat_template`: the one in use, and `template_source` where it is
     from, such as "file" or "fallback (chatml)"; None where there is none. `pooling`: "mean", "cls"
-    or "last", in files made for embedding.
+    or "last", in files made for embedding. `sees`: whether it understands images. `projector`: the
+    metadata of the file with its eyes, where that is one of its own.
     """
 
     architecture: str
@@ -50,13 +62,16 @@ class ModelDescription:
     digest: str
     modified_at: float
     pooling: str | None = None
+    sees: bool = False
+    projector: Mapping[str, MetadataValue] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatModel:
     """Everything that a model file holds, ready to answer; `template` None: it cannot chat.
 
-    `variants`: further templates of the file by name, such as "tool_use".
+    `variants`: further templates of the file by name, such as "tool_use". `eyes` None: it
+    understands text alone.
     """
 
     decoder: DecoderModel
@@ -64,6 +79,11 @@ class ChatModel:
     template: ChatTemplate | None
     description: ModelDescription
     variants: Mapping[str, ChatTemplate] = field(default_factory=dict)
+    eyes: Eyes | None = None
+
+    @property
+    def tower(self) -> VisionTower | None:
+        return None if self.eyes is None else self.eyes.tower
 
     def prepare(
         self,
@@ -71,33 +91,80 @@ class ChatModel:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | str | None = None,
+        at_most: int | None = None,
     ) -> Prompt:
         """The conversation with the answer left open.
 
         `tools` are function schemas; the variant "tool_use" takes them where the file has one.
         `thinking`: whether to think, or with which of `EFFORTS`; None leaves it to the template.
-        RequestError names what the template does not support; images no model sees yet.
+        `at_most`: how many tokens there is room for, by default what the file allows; images beyond
+        are not decoded. RequestError names what the template or the model does not support.
         """
         if self.template is None:
             raise RequestError(
                 f"Model {self.description.name} has no chat template "
                 "(`tokenizer.chat_template`); send raw text to complete instead."
             )
-        if any(message.images for message in messages):
-            raise RequestError(f"Model {self.description.name} sees no images; send texts only.")
+        images = [part for message in messages for part in message.images]
+        self._refuse_unseen(images)
         template = self.variants.get("tool_use", self.template) if tools else self.template
-        tokens = encode_chat(
+        placement = None if self.eyes is None else self.eyes.placement
+        rendered = render_unforged(
             template,
             self.tokenizer,
             messages,
-            tools=tools or None,
-            **_thinking_variables(thinking),
+            {"tools": tools or None, **_thinking_variables(thinking)},
+            image=None if placement is None else placement.spelled,
+            reserved=() if placement is None else placement.reserved,
         )
-        return Prompt(tuple(tokens))
+        texts = [rendered.text] if placement is None else rendered.text.split(placement.marker)
+        if len(texts) != len(images) + 1:
+            raise RequestError(
+                f"The model's chat template shows {len(texts) - 1} of the conversation's "
+                f"{len(images)} images; put images in the user's turns."
+            )
+        return self._prompt(texts, images, at_most, rendered.sentinel)
 
-    def prepare_text(self, text: str) -> Prompt:
-        """Raw text to continue; BOS by the file's own rule."""
-        return Prompt(tuple(self.tokenizer.encode_prompt(text)))
+    def prepare_text(
+        self, text: str, images: Sequence[ImagePart] = (), *, at_most: int | None = None
+    ) -> Prompt:
+        """Raw text to continue; BOS by the file's own rule.
+
+        `[img-N]` in the text is image N, from 0; images without a tag stand before the text.
+        """
+        self._refuse_unseen(images)
+        if self.eyes is None or not images:
+            return self._prompt([text], [], at_most)
+        placement = self.eyes.placement
+        before, _, after = placement.spelled.partition(placement.marker)
+        texts, placed = [""], []
+        for part in tagged(text, images):
+            if isinstance(part, str):
+                texts[-1] += part
+            else:
+                placed.append(part)
+                texts[-1] += before
+                texts.append(after)
+        return self._prompt(texts, placed, at_most)
+
+    def _prompt(
+        self,
+        texts: Sequence[str],
+        images: Sequence[ImagePart],
+        at_most: int | None,
+        sentinel: str = "",
+    ) -> Prompt:
+        """`texts` with an image between each and the next."""
+        seen = Seen()
+        if self.eyes is not None and images:
+            room = self.decoder.context_length if at_most is None else at_most
+            seen = self.eyes.see([image.data for image in images], at_most=room)
+        laid = lay_out(self.tokenizer, texts, seen.shown, sentinel=sentinel)
+        return Prompt(laid.tokens, laid.spans, seen.images)
+
+    def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
+        if images and self.eyes is None:
+            raise RequestError(f"Model {self.description.name} sees no images; send texts only.")
 
 
 def _thinking_variables(thinking: bool | str | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -57,7 +57,8 @@ class Breaker:
     other and to its own text, and cuts pieces out: a text of which either end stands in a string
     is broken there, and one whose middle is a whole string is broken in it. `kept` are texts that
     are not broken at their ends, `words` strings that are not taken for the middle of a text.
-    Lower and upper case count as equal, since a template may change one to the other.
+    Lower and upper case count as equal, since a template may change one to the other. RequestError
+    where looking for `texts` would take too long.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Breaker:
         )
         ends = self._first | self._last
         long = [text for text in kept if len(text) > 1 and not ends.isdisjoint(text)]
-        self._ends = re.compile(any_of([*long, *ends]), re.DOTALL)
+        self._ends = re.compile(_expression([*long, *ends]), re.DOTALL)
         self._middles = "\0".join(text[1:-1].lower() for text in texts)
         self._longest = max(map(len, texts))
         self._words = words
@@ -115,7 +116,18 @@ def breaker(texts: tuple[str, ...], kept: frozenset[str], words: frozenset[str])
 
 def _either_space(texts: tuple[str, ...]) -> str:
     # SentencePiece writes a space in a token as U+2581: either may be typed.
-    return any_of(text.replace(" ", "\u2581") for text in texts).replace("\u2581", "[ \u2581]")
+    marked = [text.replace(" ", "\u2581") for text in texts]
+    return _expression(marked).replace("\u2581", "[ \u2581]")
+
+
+def _expression(texts: Collection[str]) -> str:
+    expression = any_of(texts)
+    if expression is None:
+        raise RequestError(
+            f"The model's {len(texts):,} control tokens are too long, or too different, to be kept "
+            "out of what people write; it can only continue a raw prompt."
+        )
+    return expression
 
 
 def _both_cases(characters: Iterator[str]) -> frozenset[str]:

@@ -226,12 +226,21 @@ class Store:
     def damaged(self, manifest: Manifest) -> Iterator[tuple[Layer, bool]]:
         """Each blob, read to its end, and whether it is missing or not what its digest says."""
         for layer in manifest.blobs:
-            yield layer, not self.holds(layer) or digest_of(self.blob(layer.digest)) != layer.digest
+            yield layer, self._is_damaged(layer)
 
-    def discard(self, layer: Layer) -> None:
-        """Drop a damaged blob, so that the next pull brings it anew."""
+    def discard(self, layer: Layer) -> bool:
+        """Drop a blob that was found damaged, so that the next pull brings it anew.
+
+        False, and it stays, where it is sound: another process has repaired it meanwhile.
+        """
         with self.blob_lock(layer.digest):
-            self.blob(layer.digest).unlink(missing_ok=True)
+            damaged = self._is_damaged(layer)
+            if damaged:
+                self.blob(layer.digest).unlink(missing_ok=True)
+            return damaged
+
+    def _is_damaged(self, layer: Layer) -> bool:
+        return not self.holds(layer) or digest_of(self.blob(layer.digest)) != layer.digest
 
     def _known(self, name: ModelName, advice: str = "") -> ModelName:
         known = self.find(name)

@@ -30,7 +30,8 @@ class _Abort:
 class AsyncEngine:
     """Runs an engine on a thread of its own. Any number of event loops may stream from it.
 
-    `stall_s`: with work at hand and no step finished for so long, `check` calls the engine dead.
+    `stall_s`: with work at hand and no step finished, or no image encoded, for so long, `check`
+    calls the engine dead.
     """
 
     def __init__(self, engine: Engine, *, stall_s: float = 300.0) -> None:
@@ -40,10 +41,14 @@ class AsyncEngine:
         self._inbox: list[_Submit | _Abort] = []
         self._open_streams = 0
         self._closing = False
+        self._woken = False
         self._death: str | None = None
         self._busy_since: float | None = None  # monotonic time of the last progress while busy
         self._snapshot = engine.statistics()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._features = engine.features
+        if self._features is not None:
+            self._features.wake = self._wake
 
     @property
     def limits(self) -> EngineLimits:
@@ -53,12 +58,17 @@ class AsyncEngine:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the loop after its current step; requests still live end with FAILED."""
+        """Stop the loop after its current step; requests still live end with FAILED.
+
+        Images that are being encoded are waited for.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
+        if self._features is not None:
+            self._features.close()
 
     def check(self) -> None:
         """Raise EngineDeadError unless the loop lives and makes progress."""
@@ -66,9 +76,13 @@ class AsyncEngine:
             raise dead(self._death)
         if not self._thread.is_alive():
             raise EngineDeadError("The engine is not running.")
+        stalled = time.monotonic() - self._stall_s
         busy_since = self._busy_since
-        if busy_since is not None and time.monotonic() - busy_since > self._stall_s:
+        if busy_since is not None and busy_since < stalled:
             raise dead(f"no step has finished for {self._stall_s:.0f} seconds.")
+        encoding_since = self._features.waiting_since if self._features else None
+        if encoding_since is not None and encoding_since < stalled:
+            raise dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
 
     def statistics(self) -> EngineStatistics:
         return self._snapshot
@@ -124,7 +138,7 @@ class AsyncEngine:
     def _take_commands(self) -> bool:
         with self._changed:
             commands, self._inbox = self._inbox, []
-            closing = self._closing
+            closing, self._woken = self._closing, False
         for command in commands:
             match command:
                 case _Submit(request, deliver, arrived):
@@ -135,8 +149,13 @@ class AsyncEngine:
 
     def _sleep(self) -> None:
         with self._changed:
-            while not self._inbox and not self._closing:
+            while not self._inbox and not self._closing and not self._woken:
                 self._changed.wait()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
 
     def _die(self, reason: str) -> None:
         """End everything that is live or queued; nothing can be queued afterwards."""

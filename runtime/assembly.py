@@ -1,20 +1,24 @@
 """From a decoder to a ready engine: everything is reserved here, or refused."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from runtime.aio import AsyncEngine
 from runtime.engine import Engine, EngineLimits
-from runtime.errors import ConfigurationError
+from runtime.errors import ConfigurationError, DoesNotFitError
+from runtime.features import FeatureStore
 from runtime.kv.ledger import PageLedger
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
-from runtime.memory import MemoryPlan, plan_memory
+from runtime.memory import MemoryPlan, VisionBytes, plan_memory
 from runtime.model import DecoderModel
-from runtime.runner import DeviceRunner, ImageFeatures
+from runtime.runner import DeviceRunner, is_lack_of_memory
 from runtime.scheduler import Scheduler
+from runtime.vision import ImageEncoder
+
+_IMAGES_KEPT = 4  # of the largest, by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class EngineOptions:
     `step_tokens`: rows of one step at most. `cache_tokens`: positions the cache holds in all
     (None: as many as useful and free). `depth`: steps in flight (None: 1 on the CPU, where a
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
+    `image_cache_bytes`: for features of images (None: for a few of the largest).
     """
 
     context_tokens: int
@@ -36,6 +41,7 @@ class EngineOptions:
     depth: int | None = None
     memory_bytes: int | None = None
     max_waiting: int = 512
+    image_cache_bytes: int | None = None
 
 
 def assemble(
@@ -44,16 +50,18 @@ def assemble(
     *,
     device: torch.device,
     options: EngineOptions,
-    image_features: ImageFeatures | None = None,
+    encoder: ImageEncoder | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that only needs `start`, and what it reserved.
 
-    `image_features`: what gives an image's rows to layers that attend to images from the side.
-    Raises DoesNotFitError when the device has too little memory, ConfigurationError when the
-    options contradict each other or the model.
+    `encoder`: gives the features of images; closed with the engine. Raises DoesNotFitError when the
+    device has too little memory, ConfigurationError when the options contradict each other or the
+    model.
     """
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    if encoder is not None:
+        options = _options_for_images(options, layout, encoder)
     depth = options.depth or (1 if device.type == "cpu" else 2)
     memory = plan_memory(
         decoder,
@@ -66,18 +74,79 @@ def assemble(
         cache_tokens=options.cache_tokens,
         memory_bytes=options.memory_bytes,
         depth=depth,
+        vision=_vision_bytes(options, encoder),
     )
-    runner = _runner(decoder, layout, memory, device, options, image_features)
-    runner.warm_up()
+    features = _features(options, encoder)
+    runner = _runner(decoder, layout, memory, device, options, features)
+    runner.warm_up(encoder.limits if encoder else None)
+    if encoder is not None:
+        _warm_up(encoder, device)
     scheduler = _scheduler(layout, memory, options)
     limits = EngineLimits(
         options.context_tokens,
         decoder.vocab_size,
         max_live=options.max_sequences + options.max_waiting,
         most_images=layout.most_images,
+        image_rows=encoder.limits.rows if encoder else 0,
+        step_tokens=options.step_tokens,
     )
-    engine = Engine(scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth)
+    engine = Engine(
+        scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth, features=features
+    )
     return AsyncEngine(engine), memory
+
+
+def _options_for_images(
+    options: EngineOptions, layout: CacheLayout, encoder: ImageEncoder
+) -> EngineOptions:
+    """Steps that hold the longest whole image beside a row of every other sequence, and room for
+    the features that one sequence may need at once."""
+    limits = encoder.limits
+    whole = limits.whole + options.max_sequences - 1 if limits.whole else 0
+    largest = limits.rows * limits.row_bytes
+    least = largest * (layout.most_images or 1)
+    kept = options.image_cache_bytes
+    if kept is not None and kept < least:
+        raise ConfigurationError(
+            f"`image_cache_bytes` is {kept:,}; the features that a single request of this model "
+            f"may need at once take {least:,}."
+        )
+    return replace(
+        options,
+        step_tokens=max(options.step_tokens, whole),
+        image_cache_bytes=max(least, _IMAGES_KEPT * largest) if kept is None else kept,
+    )
+
+
+def _warm_up(encoder: ImageEncoder, device: torch.device) -> None:
+    try:
+        encoder.warm_up()
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        raise DoesNotFitError(
+            f"The largest image does not fit in the memory left on {device}: {error} Lower "
+            "`cache_tokens`, `image_cache_bytes` or `max_sequences`."
+        ) from error
+
+
+def _vision_bytes(options: EngineOptions, encoder: ImageEncoder | None) -> VisionBytes:
+    """Beside the features, a step's rows of them: gathered, and as the decoder computes."""
+    if encoder is None:
+        return VisionBytes()
+    assert options.image_cache_bytes is not None
+    limits = encoder.limits
+    gathered = options.step_tokens * (limits.row_bytes + 4 * limits.width)
+    return VisionBytes(
+        encoder.weight_bytes, encoder.workspace_bytes + options.image_cache_bytes + gathered
+    )
+
+
+def _features(options: EngineOptions, encoder: ImageEncoder | None) -> FeatureStore | None:
+    if encoder is None:
+        return None
+    assert options.image_cache_bytes is not None
+    return FeatureStore(encoder, budget_bytes=options.image_cache_bytes)
 
 
 def _scheduler(layout: CacheLayout, memory: MemoryPlan, options: EngineOptions) -> Scheduler:
@@ -101,7 +170,7 @@ def _runner(
     memory: MemoryPlan,
     device: torch.device,
     options: EngineOptions,
-    image_features: ImageFeatures | None,
+    features: FeatureStore | None,
 ) -> DeviceRunner:
     pool = KVPool(
         layout,
@@ -119,7 +188,7 @@ def _runner(
         step_tokens=options.step_tokens,
         context_tokens=options.context_tokens,
         device=device,
-        image_features=image_features,
+        image_features=features.lookup if features else None,
     )
 
 

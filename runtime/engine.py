@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
+from runtime.features import FeatureStore
 from runtime.request import (
     Delta,
     FinishReason,
@@ -17,8 +18,9 @@ from runtime.request import (
     Sampled,
     Usage,
 )
-from runtime.scheduler import Advance, Scheduler, Sequence, StepPlan
+from runtime.scheduler import Advance, Scheduler, Sequence, StepPlan, Wanted
 from runtime.textstream import TextStream
+from runtime.vision import PreparedImage
 
 Deliver = Callable[[Delta], None]
 
@@ -39,28 +41,34 @@ class EngineLimits:
     """What a request must respect. `max_live` bounds running and waiting requests together.
 
     `most_images`: how many images a request may bring for cross-attention, None for any number.
+    `image_rows`: how many rows of features an image has at most, 0 where the model sees none.
+    `step_tokens`: how long a span may be that must stay whole.
     """
 
     context_tokens: int
     vocab_size: int
     max_live: int
     most_images: int | None = None
+    image_rows: int = 0
+    step_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Where the engine stands (the first five) and what it has done since its start."""
+    """Where the engine stands (the first six) and what it has done since its start."""
 
     waiting: int = 0
     running: int = 0
     waiting_tokens: int = 0  # tokens that exist and no step has computed yet
     pages_total: int = 0
     pages_owned: int = 0
+    images_waiting: int = 0  # being encoded, or waiting for it
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     completion_tokens_total: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
+    images_encoded_total: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -86,9 +94,11 @@ class Engine:
         token_bytes: Callable[[int], bytes],
         limits: EngineLimits,
         depth: int,
+        features: FeatureStore | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         assert depth >= 1
+        self.features = features
         self._scheduler = scheduler
         self._runner = runner
         self._token_bytes = token_bytes
@@ -121,15 +131,18 @@ class Engine:
             self._end(live, Delta(), FinishReason.ABORTED)
 
     def step(self) -> bool:
-        """Launch what can be launched, retire what must be; False when there was nothing to do."""
-        plan = self._scheduler.plan()
+        """Launch what can be launched, retire what must be; False when there was nothing to do.
+
+        Then only a new request, or features that come, change that.
+        """
+        plan = self._plan()
         if plan is not None:
             self._note_begun(plan)
             self._in_flight.append((plan, self._runner.launch(plan)))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._retire(*self._in_flight.popleft())
             return True
-        return plan is not None
+        return plan is not None or (self.features is not None and self.features.has_news)
 
     def fail(self, error: str) -> None:
         """End every live request with FAILED."""
@@ -147,7 +160,32 @@ class Engine:
             pages_total=ledger.pages_total,
             pages_owned=ledger.pages_owned,
             preemptions_total=scheduler.preemptions,
+            images_waiting=self.features.coming if self.features else 0,
+            images_encoded_total=self.features.encoded if self.features else 0,
         )
+
+    def _plan(self) -> StepPlan | None:
+        """The next step; what it and those behind it need of images is held or asked for."""
+        store, scheduler = self.features, self._scheduler
+        if store is None:
+            return scheduler.plan()
+        for digest, reason in store.collect().items():
+            self._fail_for_image(digest, reason)
+        plan = scheduler.plan(store.ready)
+        store.provide([_image(wanted) for wanted in scheduler.wanted])
+        return plan
+
+    def _fail_for_image(self, digest: bytes, reason: str) -> None:
+        """End those who wait for it; whoever asks for it later lets it be tried again."""
+        for wanted in self._scheduler.wanted:
+            live = self._by_sequence.get(wanted.sequence)
+            if wanted.digest != digest or live is None:
+                continue
+            images = [image.digest for image in wanted.sequence.request.images]
+            number = f"{images.index(digest) + 1} of {len(images)}"
+            self._scheduler.finish(live.sequence)
+            error = f"Image {number} could not be encoded: {reason}"
+            self._end(live, Delta(error=error), FinishReason.FAILED)
 
     def _note_begun(self, plan: StepPlan) -> None:
         now = self._clock()
@@ -237,6 +275,9 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
             f"{'' if request.pooling else ', one of them for the answer'}. Shorten the prompt or "
             "raise `context_tokens`."
         )
+    if request.images and not limits.image_rows:
+        raise RequestError("The model sees no images. Leave them out.")
+    _check_spans(request, limits)
     images = sum(span.cross_rows > 0 for span in request.spans)
     if limits.most_images is not None and images > limits.most_images:
         raise RequestError(
@@ -251,6 +292,29 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
         return request
     stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
     return dataclasses.replace(request, stop=stop)
+
+
+def _check_spans(request: GenerationRequest, limits: EngineLimits) -> None:
+    """What only a bug in front of the engine could break, and would break the engine for all."""
+    ends = [0, *(span.end for span in request.spans)]
+    starts = [*(span.start for span in request.spans), len(request.prompt)]
+    assert all(end <= start for end, start in zip(ends, starts, strict=True)), "spans overlap"
+    longest = limits.step_tokens or len(request.prompt)
+    assert all(span.length <= longest for span in request.spans if span.whole), "too long a span"
+    rows = {image.digest: image.rows for image in request.images}
+    assert all(count <= limits.image_rows for count in rows.values()), "too large an image"
+    for span in request.spans:
+        beside = span.cross_rows + span.cross_padding
+        assert span.digest in rows or not beside, "an image that nobody brings"
+        used = beside or span.first_row + span.length
+        assert used <= rows.get(span.digest, used), "an image with too few rows"
+
+
+def _image(wanted: Wanted) -> PreparedImage:
+    images = wanted.sequence.request.images
+    image = next(image for image in images if image.digest == wanted.digest)
+    assert isinstance(image, PreparedImage)
+    return image
 
 
 def dead(reason: str) -> EngineDeadError:

@@ -21,18 +21,31 @@ LEFT_FREE = 0.1  # of what is available: what others allocate, and what allocato
 class MemoryPlan:
     """Bytes by purpose, and the pages of each cache group.
 
+    `vision_bytes`: what encoding images takes beside weights, and their features.
     `available_bytes` is all that the engine may use, the weights among it; `headroom_bytes` is
     what stays free of it. `cache_tokens`: positions the cache holds in all.
     """
 
     weight_bytes: int
     activation_bytes: int
+    vision_bytes: int
     sampler_bytes: int
     cache_bytes: int
     available_bytes: int
     headroom_bytes: int
     pages: tuple[int, ...]
     cache_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionBytes:
+    """What images take on the device: the encoder's weights, and at worst everything else."""
+
+    weights: int = 0
+    workspace: int = 0
+
+
+_BLIND = VisionBytes()
 
 
 def plan_memory(
@@ -47,6 +60,7 @@ def plan_memory(
     cache_tokens: int | None,
     memory_bytes: int | None,
     depth: int = 2,
+    vision: VisionBytes = _BLIND,
 ) -> MemoryPlan:
     """Divide the memory; with `cache_tokens` None the cache takes as much as is useful and free.
 
@@ -54,12 +68,12 @@ def plan_memory(
     DoesNotFitError when the cache cannot hold one full context beside the rest. A given
     `memory_bytes` is used to the last byte; of measured memory a tenth is left free.
     """
-    weights = model.weight_bytes
+    weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(step_tokens, slots)
     sampler = _sampler_bytes(model, layout, slots, step_tokens, context_tokens)
     available = _measured(device, weights) if memory_bytes is None else memory_bytes
     usable = available if memory_bytes is not None else int(available * (1 - LEFT_FREE))
-    room = usable - weights - activations - sampler
+    room = usable - weights - activations - vision.workspace - sampler
     cache = _CacheSizes(
         layout,
         kv_dtype,
@@ -73,10 +87,11 @@ def plan_memory(
     plan = MemoryPlan(
         weights,
         activations,
+        vision.workspace,
         sampler,
         cache.nbytes(pages),
         available,
-        available - weights - activations - sampler - cache.nbytes(pages),
+        available - usable + room - cache.nbytes(pages),
         pages,
         cache.held(tokens),
     )
@@ -98,7 +113,8 @@ class _CacheSizes:
     """How many pages a cache of so many tokens has in each group, and what they take.
 
     What a sequence holds of a group with a window is bounded, so these groups stop growing once
-    every slot has its bound; steps in flight are shared by all slots.
+    every slot has its bound; steps in flight are shared by all slots. Of a group with a state for
+    each sequence, every slot gets one however short the sequences are.
     """
 
     def __init__(
@@ -123,6 +139,7 @@ class _CacheSizes:
             min(slots * one, slots * rest + flying)
             for one, rest in zip(self._one, resting, strict=True)
         )
+        self._by_sequence = tuple(kind.by_sequence for kind in layout.kinds)
 
     @property
     def most_tokens(self) -> int:
@@ -141,7 +158,8 @@ class _CacheSizes:
         return low * self._page_tokens
 
     def pages(self, tokens: int, budget: int) -> tuple[int, ...]:
-        """What `tokens` need; groups with a window give way, down to one sequence's bound."""
+        """What `tokens` need; groups with a window or with states give way, down to one sequence's
+        bound."""
         wanted = self._wanted(tokens)
         low, high = 0, max(wanted)
         while low < high:
@@ -161,15 +179,19 @@ class _CacheSizes:
     def _wanted(self, tokens: int) -> tuple[int, ...]:
         pages = -(-tokens // self._page_tokens)
         return tuple(
-            min(all_slots, -(-whole * pages // self._context_pages))
-            for all_slots, whole in zip(self._all, self._whole, strict=True)
+            all_slots if fixed else min(all_slots, -(-whole * pages // self._context_pages))
+            for all_slots, whole, fixed in zip(
+                self._all, self._whole, self._by_sequence, strict=True
+            )
         )
 
     def _at_most(self, wanted: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Groups with a window cut to `limit` pages, if one sequence still fits."""
+        """Groups with a window or with states cut to `limit` pages, if one sequence still fits."""
         return tuple(
-            pages if one == whole else min(pages, max(one, limit))
-            for pages, one, whole in zip(wanted, self._one, self._whole, strict=True)
+            min(pages, max(one, limit)) if one < whole or fixed else pages
+            for pages, one, whole, fixed in zip(
+                wanted, self._one, self._whole, self._by_sequence, strict=True
+            )
         )
 
 
@@ -177,7 +199,8 @@ def _refusal(plan: MemoryPlan, device: torch.device, usable: int) -> str:
     needed = plan.available_bytes - plan.headroom_bytes
     return (
         f"The model needs {needed:,} bytes on {device}: {plan.weight_bytes:,} for weights, "
-        f"{plan.activation_bytes:,} for activations, {plan.sampler_bytes:,} for sampling, "
+        f"{plan.activation_bytes:,} for activations, {plan.vision_bytes:,} for images, "
+        f"{plan.sampler_bytes:,} for sampling, "
         f"{plan.cache_bytes:,} for a cache of {plan.cache_tokens:,} tokens. It may use {usable:,} "
         f"of the {plan.available_bytes:,} bytes available. Lower `context_tokens`, `cache_tokens`, "
         "`max_sequences` or `step_tokens`, or free memory."

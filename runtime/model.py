@@ -46,6 +46,8 @@ class AttentionPlan:
     Where a group holds rows of images, indices of these take the place of positions, and
     write_cell [image rows] is where those of `Batch.cross_features` go, as `image_writes` says.
     after_image [tokens] bool: the row is at or behind the first image of its sequence.
+
+    Where a group holds a state for each sequence, write_cell [tokens] is the page that has it.
     """
 
     page_table: Tensor
@@ -71,6 +73,11 @@ class Batch:
     logits are wanted; plans: one per cache group, in the layout's order. cross_features: the
     [image rows, width] of each image that this step writes to groups which hold rows of images, in
     the order of their `image_writes`.
+
+    image_rows [n] int64: rows of the batch whose embeddings image_features [n, width] replace,
+    unscaled; None where there are none. Where width is a multiple of the hidden size, the further
+    parts of a row are added to what the first layers return, one after each. axes [3, tokens]
+    int64: time, row and column of each token, for models with so many `position_axes`.
     """
 
     tokens: Tensor
@@ -78,12 +85,17 @@ class Batch:
     output_rows: Tensor
     plans: tuple[AttentionPlan, ...]
     cross_features: tuple[Tensor, ...] = ()
+    image_rows: Tensor | None = None
+    image_features: Tensor | None = None
+    axes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
     """The pages of one layer: keys [pages, page_tokens, kv_heads, key_dim], values likewise.
 
+    Of a layer with a state for each sequence: keys float32 [pages, taps, channels], the oldest
+    input first, and values float32 [pages, kv_heads, key_dim, value_dim].
     `group` is the index of its plan in `Batch.plans`.
     """
 
@@ -105,6 +117,7 @@ class DecoderModel(Protocol):
     batch's keys and values into `cache` and returns the hidden states [outputs, hidden_size] of
     `batch.output_rows`; `logits` of such states, float32 [rows, vocab_size], are there only where
     the model `generates`. Where it is not `causal`, a prompt is one whole span.
+    `position_axes`: 1, or 3 where it needs `Batch.axes`.
     `activation_bytes(tokens, outputs)` bounds what `states` for so many tokens and `logits` of so
     many rows allocate.
     """
@@ -114,6 +127,9 @@ class DecoderModel(Protocol):
     context_length: int
     causal: bool
     generates: bool
+
+    @property
+    def position_axes(self) -> int: ...
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]: ...

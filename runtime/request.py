@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 MAX_TOP_LOGPROBS = 20
 
@@ -69,12 +70,14 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Placeholder positions [start, start + length) of one image.
+    """Placeholder positions [start, start + length) of one image, or of a part of it.
 
     `whole`: attention inside is bidirectional, so no step may end inside. `digest` names pixels,
     processor settings and projector together. `cross_rows`: rows that it brings for layers that
     attend to images from the side; `cross_padding`: further ones, which only text before the first
     image can see, and only where the model says so (`Cross.lead_in` in runtime/kv/spec.py).
+    `first_row`: the row of the image's features that stands at `start`. `grid`: rows and columns
+    of the rectangle that the positions are, for models that place them in two dimensions.
     """
 
     start: int
@@ -83,15 +86,31 @@ class ImageSpan:
     digest: bytes
     cross_rows: int = 0
     cross_padding: int = 0
+    first_row: int = 0
+    grid: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
 
+class RequestImage(Protocol):
+    """What is known here of an image whose features, so many rows, are yet to be computed."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A tokenised prompt and the rules of its continuation; `id` is unique among live requests.
+
+    `images`: what the features of the spans of equal digest are computed from, each once (see
+    runtime.vision.PreparedImage). Rows of features replace the embeddings of a span, or go to the
+    layers that attend to images from the side. A span of none of them has no features.
 
     With `pooling` nothing is continued: the prompt's states become one vector, and `stop` says
     one token. A prompt that is read in both directions has a single whole span over all of it.
@@ -103,6 +122,7 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     spans: tuple[ImageSpan, ...] = ()
     pooling: Pooling | None = None
+    images: tuple[RequestImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import DoesNotFitError, ModelFileError
+from runtime.images import FeatureRows
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
 from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite
@@ -27,9 +28,10 @@ from runtime.request import (
 from runtime.sampler import Drawn, Sampler
 from runtime.scheduler import Chunk, Sequence, SlotLoad, StepPlan
 from runtime.staging import Stage, Staged
+from runtime.vision import ImageLimits
 
 # An image's digest -> its features on the device, [rows, width], those of padding last.
-ImageFeatures = Callable[[bytes], Tensor]
+Lookup = Callable[[bytes], Tensor]
 
 _NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 
@@ -65,12 +67,12 @@ class DeviceRunner:
         step_tokens: int,
         context_tokens: int,
         device: torch.device,
-        image_features: ImageFeatures | None = None,
+        image_features: Lookup | None = None,
     ) -> None:
         self._model = model
         self._image_features = image_features
         self._pool = pool
-        self._page_tokens = layout.page_tokens
+        self._page_tokens, self._kinds = layout.page_tokens, layout.kinds
         self._slots = slots
         self._step_tokens = step_tokens
         self._context_tokens = context_tokens
@@ -86,9 +88,12 @@ class DeviceRunner:
             step_tokens=step_tokens,
             context_tokens=context_tokens,
             device=device,
+            position_axes=model.position_axes,
         )
         self._pooler = Pooler(slots=slots, hidden=model.hidden_size, device=device)
+        self._kinds = layout.kinds
         self._fresh = True
+        self._scratch: Tensor | None = None  # features while warming up
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -117,13 +122,17 @@ class DeviceRunner:
             results[index] = Pooled(vector.numpy().tobytes()) if sound else _NOT_FINITE
         return tuple(results)
 
-    def warm_up(self) -> None:
+    def warm_up(self, images: ImageLimits | None = None) -> None:
         """Run the largest step, before any other, so that missing memory shows now.
 
         Then the largest decode step and the smallest, which may take other kernels. All rows write
-        to page 0, which is cleared afterwards; slots are loaded before use.
+        to page 0, which is cleared afterwards; slots are loaded before use. `images`: of which all
+        rows may be, where the model sees any in its text.
         """
         assert self._fresh, "warm_up comes before the first step"
+        if images is not None and not any(kind.by_image for kind in self._kinds):
+            row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
+            self._scratch = row.expand(self._context_tokens, -1)
         try:
             for rows, slots in (
                 (self._step_tokens, self._slots),
@@ -133,7 +142,7 @@ class DeviceRunner:
                 if _NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
                     raise ModelFileError(f"The model cannot compute: {_NOT_FINITE.reason}")
         except (RuntimeError, MemoryError) as error:
-            if not _is_lack_of_memory(error):
+            if not is_lack_of_memory(error):
                 raise
             raise DoesNotFitError(
                 f"A step of {self._step_tokens:,} tokens over {self._slots:,} sequences does not "
@@ -141,7 +150,7 @@ class DeviceRunner:
                 "`max_sequences` or `cache_tokens`."
             ) from error
         self._pool.clear_page(0)
-        self._fresh = True
+        self._fresh, self._scratch = True, None
 
     def _apply(self, staged: Staged) -> None:
         if staged.pages.shape[0]:
@@ -156,30 +165,43 @@ class DeviceRunner:
     def _batch(self, staged: Staged) -> Batch:
         positions, slots = staged.positions, staged.row_slot.long()
         plans, writes = [], tuple[ImageWrite, ...]()
-        for table, group in zip(self._pool.page_tables, staged.groups, strict=True):
+        tables = zip(self._pool.page_tables, self._kinds, staged.groups, strict=True)
+        for table, kind, group in tables:
             seen = (table, staged.row_slot, group.begin, group.end)
             if group.images is None:
-                plans.append(
-                    AttentionPlan(*seen, self._cells(table, slots, positions), group.spans)
-                )
+                alone = kind.by_sequence
+                cells = table[slots, 0].long() if alone else self._cells(table, slots, positions)
+                plans.append(AttentionPlan(*seen, cells, group.spans))
                 continue
             cells = self._cells(table, group.images.slots, group.images.indices)
             writes, after = group.images.writes, group.images.after_image
             plans.append(AttentionPlan(*seen, cells, group.spans, writes, after))
-        tokens = self._sampler.tokens_at(slots, positions)
-        features = tuple(map(self._features, writes))
-        return Batch(tokens, positions, staged.output_rows, tuple(plans), features)
+        return Batch(
+            self._sampler.tokens_at(slots, positions),
+            positions,
+            staged.output_rows,
+            tuple(plans),
+            tuple(self._features(write.digest)[: write.end - write.begin] for write in writes),
+            staged.image_rows if staged.images else None,
+            self._inserted(staged.images) if staged.images else None,
+            staged.axes,
+        )
 
-    def _scratch_sequence(self, slot: int, length: int, sampling: SamplingParams) -> Sequence:
+    def _scratch_sequence(
+        self, slot: int, start: int, length: int, sampling: SamplingParams
+    ) -> Sequence:
         """Draws if the model can, else pools; a prompt that is read in both directions is whole."""
-        whole = ImageSpan(0, length, whole=True, digest=b"")
+        image = _ScratchImage()
+        span = ImageSpan(start, length, whole=not self._model.causal, digest=image.digest)
+        sees = self._scratch is not None
         request = GenerationRequest(
             f"warm-up-{slot}",
             (0,) * length,
             StopRules(1),
             sampling,
-            spans=() if self._model.causal else (whole,),
+            spans=() if self._model.causal and not sees else (span,),
             pooling=None if self._model.generates else Pooling.MEAN,
+            images=(image,) if sees else (),
         )
         return Sequence(request, [0] * length)
 
@@ -188,9 +210,18 @@ class DeviceRunner:
         pages = table[slots, indices // self._page_tokens].long()
         return pages * self._page_tokens + indices % self._page_tokens
 
-    def _features(self, write: ImageWrite) -> Tensor:
+    def _inserted(self, parts: tuple[FeatureRows, ...]) -> Tensor:
+        """[image rows, width]."""
+        return torch.cat([self._features(part.digest)[part.begin : part.end] for part in parts])
+
+    def _features(self, digest: bytes) -> Tensor:
+        if self._scratch is not None:
+            return self._scratch
         assert self._image_features is not None, "an image whose features nobody knows"
-        return self._image_features(write.digest)[: write.end - write.begin]
+        features = self._image_features(digest)
+        if features.is_cuda:  # it may be dropped before this step has read it
+            features.record_stream(torch.cuda.current_stream(self._device))
+        return features
 
     def _scratch_plan(self, rows: int, slots: int) -> StepPlan:
         """One row at the end of each slot's context; the rows left over fill slot after slot.
@@ -206,12 +237,18 @@ class DeviceRunner:
         for slot in range(slots):
             length = min(room, 1 + left)
             left -= length - 1
-            sequence = self._scratch_sequence(slot, length, sampling)
             start = room - length if self._model.causal else 0
+            sequence = self._scratch_sequence(slot, start, length, sampling)
             known = (0,) * length
             chunks.append(Chunk(sequence, 0, slot, start, length, known, False, True))
             loads.append(SlotLoad(slot, (0,) * room, sampling))
         return StepPlan(tuple(chunks), (), tuple(loads))
+
+
+@dataclass(frozen=True, slots=True)
+class _ScratchImage:
+    digest: bytes = b""
+    rows: int = 0  # as many as are asked for
 
 
 def _tell_drawn(launched: Launched, drawn: Drawn, results: list[Outcome | None]) -> None:
@@ -240,7 +277,7 @@ class _Scores:
         return Sampled(token, logprob, tuple(Alternative(*pair) for pair in pairs))
 
 
-def _is_lack_of_memory(error: Exception) -> bool:
+def is_lack_of_memory(error: Exception) -> bool:
     """On CUDA torch has a type for it, on a CPU only these words."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or "can't allocate memory" in str(error)

@@ -5,6 +5,7 @@ hits, decoding and resumption after preemption are all that one chase.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -18,6 +19,9 @@ from runtime.request import (
     Sampled,
     SamplingParams,
 )
+
+# Whether the features of the image with this digest are there.
+Ready = Callable[[bytes], bool]
 
 
 class State(Enum):
@@ -40,6 +44,13 @@ class Sequence:
     epoch: int = 0  # bumped by preemption, so that steps from before it are told apart
     cached: int = 0  # prompt tokens that the prefix cache gave at first admission
     page_keys: list[PageKey] = field(default_factory=list)
+    awaited: tuple[bytes, ...] | None = None  # images its first chunk needs; None: not looked at
+    inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
+
+    def __post_init__(self) -> None:
+        images = {image.digest for image in self.request.images}
+        inserted = (s for s in self.spans if s.digest in images and not s.cross_rows)
+        self.inserted = tuple(inserted)
 
     @property
     def spans(self) -> tuple[ImageSpan, ...]:
@@ -133,16 +144,27 @@ class Advance:
     finish: FinishReason | None
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A sequence takes the features of an image, in the step just planned or soon."""
+
+    sequence: Sequence
+    digest: bytes
+
+
 @dataclass(slots=True)
 class _Draft:
     """A plan in the making: what it may still take, and what it has. `short`: of pages."""
 
     budget: int
     image_rows: int
+    ready: Ready
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
     short: bool = False
+    used: list[Wanted] = field(default_factory=list)  # images of its chunks
+    ahead: list[Wanted] = field(default_factory=list)  # those of the chunks that may come next
 
     def write(self, slot: int, grants: list[PageGrant]) -> None:
         self.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
@@ -152,6 +174,7 @@ class Scheduler:
     """Continuous batching over a fixed number of slots and a token budget per step.
 
     `step_image_rows`: rows of images that a step fills at most, as many as one sequence may have.
+    `wanted`: images of the plan made last, then those that next chunks need, the most urgent first.
     """
 
     def __init__(
@@ -162,6 +185,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.wanted: tuple[Wanted, ...] = ()
+        self._slots = slots
         self._step_tokens = step_tokens
         self._step_image_rows = step_image_rows
         self._free_slots = list(reversed(range(slots)))
@@ -176,15 +201,17 @@ class Scheduler:
         self.waiting.append(sequence)
         return sequence
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can be launched before another step retires."""
-        draft = _Draft(self._step_tokens, self._step_image_rows)
+    def plan(self, ready: Ready = lambda digest: True) -> StepPlan | None:
+        """The next step, or None when nothing can be launched before another step retires.
+
+        No chunk takes an image that is not `ready`: it ends before, or its sequence is left out.
+        """
+        draft = _Draft(self._step_tokens, self._step_image_rows, ready)
         for sequence in list(self.running):
             if sequence.state is State.RUNNING:  # not preempted by an earlier one just now
                 self._continue(sequence, draft)
-        while self.waiting and self._free_slots and draft.budget and not draft.short:
-            if not self._admit(self.waiting[0], draft):
-                break
+        self._admit_waiting(draft)
+        self.wanted = (*draft.used, *draft.ahead)
         if not draft.chunks:
             return None
         return StepPlan(tuple(draft.chunks), tuple(draft.page_writes), tuple(draft.slot_loads))
@@ -223,6 +250,8 @@ class Scheduler:
         sequence.state = State.FINISHED
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
+        start = sequence.launched
+        draft.ahead += self._wanted(sequence, start, start + self._step_tokens)
         count = self._want(sequence, draft)
         if count == 0:
             return
@@ -238,6 +267,29 @@ class Scheduler:
             grants = self.ledger.reserve(sequence, sequence.launched + count)
         self._launch(sequence, count, grants, draft)
 
+    def _admit_waiting(self, draft: _Draft) -> None:
+        """In order, but none waits for another one's images; the first of them are looked after
+        even while there is no place."""
+        admitting = True
+        for index, sequence in enumerate(tuple(self.waiting)):
+            admitting &= bool(self._free_slots and draft.budget and not draft.short)
+            if not admitting and index >= self._slots:
+                return
+            if not self._held_up(sequence, draft, admitting) and admitting:
+                admitting = self._admit(sequence, draft)
+
+    def _held_up(self, sequence: Sequence, draft: _Draft, admitting: bool) -> bool:
+        """Whether a waiting sequence lacks the features that its first chunk cannot do without."""
+        if not sequence.request.images:
+            return False
+        known = sequence.awaited
+        if known is None or (admitting and not _lacking(sequence, known, draft)):
+            start = self.ledger.cached_prefix(sequence) if sequence.shares_pages else 0
+            known = self.ledger.images_needed(sequence, start, start + self._step_tokens)
+            sequence.awaited = known  # until it could be admitted; pages come and go
+        draft.ahead += [Wanted(sequence, digest) for digest in known]
+        return _lacking(sequence, known, draft)
+
     def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
         if sequence.pending:  # preempted, and a token of it is still on the device
             return False
@@ -249,7 +301,7 @@ class Scheduler:
             self.ledger.release(sequence)
             sequence.launched = sequence.confirmed = 0
             return False
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
         self.running.append(sequence)
         sequence.state = State.RUNNING
         sequence.slot = slot = self._free_slots.pop()
@@ -263,16 +315,22 @@ class Scheduler:
         if sequence.produced >= sequence.request.stop.max_tokens:
             return 0
         count = sequence.cut(min(sequence.remaining, draft.budget))
-        return self._cut_to_image_rows(sequence, count, draft.image_rows)
+        return self._cut_to_image_rows(sequence, _cut_to_features(sequence, count, draft), draft)
 
-    def _cut_to_image_rows(self, sequence: Sequence, count: int, budget: int) -> int:
-        """`count` tokens, fewer where a step would fill too many rows of images."""
+    def _cut_to_image_rows(self, sequence: Sequence, count: int, draft: _Draft) -> int:
+        """`count` tokens, fewer where a step would fill too many rows of images or unknown ones."""
         start, end = sequence.launched, sequence.launched + count
         images = (span.start for span in reversed(sequence.spans) if start < span.start < end)
         for stop in (end, *images):
-            if self.ledger.image_rows(sequence, start, stop) <= budget:
+            needed = self.ledger.images_needed(sequence, start, stop)
+            rows = self.ledger.image_rows(sequence, start, stop)
+            if rows <= draft.image_rows and all(map(draft.ready, needed)):
                 return stop - start
         return 0
+
+    def _wanted(self, sequence: Sequence, start: int, end: int) -> list[Wanted]:
+        needed = self.ledger.images_needed(sequence, start, end)
+        return [Wanted(sequence, digest) for digest in needed]
 
     def _launch(
         self, sequence: Sequence, count: int, grants: list[PageGrant], draft: _Draft
@@ -288,6 +346,7 @@ class Scheduler:
             Chunk(sequence, sequence.epoch, sequence.slot, start, count, known, feedback, samples)
         )
         draft.write(sequence.slot, grants)
+        draft.used += self._wanted(sequence, start, end)
         draft.budget -= count
         draft.image_rows -= self.ledger.image_rows(sequence, start, end)
         sequence.launched = end
@@ -300,6 +359,7 @@ class Scheduler:
         sequence.state = State.WAITING
         sequence.launched = sequence.confirmed = 0
         sequence.epoch += 1
+        sequence.awaited = None
         self.waiting.appendleft(sequence)
 
     def _leave_slot(self, sequence: Sequence) -> None:
@@ -308,6 +368,20 @@ class Scheduler:
         self.running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
+
+
+def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:
+    """One image is enough to begin, but those that are attended to from the side come together."""
+    return not all(map(draft.ready, needed[:1] if sequence.inserted else needed))
+
+
+def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
+    """`count` tokens from `launched` on, fewer where features would be missing."""
+    start, end = sequence.launched, sequence.launched + count
+    for span in sequence.inserted:
+        if span.start < end and start < span.end and not draft.ready(span.digest):
+            return max(0, span.start - start)
+    return count
 
 
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.images import AXES, FeatureRows, places, plan_insertions
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.model import ImageWrite, RowSpan
@@ -62,11 +63,15 @@ class Staged:
 
     positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
     output_rows [draws + pooled rows] int64: first those that draw, whose chunks `drawing` names,
-    then those that `pooled` takes.
+    then those that `pooled` takes. image_rows [n] int64: rows of `images`, one after the other.
+    axes [3, rows] int64: as in `Batch`.
     """
 
     positions: Tensor
+    axes: Tensor | None
     row_slot: Tensor
+    image_rows: Tensor
+    images: tuple[FeatureRows, ...]
     groups: tuple[StagedGroup, ...]
     output_rows: Tensor
     draws: Draws
@@ -90,8 +95,11 @@ class Stage:
         step_tokens: int,
         context_tokens: int,
         device: torch.device,
+        position_axes: int = 1,
     ) -> None:
+        assert position_axes in (1, AXES)
         self._kinds = layout.kinds
+        self._spread = position_axes == AXES
         self._pool = pool
         self._sampler = sampler
         self._context_tokens = context_tokens
@@ -110,6 +118,9 @@ class Stage:
         sheet.clear()
         rows = _row_spans(plan.chunks)
         positions, slots = self._write_rows(sheet, plan.chunks, rows)
+        axes = _write_axes(sheet, plan.chunks, rows) if self._spread else None
+        insertions = plan_insertions(plan.chunks, rows)
+        image_rows = sheet.put(insertions.rows)
         groups = [_write_group(sheet, kind, plan.chunks, rows) for kind in self._kinds]
         drawing, pooled = self._drawing_order(plan.chunks), plan_pooling(plan.chunks, rows)
         outputs = self._write_outputs(sheet, plan.chunks, rows, drawing)
@@ -119,7 +130,10 @@ class Stage:
         words = sheet.upload(self._device_words)
         return Staged(
             words[positions].long(),
+            None if axes is None else words[axes].long().view(AXES, -1),
             words[slots],
+            words[image_rows].long(),
+            insertions.parts,
             tuple(group.on(words) for group in groups),
             torch.cat([words[outputs.rows], words[pooled_rows]]).long(),
             outputs.draws(words),
@@ -200,7 +214,7 @@ class Stage:
 def buffer_words(layout: CacheLayout, *, slots: int, step_tokens: int, context_tokens: int) -> int:
     """32-bit words that the largest plan takes."""
     by_image = sum(kind.by_image for kind in layout.kinds)
-    rows = step_tokens * (2 + 2 * len(layout.groups) + by_image)
+    rows = step_tokens * (3 + AXES + 2 * len(layout.groups) + by_image)
     images = 2 * by_image * layout.image_rows
     outputs = slots * 5 + step_tokens
     tables = 2 * slots * sum(layout.held_pages(context_tokens, step_tokens))
@@ -298,6 +312,15 @@ def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
         RowSpan(end - chunk.length, end, chunk.slot, chunk.start)
         for chunk, end in zip(chunks, ends, strict=True)
     ]
+
+
+def _write_axes(sheet: Sheet, chunks: Sequence[Chunk], rows: Sequence[RowSpan]) -> slice:
+    axes = sheet.take(AXES * rows[-1].end)
+    written = sheet.array[axes].reshape(AXES, -1)
+    for chunk, span in zip(chunks, rows, strict=True):
+        end = chunk.start + chunk.length
+        written[:, span.begin : span.end] = places(chunk.sequence.spans, chunk.start, end)
+    return axes
 
 
 def _write_group(

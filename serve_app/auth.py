@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.errors import error_response
+from serve_app.api.errors import error_response, route_path
 from serve_app.errors import Refusal
 
 OPEN_PATHS = frozenset({"/healthz"})
@@ -20,11 +20,11 @@ class RequireKey:
         self._keys = tuple(key.encode() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not self._known(key.strip().encode()):
                 refusal = Refusal(401, "a valid API key is required: Authorization: Bearer <key>")
-                await error_response(scope["path"], refusal)(scope, receive, send)
+                await error_response(route_path(scope), refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -15,7 +15,8 @@ class ModelCard:
     were asked for. `tensors`: name, type and shape in the file's order. `reserved_bytes`: weights,
     cache and working memory; `device_bytes`: the part of them on an accelerator. `system` and
     `options`: what conversations and requests get that bring none of their own. `capabilities`: in
-    Ollama's words, such as "completion" and "embedding".
+    Ollama's words, such as "completion" and "embedding". `projector`: like `metadata`, of the file
+    with its eyes, where that is one of its own.
     """
 
     name: str
@@ -39,3 +40,4 @@ class ModelCard:
     system: str | None = None
     options: Options = field(default_factory=Options)
     capabilities: tuple[str, ...] = ("completion",)
+    projector: Mapping[str, Any] | None = None

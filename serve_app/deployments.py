@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.autoscaling import autoscaling_stats
 from serve_app.backend import ChatBackend, ServedModel
 from serve_app.card import ModelCard
+from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
 from serve_app.routing import HandleDirectory
 from serve_app.settings import AppSettings, ModelSettings
@@ -79,5 +80,8 @@ class Ingress:
             start_timeout_s=settings.start_timeout_s,
         )
         return ingress_app(
-            backend, api_keys=settings.api_keys, max_body_bytes=settings.max_body_bytes
+            backend,
+            api_keys=settings.api_keys,
+            max_body_bytes=settings.max_body_bytes,
+            image_rules=ImageRules.of(settings),
         )

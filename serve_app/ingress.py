@@ -17,20 +17,26 @@ from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.auth import RequireKey
 from serve_app.backend import ChatBackend
+from serve_app.images import ImageReader, ImageRules
 
 VERSION = "0.1.0"
 
 
 def ingress_app(
-    backend: ChatBackend, *, api_keys: tuple[str, ...] | None, max_body_bytes: int
+    backend: ChatBackend,
+    *,
+    api_keys: tuple[str, ...] | None,
+    max_body_bytes: int,
+    image_rules: ImageRules,
 ) -> Starlette:
+    images = ImageReader(backend, image_rules)
     keys = [] if api_keys is None else [Middleware(RequireKey, keys=api_keys)]
     handlers = {CaravanError: on_error, HTTPException: on_http_error, Exception: on_error}
     return Starlette(
         routes=[
             *_plain_routes(),
-            *_ollama_routes(backend, max_body_bytes),
-            *_openai_routes(backend, max_body_bytes),
+            *_ollama_routes(backend, images, max_body_bytes),
+            *_openai_routes(backend, images, max_body_bytes),
         ],
         middleware=keys,
         exception_handlers=handlers,
@@ -45,8 +51,8 @@ def _plain_routes() -> list[Route]:
     ]
 
 
-def _ollama_routes(backend: ChatBackend, max_body_bytes: int) -> list[Route]:
-    chat = OllamaChat(backend, max_body_bytes=max_body_bytes)
+def _ollama_routes(backend: ChatBackend, images: ImageReader, max_body_bytes: int) -> list[Route]:
+    chat = OllamaChat(backend, images, max_body_bytes=max_body_bytes)
     models = OllamaModels(backend, max_body_bytes=max_body_bytes)
     embeddings = Embeddings(backend, max_body_bytes=max_body_bytes)
     return [
@@ -60,8 +66,8 @@ def _ollama_routes(backend: ChatBackend, max_body_bytes: int) -> list[Route]:
     ]
 
 
-def _openai_routes(backend: ChatBackend, max_body_bytes: int) -> list[Route]:
-    chat = OpenAIChat(backend, max_body_bytes=max_body_bytes)
+def _openai_routes(backend: ChatBackend, images: ImageReader, max_body_bytes: int) -> list[Route]:
+    chat = OpenAIChat(backend, images, max_body_bytes=max_body_bytes)
     completions = OpenAICompletions(backend, max_body_bytes=max_body_bytes)
     models = OpenAIModels(backend)
     embeddings = Embeddings(backend, max_body_bytes=max_body_bytes)

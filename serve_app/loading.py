@@ -11,15 +11,17 @@ import torch
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.scope import META
+from model_zoo.images.decode import DecodingLimits
 from model_zoo.registry import load
 from runtime.assembly import EngineOptions, assemble, check_options
-from runtime.errors import CaravanError, ConfigurationError
+from runtime.errors import CaravanError, ConfigurationError, UnsupportedModelError
 from runtime.memory import MemoryPlan
+from runtime.vision import LocalEncoder
 from serve_app.card import ModelCard
 from serve_app.logs import get_logger
 from serve_app.origin import Origin, comes_later, fetched_origin, present_origin
 from serve_app.replica import ModelReplica, model_card
-from serve_app.settings import ModelSettings
+from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
 
 DEFAULT_CONTEXT_TOKENS = 4096
 PROGRESS_EVERY_S = 1.0
@@ -36,9 +38,10 @@ def check_model(settings: ModelSettings) -> str | None:
         origin = present_origin(settings, os.environ)
         if origin is None:
             return comes_later(settings, os.environ)
-        model = load(origin.path, projector=origin.projector, device=META, dtype=torch.float32)
+        model, _ = _loaded(settings, origin, META, torch.float32)
         options = _engine_options(settings, origin, model, torch.device("cpu"))
         check_options(options, model.decoder)
+        _check_image_cache(settings, model)
         _check_default_context(settings, options.context_tokens)
         return None
 
@@ -53,20 +56,19 @@ def _load_replica(settings: ModelSettings) -> ModelReplica:
     device = _device(settings)
     _log_device(device)
     origin = fetched_origin(settings, os.environ)
-    model = load(
-        origin.path,
-        projector=origin.projector,
-        device=device,
-        dtype=_dtype(settings.dtype, device),
-        context_tokens=settings.context_tokens or origin.context_tokens or DEFAULT_CONTEXT_TOKENS,
-        progress=_Progress(settings.name),
-    )
+    model, origin = _loaded(settings, origin, device, _dtype(settings.dtype, device))
     options = _engine_options(settings, origin, model, device)
+    _check_image_cache(settings, model)
     engine, memory = assemble(
-        model.decoder, model.tokenizer.token_bytes, device=device, options=options
+        model.decoder,
+        model.tokenizer.token_bytes,
+        device=device,
+        options=options,
+        encoder=None if model.tower is None else LocalEncoder(model.tower, device=device),
     )
     engine.start()
     _log_model(settings.name, model, memory)
+    _log_vision(settings.name, model, options)
     _log_left_alone(settings.name, origin)
     card = model_card(
         model,
@@ -76,6 +78,31 @@ def _load_replica(settings: ModelSettings) -> ModelReplica:
         reserved_bytes=memory.available_bytes - memory.headroom_bytes,
     )
     return ModelReplica(model, engine, _with_origin(card, origin), origin.opening)
+
+
+def _loaded(
+    settings: ModelSettings, origin: Origin, device: torch.device, dtype: torch.dtype
+) -> tuple[ChatModel, Origin]:
+    """The model; without a projector that it brings, but that cannot be used."""
+    try:
+        model = load(
+            origin.path,
+            projector=origin.projector,
+            device=device,
+            dtype=dtype,
+            context_tokens=settings.context_tokens
+            or origin.context_tokens
+            or DEFAULT_CONTEXT_TOKENS,
+            image_limits=_image_limits(settings),
+            progress=None if device == META else _Progress(settings.name),
+        )
+    except (ConfigurationError, UnsupportedModelError) as error:
+        if origin.projector is None or origin.projector_wanted:
+            raise
+        left_alone = (*origin.left_alone, f"projector: {error}")
+        blind = dataclasses.replace(origin, projector=None, left_alone=left_alone)
+        return _loaded(settings, blind, device, dtype)
+    return model, origin
 
 
 @contextmanager
@@ -137,7 +164,24 @@ def _engine_options(
         prefix_cache=settings.prefix_cache,
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
+        image_cache_bytes=settings.image_cache_bytes,
     )
+
+
+def _image_limits(settings: ModelSettings) -> DecodingLimits:
+    return DecodingLimits(
+        bytes=MAX_IMAGE_BYTES,
+        pixels=settings.max_image_pixels,
+        frames=settings.max_image_frames,
+    )
+
+
+def _check_image_cache(settings: ModelSettings, model: ChatModel) -> None:
+    if settings.image_cache_bytes is not None and model.tower is None:
+        raise ConfigurationError(
+            f"`image_cache_bytes` is {settings.image_cache_bytes:,}, but the model sees no images; "
+            "remove it, or name its `projector`."
+        )
 
 
 def _check_default_context(settings: ModelSettings, context_tokens: int) -> None:
@@ -203,5 +247,23 @@ def _log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
         cache_bytes=memory.cache_bytes,
         cache_tokens=memory.cache_tokens,
         activation_bytes=memory.activation_bytes + memory.sampler_bytes,
+        vision_bytes=memory.vision_bytes,
         headroom_bytes=memory.headroom_bytes,
     )
+
+
+def _log_vision(name: str, model: ChatModel, options: EngineOptions) -> None:
+    """Beside `vision_bytes`, which are for work and features, the tower's weights."""
+    if model.tower is None:
+        return
+    limits = model.tower.limits
+    log.info(
+        "vision", model=name, weight_bytes=model.tower.weight_bytes, most_image_rows=limits.rows
+    )
+    if limits.rows >= options.context_tokens:
+        log.info(
+            "largest images do not fit",
+            model=name,
+            most_image_rows=limits.rows,
+            context_tokens=options.context_tokens,
+        )

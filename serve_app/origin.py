@@ -23,12 +23,14 @@ log = get_logger()
 class Origin:
     """A model's files on this machine; settings go before what it brings itself.
 
-    `options` and `context_tokens` are the model's own. `left_alone`: what it brings and is not
-    used, in words for the log.
+    `projector_wanted`: it was configured, so that a model without it would not do. `options` and
+    `context_tokens` are the model's own. `left_alone`: what it brings and is not used, in words
+    for the log.
     """
 
     path: Path
     projector: Path | None = None
+    projector_wanted: bool = False
     options: Options = field(default_factory=Options)
     context_tokens: int | None = None
     opening: Opening = field(default_factory=Opening)
@@ -90,11 +92,10 @@ def _origin(
     left_alone = [f"parameter: {reason}" for reason in (*refused, *oversized)]
     if model.template is not None:
         left_alone.append("template: it is in the template language of Go; the file's own is used")
-    if model.projector is not None and projector is None:
-        left_alone.append("projector: images are not served yet")
     return Origin(
         path=model.path,
-        projector=None if projector is None else projector.path,
+        projector=model.projector if projector is None else projector.path,
+        projector_wanted=projector is not None,
         options=options,
         context_tokens=sized.num_ctx,
         opening=Opening(system or None, model.messages),

@@ -1,11 +1,10 @@
 """One model on one engine: tasks in, deltas out; knows nothing of Ray or HTTP."""
 
-import asyncio
 import dataclasses
 import itertools
 import math
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -25,12 +24,12 @@ from runtime.request import (
 )
 from serve_app.card import ModelCard
 from serve_app.opening import Opening
+from serve_app.preparing import Preparer
 from serve_app.task import (
     Candidate,
     ChatDelta,
     ChatTask,
     Conversation,
-    PromptSource,
     RawText,
     Task,
     TokenIds,
@@ -56,6 +55,7 @@ class ModelReplica:
         self._engine = engine
         self._card = card
         self._opening = opening or Opening()
+        self._preparer = Preparer(model)
         self._embedder = TextEmbedder(model, engine, context_tokens=card.context_tokens)
         self._numbers = itertools.count()
 
@@ -68,7 +68,7 @@ class ModelReplica:
             raise RequestError(f'"{self._card.name}" does not support completion')
         task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
         self._refuse_oversized(task)
-        prompt = await asyncio.to_thread(self._prompt, task.prompt)
+        prompt = await self._preparer.prompt(task.prompt, at_most=self._context_limit(task))
         stream = self._engine.stream(self._request(task, prompt))
         async with aclosing(stream) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
@@ -76,7 +76,8 @@ class ModelReplica:
                     self.check()  # when it is the engine that has failed, that is the error
                     raise GenerationFailedError(delta.error or "The model could not go on.")
                 told = self._spelled(delta)
-                if task.prompt_wanted and told.finish is not None:
+                # Ids alone would not bring the images back.
+                if task.prompt_wanted and told.finish is not None and not prompt.spans:
                     told = dataclasses.replace(told, prompt=prompt.tokens)
                 yield told
 
@@ -91,6 +92,7 @@ class ModelReplica:
         self._engine.check()
 
     def close(self) -> None:
+        self._preparer.close()
         self._engine.close()
 
     def _refuse_oversized(self, task: ChatTask) -> None:
@@ -108,17 +110,6 @@ class ModelReplica:
         if fewest >= limit:
             raise self._too_long(f"at least {fewest:,}", limit)
 
-    def _prompt(self, source: PromptSource) -> Prompt:
-        match source:
-            case Conversation(messages, thinking, after):
-                tokens = self._model.prepare(messages, thinking=thinking).tokens
-                begins_anew = after and tokens[:1] == (self._model.tokenizer.bos_id,)
-                return Prompt(after + tokens[1:] if begins_anew else after + tokens)
-            case RawText(text):
-                return self._model.prepare_text(text)
-            case TokenIds(ids):
-                return Prompt(ids)
-
     def _request(self, task: ChatTask, prompt: Prompt) -> GenerationRequest:
         limit = self._context_limit(task)
         room = limit - len(prompt.tokens)
@@ -134,7 +125,9 @@ class ModelReplica:
         sampling = task.sampling
         if not task.penalise_prompt:
             sampling = dataclasses.replace(sampling, penalty_begin=len(prompt.tokens))
-        return GenerationRequest(unique, prompt.tokens, stop, sampling)
+        return GenerationRequest(
+            unique, prompt.tokens, stop, sampling, spans=prompt.spans, images=prompt.images
+        )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
         return PromptTooLongError(
@@ -173,9 +166,11 @@ class ModelReplica:
         return Candidate(text, raw, max(entry.logprob, IMPOSSIBLE))
 
     def _verbose_card(self) -> ModelCard:
-        metadata = self._model.description.metadata
+        facts = self._model.description
         return dataclasses.replace(
-            self._card, metadata={name: _plain(value) for name, value in metadata.items()}
+            self._card,
+            metadata=_told(facts.metadata, _plain),
+            projector=None if facts.projector is None else _told(facts.projector, _plain),
         )
 
 
@@ -201,9 +196,10 @@ def model_card(
         reserved_bytes=reserved_bytes,
         device_bytes=0 if device == "cpu" else reserved_bytes,
         pid=os.getpid(),
-        metadata={name: _brief(value) for name, value in facts.metadata.items()},
+        metadata=_told(facts.metadata, _brief),
         tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
         capabilities=_capabilities(model),
+        projector=None if facts.projector is None else _told(facts.projector, _brief),
     )
 
 
@@ -211,9 +207,14 @@ def _capabilities(model: ChatModel) -> tuple[str, ...]:
     """Any decoder gives vectors when asked; those made for it say so."""
     found = {
         "completion": model.decoder.generates and model.description.pooling is None,
+        "vision": model.tower is not None,
         "embedding": model.description.pooling is not None or not model.decoder.generates,
     }
     return tuple(name for name, holds in found.items() if holds)
+
+
+def _told(metadata: Mapping[str, Any], told: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: told(value) for name, value in metadata.items()}
 
 
 def _brief(value: Any) -> Any:

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -13,6 +13,11 @@ from runtime.errors import ConfigurationError, RequestError, SourceError
 from serve_app.options import Options, read_options
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
+# What decoders accept of a single file.
+MAX_IMAGE_BYTES = 32 * 2**20
+HOST_PATTERN = (
+    r"^((\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
+)
 Count = Field(default=None, ge=1)
 
 
@@ -37,10 +42,27 @@ class AutoscalingSettings(_Settings):
         return self
 
 
+class ImageUrlSettings(_Settings):
+    """Images that are fetched for requests, and from where; without these settings none are.
+
+    `allowed_hosts`: names or addresses, `*.name` for all names below it, each with `:port` for
+    another port than the scheme's own. `timeout_s` is for all of one image. `allow_private` lets
+    hosts of this network and this machine be asked; it is meant for tests.
+    """
+
+    allowed_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = Field(min_length=1)
+    max_bytes: int = Field(default=8 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
+    timeout_s: float = Field(default=10.0, gt=0, le=300)
+    max_redirects: int = Field(default=3, ge=0, le=20)
+    allow_private: bool = False
+
+
 class ModelSettings(_Settings):
     """One served model. None means: decided from the model file and the machine.
 
     `system`: for conversations that bring none; "" for none, even where the model has its own.
+    `max_image_pixels` and `max_image_frames` are of one image; `image_cache_bytes` is what the
+    features of images may take.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -57,6 +79,9 @@ class ModelSettings(_Settings):
     cache_tokens: int | None = Count
     page_tokens: int = Field(default=16, ge=1)
     prefix_cache: bool = True
+    image_cache_bytes: int | None = Count
+    max_image_pixels: int = Field(default=2**26, ge=1)
+    max_image_frames: int = Field(default=1000, ge=1)
     threads: int | None = Count
     memory_bytes: int | None = Count
     num_cpus: float | None = Field(default=None, ge=0)
@@ -101,12 +126,15 @@ class ModelSettings(_Settings):
 
 
 class AppSettings(_Settings):
-    """The whole application."""
+    """The whole application. `max_images` is of one request."""
 
     models: tuple[ModelSettings, ...]
     api_keys: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)
-    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    max_body_bytes: int = Field(default=32 * 2**20, ge=1024, le=128 * 2**20)
+    max_images: int = Field(default=16, ge=0)
+    max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
+    image_urls: ImageUrlSettings | None = None
     start_timeout_s: float = Field(default=60.0, gt=0)
 
     @field_validator("api_keys")
@@ -187,6 +215,8 @@ def _model_name(location: tuple[int | str, ...], args: Mapping[str, Any]) -> str
 def _nearest(location: tuple[int | str, ...]) -> str:
     names = [part for part in location if isinstance(part, str)]
     owner: type[BaseModel] = AppSettings
+    if names[:1] == ["image_urls"] and len(names) > 1:
+        owner = ImageUrlSettings
     if names[:1] == ["models"] and len(names) > 1:
         owner = AutoscalingSettings if "autoscaling" in names[:-1] else ModelSettings
     close = difflib.get_close_matches(names[-1], owner.model_fields, n=1, cutoff=0.0)

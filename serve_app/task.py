@@ -6,7 +6,7 @@ from itertools import chain
 
 import msgspec
 
-from model_zoo.chat import Message
+from model_zoo.chat import ImagePart, Message
 from runtime.request import FinishReason, SamplingParams, Usage
 
 # The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.
@@ -24,9 +24,13 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
-    """Text that no template touches; the file's own rule decides about the BOS token."""
+    """Text that no template touches; the file's own rule decides about the BOS token.
+
+    Where it has images, image N stands at `[img-N]`, counted from 0.
+    """
 
     text: str
+    images: tuple[ImagePart, ...] = ()
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag="tokens"):

@@ -19,6 +19,10 @@ from runtime.request import (
 from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
 AT_ONCE = 16
+# More tokens than WordPiece makes of a word at most.
+LAST_WORD = 128
+# How many times longer a text may be than tokens are if each is the longest.
+GROWTH = 64
 
 
 class TextEmbedder:
@@ -59,19 +63,44 @@ class TextEmbedder:
     def _tokens(self, text: RawText | TokenIds, limit: int, *, truncate: bool) -> tuple[int, ...]:
         match text:
             case RawText(words):
-                # One token too many tells that it is too long; no more need to be cut.
-                words = words[: (limit + 1) * self._model.tokenizer.longest_token]
-                tokens = self._model.tokenizer.encode_document(words)
-                if truncate and len(tokens) > limit:
-                    tokens = self._model.tokenizer.encode_document(words, at_most=limit)
+                tokens = self._document(words, limit, truncate=truncate)
             case TokenIds(ids):
                 tokens = list(ids[:limit] if truncate else ids)
         if len(tokens) > limit:
             raise PromptTooLongError(
-                f"the input length exceeds the context length: a text has {len(tokens):,} tokens; "
-                f"model '{self._model.description.name}' takes {limit:,} at a time"
+                f"the input length exceeds the context length: a text has more than {limit:,} "
+                f"tokens, which is what model '{self._model.description.name}' takes at a time"
             )
         return tuple(tokens)
+
+    def _document(self, words: str, limit: int, *, truncate: bool) -> list[int]:
+        """Of a text that is far too long only a beginning, which is too long as well.
+
+        It grows until it is, since there are tokenizers that drop spaces or make one unknown token
+        of any word. Its last word, which may be cut, then lies behind the limit.
+        """
+        tokenizer = self._model.tokenizer
+        length = (limit + 1) * tokenizer.longest_token
+        longest = GROWTH * length
+        tokens = tokenizer.encode_document(words[:length])
+        while len(tokens) <= limit + LAST_WORD and length < min(len(words), longest):
+            length *= 2
+            tokens = tokenizer.encode_document(words[:length])
+        if truncate and len(tokens) > limit:
+            return tokenizer.encode_document(words[:length], at_most=limit)
+        if not truncate and length < len(words) and len(tokens) <= limit:
+            raise PromptTooLongError(
+                f"the input length exceeds the context length: a text has {len(words):,} "
+                f"characters; with a context of {limit:,} tokens, {length:,} are read"
+            )
+        return tokens
+
+    def _pooling(self) -> Pooling:
+        """As the file says; else the last token's state, which alone has seen all of the text, or
+        the mean where every token sees all, as sentence-transformers takes it."""
+        model = self._model
+        unstated = Pooling.LAST if model.decoder.causal else Pooling.MEAN
+        return Pooling(model.description.pooling or unstated)
 
     async def _vector(self, id: str, tokens: tuple[int, ...]) -> ChatDelta:
         decoder = self._model.decoder
@@ -82,7 +111,7 @@ class TextEmbedder:
             StopRules(max_tokens=1),
             SamplingParams(),
             spans=() if decoder.causal else (whole,),
-            pooling=Pooling(self._model.description.pooling or Pooling.LAST),
+            pooling=self._pooling(),
         )
         async with aclosing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:

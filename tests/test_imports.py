@@ -16,10 +16,13 @@ PURE_CORE = (
     "runtime.scheduler",
     "runtime.textstream",
     "runtime.kv.spec",
+    "runtime.kv.states",
     "runtime.kv.ledger",
 )
 RAY_FILES = {f"serve_app/{name}.py" for name in ("app", "deployments", "routing", "autoscaling")}
-RUNTIME_FOR_MODELS = ("quant", "kernels", "kv.spec", "model", "vision", "errors")
+RUNTIME_FOR_MODELS = (
+    *("quant", "kernels", "kv.spec", "kv.states", "model", "request", "vision", "errors"),
+)
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 

@@ -189,10 +189,17 @@ def _random_model(config: PreTrainedConfig, seed: int, maker: Any) -> Any:
     """Weights large enough that every part of the computation shows in the logits."""
     makers = (AutoModelForImageTextToText, AutoModelForCausalLM, AutoModel)
     maker = maker or next(auto for auto in makers if config.__class__ in auto._model_mapping)
-    model = maker.from_config(config, attn_implementation="eager").float().eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = maker.from_config(config, attn_implementation="eager").float().eval()
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    buffers = (item for item in model.named_buffers() if item[0] in model.state_dict())
+    stored = model.state_dict()
+    buffers = (
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if name in stored and buffer.is_floating_point()
+    )
     for name, parameter in (*model.named_parameters(), *buffers):
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim > 1:

@@ -13,14 +13,21 @@ from model_zoo.layers.stack import Layer
 from runtime.kernels.pointwise import gelu_erf
 from runtime.kv.spec import Full
 
+BIASED = (
+    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "attn_output_norm", "ffn_up",
+    "ffn_down", "layer_output_norm",
+)  # fmt: skip
+
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
     """Learned positions, biases everywhere, GELU as its authors have it, norms behind the sums."""
     sizes = Sizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
-    return Encoder(w, sizes, [_layer(w.scope("blk", i), sizes, i) for i in range(sizes.layers)])
+    layers = [_layer(w.scope("blk", i), sizes, i) for i in range(sizes.layers)]
+    return Encoder(w, sizes, layers, places=True)
 
 
 def _layer(w: TensorScope, sizes: Sizes, index: int) -> Layer:
+    w.need_biases(*BIASED)
     cache = sizes.cache(index, Full())
     attention = SelfAttention(
         w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5

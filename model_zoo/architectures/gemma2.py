@@ -14,7 +14,8 @@ from model_zoo.layers.sizes import Sizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import Full, LayerCache, Sliding
 
-DEFAULT_WINDOW = 4096  # that of all checkpoints; early files do not state it
+# Those of all checkpoints; early files do not state them.
+DEFAULT_WINDOW, ATTENTION_CAP, LOGIT_CAP = 4096, 50.0, 30.0
 LARGEST = 46  # layers of the 27B model, which scales its queries by other sizes
 
 
@@ -30,7 +31,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         sizes,
         layers,
         embedding_scale=sizes.hidden**0.5,
-        logit_softcap=sizes.cap("final_logit_softcapping"),
+        logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
     )
 
 
@@ -43,7 +44,7 @@ def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: 
         heads=heads,
         cache=cache,
         scale=scaled_by**-0.5,
-        softcap=sizes.cap("attn_logit_softcapping"),
+        softcap=sizes.cap("attn_logit_softcapping", ATTENTION_CAP),
     )
     size = sizes.feed_forward[index]
     feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_mul)
@@ -56,8 +57,9 @@ CONVERSION = Conversion(
     keys=(
         *decoders.KEYS,
         Key("attention.sliding_window", "sliding_window"),
-        Key("attn_logit_softcapping", "attn_logit_softcapping", optional=True, of=float),
-        Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
+        # Where a file says nothing, readers take the caps of the published checkpoints.
+        Key("attn_logit_softcapping", lambda c: float(c.get("attn_logit_softcapping", 0.0))),
+        Key("final_logit_softcapping", lambda c: float(c.get("final_logit_softcapping", 0.0))),
     ),
     rules=(
         *decoders.EMBEDDINGS_PLUS_ONE,

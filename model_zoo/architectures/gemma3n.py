@@ -53,13 +53,12 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         block = _Block(w, sizes, index, cache, stores=source == index)
         reads = None if source == index else source
         layers.append(Layer(block, cache, near if sliding[index] else far, reads))
-    cap = "final_logit_softcapping"
     return Decoder(
         w,
         sizes,
         layers,
         embedding_scale=sizes.hidden**0.5,
-        logit_softcap=sizes.cap(cap) if metadata.has(cap) else LOGIT_CAP,
+        logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
         layer_inputs=TokenLayerInputs(w, sizes, width=_input_width(metadata)),
     )
 

@@ -15,7 +15,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import Block, read_block
-from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.decoder import Decoder
 from model_zoo.layers.experts import DenseAndExperts, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.layer_inputs import LayerInputGate, TokenLayerInputs, layer_input_width
@@ -23,6 +23,7 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.sizes import MAX_HEAD_DIM, Sizes
+from model_zoo.layers.stack import Layer
 from model_zoo.layers.step import Step
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu_mul
@@ -31,6 +32,7 @@ from runtime.kv.spec import CacheKind, Full, Sliding
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_LOCAL_HEAD_DIM = 1e-6, 512, 256
 FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
+LOGIT_CAP = 30.0  # that of all models
 # Of each expert's output, as the first files of Ollama name it.
 OLD_SCALE = "ffn_gate_inp.per_expert_scale"
 
@@ -63,7 +65,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         sizes,
         layers,
         embedding_scale=sizes.hidden**0.5,
-        logit_softcap=sizes.cap("final_logit_softcapping"),
+        logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
         layer_inputs=None if width is None else TokenLayerInputs(w, sizes, width=width),
     )
 
@@ -86,9 +88,11 @@ def _near(w: TensorScope, sizes: Sizes) -> _Reach:
 
 def _far(w: TensorScope, sizes: Sizes) -> _Reach:
     """Layers that see everything; a file's `rope_freqs` keep most of their dimensions unturned."""
-    metadata, key_dim = sizes.metadata, sizes.key_dim
-    if metadata.has("attention.global_head_count_kv"):
-        kv_heads = metadata.require_size("attention.global_head_count_kv")
+    metadata, key_dim, key = sizes.metadata, sizes.key_dim, "attention.global_head_count_kv"
+    if metadata.has(key):
+        kv_heads = metadata.require_size(key)
+        if any(heads % kv_heads for heads in sizes.heads):
+            raise metadata.error(key, f"is {kv_heads}, which does not divide the heads")
         sizes = replace(sizes, kv_heads=(kv_heads,) * sizes.layers)
     base = metadata.get_positive("rope.freq_base", GLOBAL_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=key_dim, base=base)
@@ -108,26 +112,20 @@ def _equal_lengths(sizes: Sizes) -> Sizes:
 
 def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | None) -> Layer:
     sizes, cache = reach.sizes, reach.sizes.cache(source, reach.kind)
-    heads = sizes.heads[index]
-    if heads % cache.kv_heads:
-        raise sizes.metadata.error(
-            "attention.head_count_kv",
-            f"leads to {cache.kv_heads} of layer {index}, which does not divide {heads} heads",
-        )
     stores = source == index
     if not stores:  # converters may keep them
         w.ignore("attn_k", "attn_v", "attn_k_norm")
     attention = SelfAttention(
         w,
         hidden=sizes.hidden,
-        heads=heads,
+        heads=sizes.heads[index],
         cache=cache,
         scale=1.0,
         q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
         k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim) if stores else None,
         v_norm=RMSNorm(None, sizes.eps),
         stores=stores,
-        keys_as_values=True,
+        keys_as_values=isinstance(reach.kind, Full),
     )
     block = _ScaledBlock(
         _block(w, sizes, index, attention),
@@ -300,7 +298,8 @@ CONVERSION = Conversion(
         Key("rope.dimension_count", _global_head_dim),
         Key("rope.dimension_count_swa", "head_dim"),
         Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
-        Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
+        # Readers take a cap of 30 where a file says nothing.
+        Key("final_logit_softcapping", lambda c: float(c.get("final_logit_softcapping", 0.0))),
         Key("expert_count", _if_experts("num_experts")),
         Key("expert_used_count", _if_experts("top_k_experts")),
         Key("expert_feed_forward_length", _if_experts("moe_intermediate_size")),

@@ -27,6 +27,10 @@ from runtime.kv.spec import Full, LayerCache, Sliding
 
 DEFAULT_WINDOW, DEFAULT_HEAD_DIM, DEFAULT_EPS = 128, 64, 1e-5
 FULL_EVERY = 2
+BIASED = (
+    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "attn_out", "ffn_gate_inp",
+    "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps",
+)  # fmt: skip
 GATED = partial(clamped_swiglu, limit=7.0, slope=1.702)
 
 
@@ -35,7 +39,13 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
     window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
     rotary = read_rotary(
-        w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, kind="yarn", truncate=False
+        w,
+        metadata,
+        pairs=Pairs.HALVES,
+        key_dim=sizes.key_dim,
+        base=metadata.get_positive("rope.freq_base"),
+        kind="yarn",
+        truncate=False,
     )
     sliding = sizes.sliding_layers(FULL_EVERY)
     caches = [sizes.cache(i, window if slides else Full()) for i, slides in enumerate(sliding)]
@@ -45,6 +55,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
     """Ollama's first files call the projection and the second norm by names of their own."""
+    output = "attn_out" if w.has("attn_out") else "attn_output"
+    w.need_biases(*BIASED)
     attention = SelfAttention(
         w,
         hidden=sizes.hidden,
@@ -52,7 +64,7 @@ def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: 
         cache=cache,
         scale=sizes.key_dim**-0.5,
         sinks=read_sinks(w, sizes.heads[index]),
-        output="attn_out" if w.has("attn_out") else "attn_output",
+        output=output,
     )
     experts = Experts(
         w,

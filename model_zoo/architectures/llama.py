@@ -44,7 +44,8 @@ def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
 def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> RowWise:
     """Mixtral has experts in every layer."""
     if sizes.metadata.get("expert_count", int, 0):
-        return Experts(w, hidden=sizes.hidden, sizes=ExpertSizes.read(sizes.metadata))
+        counts = ExpertSizes.read(sizes.metadata, width=sizes.feed_forward[index])
+        return Experts(w, hidden=sizes.hidden, sizes=counts)
     return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
 
 

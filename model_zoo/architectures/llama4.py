@@ -28,7 +28,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     Rotary pairs are interleaved, as in the checkpoints. Vision tensors are left to others.
     """
     sizes = Sizes.read(metadata, head_dim=metadata.get("attention.head_dim", int))
-    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
     turning = _turning_layers(sizes)
     layers = [
         _layer(w.scope("blk", i), sizes, i, rotary if turning[i] else None)

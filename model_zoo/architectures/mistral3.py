@@ -23,7 +23,12 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """
     sizes = Sizes.read(metadata)
     rotary = read_rotary(
-        w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, dim=sizes.key_dim
+        w,
+        metadata,
+        pairs=Pairs.INTERLEAVED,
+        key_dim=sizes.key_dim,
+        dim=sizes.key_dim,
+        base=metadata.get_positive("rope.freq_base"),
     )
     temperature = _temperature(metadata)
     layers = []

@@ -32,7 +32,8 @@ EPS = 1e-5
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """As llama, but for the layers that attend to images; the head has fewer rows than tokens."""
     sizes = Sizes.read(metadata, eps=EPS)
-    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
     cross = set(metadata.require_array("attention.cross_attention_layers", int))
     rows = _rows_of_an_image(metadata)
     layers = [
@@ -43,7 +44,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     ]
     head_rows = metadata.require_size("vocab_size")
     # Keys and values of one image at a time, beside its features in the decoder's own type.
-    stored = 4 * max(layer.cache.elements_per_token for layer in layers) + sizes.hidden
+    stored = 4 * max(layer.cache.page_elements(1) for layer in layers) + sizes.hidden
     return Decoder(w, sizes, layers, head_rows=head_rows, image_elements=rows * stored)
 
 

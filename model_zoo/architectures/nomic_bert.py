@@ -17,12 +17,14 @@ from runtime.kv.spec import Full
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
     sizes = Sizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Encoder(w, sizes, layers)
+    return Encoder(w, sizes, layers, places=False)
 
 
 def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+    w.need_biases("attn_output_norm", "layer_output_norm")
     cache = sizes.cache(index, Full())
     attention = SelfAttention(
         w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5

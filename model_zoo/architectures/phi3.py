@@ -27,7 +27,14 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Queries, keys and values are one tensor, gate and up another; all layers see a window, or
     none does."""
     sizes = Sizes.read(metadata)
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    original = metadata.get("rope.scaling.original_context_length", int, sizes.context_length)
+    rotary = read_rotary(
+        w,
+        metadata,
+        pairs=Pairs.HALVES,
+        key_dim=sizes.key_dim,
+        kind="longrope" if original < sizes.context_length else None,
+    )
     window = metadata.get("attention.sliding_window", int, 0)
     kind: CacheKind = Sliding(window) if window > 0 else Full()
     layers = []

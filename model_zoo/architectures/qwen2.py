@@ -20,12 +20,14 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     Windows, which only the first checkpoints allowed to switch on, are not used.
     """
     sizes = Sizes.read(metadata)
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
 
 def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+    w.need_biases("attn_qkv", "attn_q", "attn_k", "attn_v")
     cache = sizes.cache(index, Full())
     attention = SelfAttention(
         w,

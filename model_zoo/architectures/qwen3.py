@@ -17,7 +17,8 @@ from runtime.kv.spec import Full
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Each head of queries and keys has a norm before it is turned."""
     sizes = Sizes.read(metadata)
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 

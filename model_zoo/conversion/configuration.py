@@ -19,12 +19,20 @@ _BESIDE = ("rope_theta", "partial_rotary_factor")
 class Configuration:
     """The settings of the text model, wherever the file keeps them.
 
+    `model`: where these are the settings of another part, those of the model that it belongs to.
     All errors are ModelFileErrors that name the file.
     """
 
-    def __init__(self, values: Mapping[str, Any], *, path: Path) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        *,
+        path: Path,
+        model: "Configuration | None" = None,
+    ) -> None:
         self.path = path
         self.whole = values
+        self._model = model
         nested = [values[part] for part in _TEXT_PARTS if isinstance(values.get(part), Mapping)]
         self._text: Mapping[str, Any] = nested[0] if nested else values
         self._defaults: Mapping[str, Any] = {}
@@ -49,9 +57,22 @@ class Configuration:
         defaults: what it takes where a file says nothing, of which files of models with several
         parts make much use. spellings: further names of settings, by the usual ones.
         """
-        completed = Configuration(self.whole, path=self.path)
+        completed = Configuration(self.whole, path=self.path, model=self._model)
         completed._defaults, completed._spellings = defaults, spellings
         return completed
+
+    def of_part(self, name: str) -> "Configuration":
+        """The settings under `name` alone, such as `vision_config`."""
+        values = self.whole.get(name)
+        if not isinstance(values, Mapping):
+            raise self.error(f"has no `{name}`, which this architecture needs")
+        return Configuration(values, path=self.path, model=self)
+
+    @property
+    def model(self) -> "Configuration":
+        """Those of the model that this part belongs to."""
+        assert self._model is not None
+        return self._model
 
     def get(self, key: str, default: Any = None) -> Any:
         """The text model's value, else that of the whole, else the family's, else `default`."""

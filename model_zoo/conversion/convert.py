@@ -1,20 +1,30 @@
 """A folder of safetensors becomes a GGUF file: metadata, tokenizer and template, every tensor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
 
-from model_zoo.conversion.checkpoint import open_checkpoint
+from model_zoo.conversion import decoders
+from model_zoo.conversion.checkpoint import Checkpoint, open_checkpoint
 from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import EMBEDDING, FLAVOURS, LLAMA_CPP, OUTPUT, Conversion
-from model_zoo.conversion.metadata import metadata_of
+from model_zoo.conversion.mapping import (
+    EMBEDDING,
+    FLAVOURS,
+    LLAMA_CPP,
+    OLLAMA,
+    OUTPUT,
+    Conversion,
+)
+from model_zoo.conversion.metadata import metadata_of, projector_metadata, table_keys
 from model_zoo.conversion.plan import Target, plan
 from model_zoo.conversion.quantizers.rows import quantize
 from model_zoo.conversion.recipes import Facts, recipe_named, tensor_type
-from model_zoo.conversion.writer import GGUFOutput, PlannedTensor, gguf_output
-from model_zoo.registry import CONVERSIONS
+from model_zoo.conversion.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
+from model_zoo.registry import CONVERSIONS, TEXT_PARTS, VISION_CONVERSIONS
 from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]
@@ -30,8 +40,10 @@ def convert(
     split_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
-    """Write the model of a `transformers` folder to `out`; returns the files, several if split.
+    """Write the model of a `transformers` folder to `out`; returns the files.
 
+    They are several if split, and in llama.cpp's flavour where there is a part that sees: that one
+    is written beside, its name that of `out` after `mmproj-`.
     `type`: one of the recipes; `flavour`: whose names the file has. `split_bytes`: the most that
     the tensors of a part take. `progress(done, total)` hears of bytes written. Besides the bytes of
     one stored tensor little memory is used. Files get their names once they are whole; after an
@@ -39,20 +51,74 @@ def convert(
     """
     _check_request(folder, out, type, flavour)
     config = Configuration.read(folder)
-    conversion = conversion_for(config)
-    config = config.of_family(defaults=conversion.defaults, spellings=conversion.spellings)
-    if conversion.check is not None:
-        conversion.check(config)
     with open_checkpoint(folder) as checkpoint:
-        targets = plan(conversion, config, checkpoint, flavour=flavour)
-        rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
-        metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
-        planned = _planned(targets, type, config)
-        with gguf_output(out, metadata, planned, split_bytes=split_bytes) as output:
-            for done in _written(output, targets, planned):
-                if progress is not None:
-                    progress(done, sum(tensor.nbytes for tensor in planned))
-    return output.paths
+        files = _files(config, checkpoint, out, type, flavour)
+        total = sum(tensor.nbytes for file in files for tensor in file.planned)
+        with ExitStack() as stack:
+            outputs = [
+                stack.enter_context(
+                    gguf_output(
+                        file.path,
+                        file.metadata,
+                        file.planned,
+                        split_bytes=split_bytes if file.path == out else None,
+                    )
+                )
+                for file in files
+            ]
+            done = 0
+            for file, output in zip(files, outputs, strict=True):
+                for count in _written(output, file):
+                    done += count
+                    if progress is not None:
+                        progress(done, total)
+    return tuple(path for output in outputs for path in output.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file to come."""
+
+    path: Path
+    metadata: Mapping[str, Field]
+    targets: Sequence[Target]
+    planned: Sequence[PlannedTensor]
+
+
+def _files(
+    config: Configuration, checkpoint: Checkpoint, out: Path, type: str, flavour: str
+) -> list[_File]:
+    """The model's, and perhaps one of the part that sees."""
+    vision, config_of_vision = vision_of(config)
+    conversion, config = _checked(conversion_for(config), config, flavour)
+    targets = plan(conversion, config, checkpoint, flavour=flavour)
+    rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
+    metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
+    files = []
+    if vision is not None:
+        vision, config_of_vision = _checked(vision, config_of_vision, flavour)
+        seeing = plan(vision, config_of_vision, checkpoint, flavour=flavour)
+        if flavour == OLLAMA:
+            keys = table_keys(vision, config_of_vision, flavour=flavour)
+            metadata = {**metadata, **{name: field(value) for name, value in keys.items()}}
+            targets = [*targets, *seeing]
+        else:
+            own = projector_metadata(vision, config_of_vision, flavour=flavour, recipe=type)
+            beside = out.with_name(f"mmproj-{out.name}")
+            planned = _planned(seeing, type, config)
+            files.append(_File(beside, own, seeing, planned))
+    return [_File(out, metadata, targets, _planned(targets, type, config)), *files]
+
+
+def _checked(
+    conversion: Conversion, config: Configuration, flavour: str
+) -> tuple[Conversion, Configuration]:
+    """The table and the settings as its family reads them; what files cannot say is refused."""
+    config = config.of_family(defaults=conversion.defaults, spellings=conversion.spellings)
+    for check in (conversion.check, conversion.checks.get(flavour)):
+        if check is not None:
+            check(config)
+    return conversion, config
 
 
 def conversion_for(config: Configuration) -> Conversion:
@@ -64,11 +130,36 @@ def conversion_for(config: Configuration) -> Conversion:
             conversion: Conversion = getattr(import_module(module), attribute)
             assert name in conversion.serves, name
             return conversion
+    for name in config.architectures:
+        if name in VISION_CONVERSIONS:
+            return _of_text_part(config)
     stated = ", ".join(config.architectures) or "none"
     raise UnsupportedModelError(
         f"{config.path}: the architecture ({stated}) cannot be converted; "
-        f"{', '.join(sorted(CONVERSIONS))} can."
+        f"{', '.join(sorted({*CONVERSIONS, *VISION_CONVERSIONS}))} can."
     )
+
+
+def _of_text_part(config: Configuration) -> Conversion:
+    """The table of the text model that a model with eyes was put together from."""
+    kind = config.of_part("text_config").get("model_type")
+    if kind not in TEXT_PARTS:
+        raise UnsupportedModelError(
+            f"{config.path}: its text model is of type {kind}; {', '.join(TEXT_PARTS)} are known."
+        )
+    module, _, attribute = CONVERSIONS[TEXT_PARTS[kind]].partition(":")
+    table: Conversion = getattr(import_module(module), attribute)
+    drop = (*table.drop, *decoders.OTHER_PARTS, "connector.**")
+    return replace(table, roots=("model.text_model.", *table.roots), drop=drop)
+
+
+def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
+    """The table for the part that sees, where the checkpoint has one, and that part's settings."""
+    for name in config.architectures:
+        if name in VISION_CONVERSIONS:
+            module, _, attribute = VISION_CONVERSIONS[name].partition(":")
+            return getattr(import_module(module), attribute), config.of_part("vision_config")
+    return None, config
 
 
 def _check_request(folder: Path, out: Path, type: str, flavour: str) -> None:
@@ -99,14 +190,19 @@ def _refuse_quantised(config: Configuration) -> None:
 def _planned(
     targets: Sequence[Target], type: str, config: Configuration
 ) -> Sequence[PlannedTensor]:
-    heads = config.get("num_attention_heads", 1)
-    facts = Facts(
-        layers=config.layers,
-        experts=config.get("num_local_experts") or config.get("num_experts") or 0,
-        kv_sharing=heads // (config.get("num_key_value_heads") or heads),
-        tied=not any(target.name == OUTPUT for target in targets),
-    )
+    tied = not any(target.name == OUTPUT for target in targets)
+    facts = config.told("num_key_value_heads", lambda c: _facts(c, tied))
     return [PlannedTensor(t.name, t.shape, _type_of(t, type, facts)) for t in targets]
+
+
+def _facts(config: Configuration, tied: bool) -> Facts:
+    heads = config.get("num_attention_heads", 1)
+    return Facts(
+        layers=config.layers,
+        experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
+        kv_sharing=heads // (config.get("num_key_value_heads") or heads),
+        tied=tied,
+    )
 
 
 def _type_of(target: Target, recipe: str, facts: Facts) -> str:
@@ -115,20 +211,16 @@ def _type_of(target: Target, recipe: str, facts: Facts) -> str:
     return "F32" if target.keep else tensor_type(recipe, target.name, target.shape, facts)
 
 
-def _written(
-    output: GGUFOutput, targets: Sequence[Target], planned: Sequence[PlannedTensor]
-) -> Iterator[int]:
-    """Writes all tensors, a piece and a slab of it at a time; yields the bytes written so far."""
-    done = 0
-    for target, tensor in zip(targets, planned, strict=True):
+def _written(output: GGUFOutput, file: _File) -> Iterator[int]:
+    """Writes all tensors, a piece and a slab of it at a time; yields the bytes of each."""
+    for target, tensor in zip(file.targets, file.planned, strict=True):
         for read in target.pieces:
             for slab in _slabs(read()):
                 data = slab
                 if target.blocks is None:
                     data = quantize(slab.float(), tensor.type, tensor=tensor.name)
                 output.append(tensor.name, data)
-                done += data.numel()
-                yield done
+                yield data.numel()
 
 
 def _slabs(piece: Tensor) -> Iterator[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import OUTPUT, Computed, Key, Rule, Transform
+from model_zoo.conversion.pooling import POOLING
 from model_zoo.conversion.transforms import interleaved, plus_one
 
 # Vision and audio parts: a file of the text model does without.
@@ -43,6 +44,8 @@ SIZES = (
     ),
     Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", of=float),
     Key("vocab_size", "vocab_size"),
+    Key("attention.causal", lambda c: False if looks_ahead(c) else None),
+    POOLING,
 )
 HEAD_SIZES = (
     Key("attention.key_length", lambda c: c.head_dim),
@@ -55,6 +58,11 @@ LINEAR_SCALING = (
     Key("rope.scaling.type", lambda c: "linear" if is_linear(c) else None),
     Key("rope.scaling.factor", lambda c: float(c.rope()["factor"]) if is_linear(c) else None),
 )
+
+
+def looks_ahead(config: Configuration) -> bool:
+    """Whether tokens see what comes behind them, as in some models for embeddings."""
+    return config.get("is_causal") is False or config.get("use_bidirectional_attention") is True
 
 
 def yarn_source(setting: str) -> Callable[[Configuration], float | None]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from model_zoo.conversion.configuration import Configuration, optional_json
 from model_zoo.conversion.mapping import Key, Rule
+from model_zoo.conversion.pooling import POOLING
 
 # Heads for training, and counters that old software stored.
 UNUSED = (
@@ -26,24 +26,6 @@ GPT2_SPELLINGS: Mapping[str, str] = MappingProxyType(
         "rope_theta": "rotary_emb_base",
     }
 )
-# `pooling_type` of files, by the settings of a pooling module.
-_POOLINGS = {
-    "pooling_mode_mean_tokens": 1,
-    "pooling_mode_cls_token": 2,
-    "pooling_mode_lasttoken": 3,
-}
-
-
-def pooling(config: Configuration) -> int | None:
-    """How token vectors become one: 1 mean, 2 the first, 3 the last; None where no module says."""
-    folder = config.path.parent
-    for settings in sorted(folder.glob("*_Pooling/config.json")):
-        stated = optional_json(settings)
-        for name, kind in _POOLINGS.items():
-            if stated.get(name):
-                return kind
-    return None
-
 
 KEYS = (
     Key("block_count", "num_hidden_layers"),
@@ -53,7 +35,7 @@ KEYS = (
     Key("attention.head_count", "num_attention_heads"),
     Key("vocab_size", "vocab_size"),
     Key("attention.causal", lambda c: False),
-    Key("pooling_type", pooling),
+    POOLING,
     Key("tokenizer.ggml.token_type_count", "type_vocab_size", optional=True),
 )
 EMBEDDINGS = (

@@ -49,6 +49,7 @@ class Rule:
     each: the stored tensors are stacks, and the transform gets them slice by slice.
     optional: it may be missing, in all layers or some. only: which layers have it, or of tensors
     of the whole model, whether there is one (asked with 0); elsewhere it is unknown.
+    layer: the number that {n} has in the target, where it is not that of the source; None: unknown.
     blocks: the transform gives finished blocks of this type, uint8 [..., row bytes].
     keep: it stays in float32.
     """
@@ -59,6 +60,7 @@ class Rule:
     each: bool = False
     optional: bool = False
     only: Callable[[Configuration, int], bool] | None = None
+    layer: Callable[[Configuration, int], int | None] | None = None
     blocks: str | None = None
     keep: bool = False
     flavours: tuple[str, ...] = FLAVOURS
@@ -87,7 +89,7 @@ class Conversion:
     drop: names (as in rules, `**` for any rest) of tensors that a file does without.
     defaults: what the family takes for settings that config.json leaves out.
     spellings: other names of settings in config.json, by the usual ones.
-    check: refuses what such files cannot express.
+    check: refuses what such files cannot express. checks: the same for one flavour.
     tokenizer: `tokenizer.ggml.model` where the vocabulary alone does not tell.
     """
 
@@ -101,6 +103,9 @@ class Conversion:
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     spellings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     check: Callable[[Configuration], None] | None = None
+    checks: Mapping[str, Callable[[Configuration], None]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     tokenizer: str | None = None
 
     def architecture_for(self, flavour: str) -> str:

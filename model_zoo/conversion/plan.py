@@ -87,12 +87,23 @@ def _matched(
         for index, (rule, sources) in enumerate(zip(rules, patterns, strict=True)):
             for number, pattern in enumerate(sources):
                 match = pattern.fullmatch(short)
-                if match is not None and _applies(rule, match.groupdict(), config):
+                groups = _numbered(rule, match, config)
+                if groups is not None and _applies(rule, groups, config):
                     known = True
-                    _note(found[index], rule, number, match.groupdict(), name)
+                    _note(found[index], rule, number, groups, name)
         if not known:
             unknown.append(name)
     return found, unknown
+
+
+def _numbered(
+    rule: Rule, match: re.Match[str] | None, config: Configuration
+) -> Mapping[str, str | None] | None:
+    """What placeholders stand for, the layer as the file counts it; None without a match."""
+    if match is None or rule.layer is None:
+        return None if match is None else match.groupdict()
+    layer = rule.layer(config, int(match["n"]))
+    return None if layer is None else {**match.groupdict(), "n": str(layer)}
 
 
 def _applies(rule: Rule, groups: Mapping[str, str | None], config: Configuration) -> bool:
@@ -110,7 +121,10 @@ def _note(
     own = None if expert is None or "{e}" not in rule.target else int(expert)
     place = _Place(None if layer is None else int(layer), own, groups.get("kind"))
     by_expert = found.setdefault(place, {}).setdefault(number, {})
-    by_expert[0 if expert is None or own is not None else int(expert)] = name
+    key = 0 if expert is None or own is not None else int(expert)
+    if key in by_expert:
+        raise ModelFileError(f"`{by_expert[key]}` and `{name}` are stored for the same tensor.")
+    by_expert[key] = name
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -14,7 +14,8 @@ def interleaved(heads_key: str) -> Transform:
     """
 
     def transform(config: Configuration, rows: Tensor) -> Tensor:
-        heads = config.get(heads_key) or config.require_size("num_attention_heads")
+        counted = heads_key if config.get(heads_key) is not None else "num_attention_heads"
+        heads = config.require_size(counted)
         if rows.shape[0] % (2 * heads):
             raise config.error(f"has {heads} as `{heads_key}`, but there are {rows.shape[0]} rows")
         halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])

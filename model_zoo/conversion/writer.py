@@ -1,6 +1,7 @@
 """Writing GGUF files as a stream: first the plan of all tensors, then their bytes in pieces."""
 
 import os
+import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ def gguf_output(
     """
     parts: list[_Part] = []
     try:
+        _check_space(path, tensors)
         groups = _groups(tensors, split_bytes)
         for number, group in enumerate(groups):
             parts.append(_open(_part_path(path, number, len(groups)), group))
@@ -148,6 +150,16 @@ class _Part:
     partial: Path
     file: BinaryIO
     tensors: Sequence[PlannedTensor]
+
+
+def _check_space(path: Path, tensors: Sequence[PlannedTensor]) -> None:
+    """Told before hours of work rather than after; the headers are small beside the tensors."""
+    needed = sum(tensor.nbytes for tensor in tensors)
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise ConfigurationError(
+            f"{path}: needs {needed:,} bytes, but its disk has only {free:,} free."
+        )
 
 
 def _part_path(path: Path, number: int, count: int) -> Path:

@@ -91,8 +91,11 @@ class Cursor:
         except UnicodeDecodeError:
             raise self.error(f"{thing} is not UTF-8: {raw[:64]!r}") from None
 
-    def strings(self, count: int, thing: str) -> list[str]:
-        """`count` text values: one loop, since vocabularies have hundreds of thousands."""
+    def strings(self, count: int, thing: str, *, wanted: bool = True) -> list[str]:
+        """`count` text values: one loop, since vocabularies have hundreds of thousands.
+
+        Where they are not wanted they are only stepped over, and the list is empty.
+        """
         texts = []
         data, size, position = self._data, self.size, self.position
         for index in range(count):
@@ -105,7 +108,8 @@ class Cursor:
                 self.position = begin
                 self._check_string(length, f"text {index:,} of {thing}")
                 raise self._in_array(thing, index, count)
-            texts.append(data[begin:position].decode(errors="replace"))
+            if wanted:
+                texts.append(data[begin:position].decode(errors="replace"))
         self.position = position
         return texts
 

@@ -44,8 +44,12 @@ _OTHER_FORMATS = {
     b"tjgg": "is a GGJT file, the format before GGUF; convert it to GGUF",
     b"algg": "is an old GGLA adapter file; convert it to GGUF",
     b"PK\x03\x04": "is a zip archive, perhaps a PyTorch checkpoint; convert it to GGUF",
-    b"vers": "is a Git LFS pointer, not the model; fetch the file itself with `git lfs pull`",
+    b"PK\x05\x06": "is an empty zip archive",
+    b"<!DO": "is a web page, not a model; perhaps its download asks for a login",
+    b"<!do": "is a web page, not a model; perhaps its download asks for a login",
+    b"<htm": "is a web page, not a model; perhaps its download asks for a login",
 }
+_LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class TensorInfo:
 class Header:
     """What stands before a file's data, which begins at byte `data_begin`.
 
-    kinds: the number of each metadata value's type, as the file states it.
+    kinds: the number of each metadata value's type, as the file states it, also of arrays that
+    were stepped over and are not in `metadata`.
     """
 
     version: int
@@ -77,8 +82,11 @@ class Header:
     data_begin: int
 
 
-def read_header(cursor: Cursor) -> Header:
-    """ModelFileError names the file, what is wrong in it and the limit that it breaks."""
+def read_header(cursor: Cursor, *, arrays: bool = True) -> Header:
+    """ModelFileError names the file, what is wrong in it and the limit that it breaks.
+
+    arrays: whether the metadata's arrays are wanted; vocabularies take most of the time.
+    """
     version = _version(cursor)
     tensor_count = cursor.count("the number of tensors", least_bytes=_LEAST_TENSOR_BYTES)
     pair_count = cursor.count("the number of metadata keys", least_bytes=_LEAST_PAIR_BYTES)
@@ -86,8 +94,11 @@ def read_header(cursor: Cursor) -> Header:
     kinds: dict[str, int] = {}
     alignment = DEFAULT_ALIGNMENT
     for index in range(pair_count):
-        key, kind = _key(cursor, index, metadata)
+        key, kind = _key(cursor, index, kinds)
         kinds[key] = kind
+        if kind == _ARRAY and not arrays:
+            _array(cursor, f"`{key}`", wanted=False)
+            continue
         metadata[key] = value = _value(cursor, kind, f"`{key}`")
         if key == "general.alignment":
             alignment = _alignment(cursor, kind, value)
@@ -101,7 +112,7 @@ def read_header(cursor: Cursor) -> Header:
 
 
 def _version(cursor: Cursor) -> int:
-    begin = cursor.peek(9)
+    begin = cursor.peek(len(_LFS_POINTER))
     if not begin.startswith(b"GGUF"[: len(begin)]):
         raise _not_gguf(cursor, begin)
     cursor.u32("the magic number")
@@ -114,13 +125,17 @@ def _version(cursor: Cursor) -> int:
 
 
 def _not_gguf(cursor: Cursor, begin: bytes) -> ModelFileError:
-    if begin[8:] == b"{":
+    if begin[8:9] == b"{":
         return cursor.error("is a safetensors file; convert it to GGUF")
+    if begin == _LFS_POINTER:
+        return cursor.error(
+            "is a Git LFS pointer, not the model; fetch the file itself with `git lfs pull`"
+        )
     magic = begin[:4]
     return cursor.error(_OTHER_FORMATS.get(magic, f"is not a GGUF file: it begins with {magic!r}"))
 
 
-def _key(cursor: Cursor, index: int, seen: Mapping[str, MetadataValue]) -> tuple[str, int]:
+def _key(cursor: Cursor, index: int, seen: Mapping[str, int]) -> tuple[str, int]:
     key = cursor.identifier(f"metadata key {index}")
     if not key:
         raise cursor.error(f"metadata key {index} is empty")
@@ -141,7 +156,8 @@ def _value(cursor: Cursor, kind: int, thing: str) -> MetadataValue:
     raise cursor.error(f"{thing} has the unknown value type {kind}; types 0 to 12 exist")
 
 
-def _array(cursor: Cursor, thing: str) -> list[str] | np.ndarray:
+def _array(cursor: Cursor, thing: str, *, wanted: bool = True) -> list[str] | np.ndarray:
+    """Checked as far as its size even where it is not wanted, and then empty."""
     kind = cursor.u32(f"the element type of {thing}")
     if kind == _ARRAY:
         raise cursor.error(f"{thing} is an array of arrays, which GGUF does not allow")
@@ -153,7 +169,10 @@ def _array(cursor: Cursor, thing: str) -> list[str] | np.ndarray:
     if count > MAX_ARRAY_COUNT:
         raise cursor.error(f"{thing} has {count:,} elements; {MAX_ARRAY_COUNT:,} is the limit")
     if kind == _STRING:
-        return cursor.strings(count, thing)
+        return cursor.strings(count, thing, wanted=wanted)
+    if not wanted:
+        cursor.advance(count * dtype.itemsize, thing)
+        return []
     numbers = cursor.numbers(dtype, count, thing)
     numbers = numbers != 0 if kind == _BOOL else numbers
     numbers.flags.writeable = False

@@ -46,16 +46,17 @@ class GGUFFile:
         self._part_of = {name: part for part in parts for name in part.header.tensors}
 
     @classmethod
-    def open(cls, path: Path | str) -> "GGUFFile":
+    def open(cls, path: Path | str, *, arrays: bool = True) -> "GGUFFile":
         """The file, and if it is the first of a split model, the others beside it.
 
+        Without `arrays` the metadata is left without those, which takes less than half the time.
         ModelFileError when one is missing or damaged, its subclass when unsupported.
         """
-        first = _Part.open(Path(path))
+        first = _Part.open(Path(path), arrays=arrays)
         others = further_parts(first.path, first.header.metadata)
         parts = [first]
         for number, other in enumerate(others, start=1):
-            parts.append(_Part.open(other))
+            parts.append(_Part.open(other, arrays=arrays))
             check_part(other, parts[-1].header.metadata, number, len(others) + 1)
         return cls(parts)
 
@@ -115,17 +116,17 @@ class GGUFFile:
 class _Part:
     """One file, mapped."""
 
-    def __init__(self, path: Path, data: mmap.mmap, modified_at: float) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, modified_at: float, *, arrays: bool) -> None:
         self.path = path
         self.map = data
-        self.header = read_header(Cursor(data, str(path)))
+        self.header = read_header(Cursor(data, str(path)), arrays=arrays)
         self.size_bytes = len(data)
         self.header_bytes = min(self.header.data_begin, len(data))
         self.modified_at = modified_at
         self._bytes = _as_tensor(data)
 
     @classmethod
-    def open(cls, path: Path) -> "_Part":
+    def open(cls, path: Path, *, arrays: bool) -> "_Part":
         try:
             status = path.stat()
             _check_kind(path, status)
@@ -135,7 +136,9 @@ class _Part:
             raise ModelFileError(f"{path}: there is no such file.") from None
         except OSError as error:
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}.") from error
-        return cls(path, data, status.st_mtime)
+        except ValueError as error:  # a path with a NUL, a file that became empty meanwhile
+            raise ModelFileError(f"{str(path)!r}: cannot be read: {error}.") from error
+        return cls(path, data, status.st_mtime, arrays=arrays)
 
     def view(self, begin: int, type: BlockType, shape: tuple[int, ...]) -> Weight:
         stored = (*shape[:-1], type.row_bytes(shape[-1]))

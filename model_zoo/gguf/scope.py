@@ -1,5 +1,6 @@
 """Layers from a file's tensors, by name: what is missing, misshapen or left over is an error."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, overload
 
@@ -16,6 +17,7 @@ Progress = Callable[[int, int], None]
 # Torch order; None where any size but nought is right.
 Shape = tuple[int | None, ...]
 META = torch.device("meta")
+_LAYER = re.compile(r"^blk\.\d+")
 
 
 class TensorScope:
@@ -59,6 +61,15 @@ class TensorScope:
     def has(self, name: str) -> bool:
         return self._full(name) in self._tensors.file.tensors
 
+    def shape(self, name: str, *, whole: bool = False) -> tuple[int, ...] | None:
+        """That of the tensor `name`, in torch order; None where the file has none.
+
+        `whole`: the name is given suffix and all.
+        """
+        full = self._prefix + name if whole else self._full(name)
+        info = self._tensors.file.tensors.get(full)
+        return None if info is None else info.shape
+
     @overload
     def linear(
         self, name: str, *, shape: Shape, alt: str | None = ..., optional: Literal[False] = ...
@@ -71,9 +82,8 @@ class TensorScope:
         self, name: str, *, shape: Shape, alt: str | None = None, optional: bool = False
     ) -> Linear | None:
         """The matrix `name` (out, in), or where the file has none `alt`; its bias if it has one."""
-        if alt is not None and not self.has(name):
-            name = alt
-        if optional and not self.has(name):
+        name = self._either(name, alt)
+        if optional and self._tensors.lacks(self._full(name)):
             return None
         weight = self._tensors.weight(self._full(name), shape)
         return Linear(weight, self._bias(name, shape[0]))
@@ -124,9 +134,8 @@ class TensorScope:
         self, name: str, eps: float, *, size: int, alt: str | None = None, optional: bool = False
     ) -> RMSNorm | None:
         """The norm `name`, or where the file has none `alt`."""
-        if alt is not None and not self.has(name):
-            name = alt
-        if optional and not self.has(name):
+        name = self._either(name, alt)
+        if optional and self._tensors.lacks(self._full(name)):
             return None
         return RMSNorm(self.vector(name, size=size), eps)
 
@@ -134,7 +143,7 @@ class TensorScope:
         """The norm `name` with its bias, noughts where the file has none."""
         weight = self.vector(name, size=size)
         full = f"{self._prefix}{name}.bias"
-        if full not in self._tensors.file.tensors:
+        if self._tensors.lacks(full):
             return LayerNorm(weight, torch.zeros_like(weight), eps)
         return LayerNorm(weight, self._tensors.vector(full, size), eps)
 
@@ -153,7 +162,7 @@ class TensorScope:
         full = self._full(name)
         if bare and self._prefix + name in self._tensors.file.tensors:
             full = self._prefix + name
-        if optional and full not in self._tensors.file.tensors:
+        if optional and self._tensors.lacks(full):
             return None
         return self._tensors.vector(full, size)
 
@@ -175,13 +184,23 @@ class TensorScope:
     def table(self, name: str, *, shape: Shape, optional: bool = False) -> Tensor | None:
         """`name`, suffix and all, as float32: such as the biases of experts (experts, out)."""
         full = self._prefix + name
-        if optional and full not in self._tensors.file.tensors:
+        if optional and self._tensors.lacks(full):
             return None
         return self._tensors.numbers(full, shape)
+
+    def need_biases(self, *names: str) -> None:
+        """Of these matrices and norms, those that the file has must have biases."""
+        wanted = (f"{self._prefix}{name}.bias" for name in names if self.has(name))
+        self._tensors.missing += [name for name in wanted if name not in self._tensors.file.tensors]
 
     def ignore(self, *names: str) -> None:
         """These tensors may be there; nothing uses them."""
         self._tensors.claimed.update(map(self._full, names))
+
+    def ignore_all(self) -> None:
+        """Tensors under this prefix may be there; nothing uses them."""
+        names = self._tensors.file.tensors
+        self._tensors.claimed.update(name for name in names if name.startswith(self._prefix))
 
     def unclaimed(self) -> tuple[str, ...]:
         """The tensors of the whole file that no layer has asked for, in the file's order."""
@@ -191,7 +210,7 @@ class TensorScope:
     def check(self) -> None:
         """ModelFileError unless every tensor asked for is there and sound, and no other is."""
         problems = {
-            "missing": list(dict.fromkeys(self._tensors.missing)),
+            "missing": list(dict.fromkeys(self._tensors.missing + self._tensors.uneven())),
             "of the wrong shape": list(dict.fromkeys(self._tensors.misshapen)),
             "not known to this architecture": list(self.unclaimed()),
         }
@@ -203,9 +222,13 @@ class TensorScope:
         if found:
             raise ModelFileError(f"{self._tensors.file.path}: of its tensors, {'; '.join(found)}.")
 
+    def _either(self, name: str, alt: str | None) -> str:
+        """`alt` where the file has that alone."""
+        return alt if alt is not None and self.has(alt) and not self.has(name) else name
+
     def _bias(self, name: str, size: int | None) -> Tensor | None:
         full = f"{self._prefix}{name}.bias"
-        if full not in self._tensors.file.tensors:
+        if self._tensors.lacks(full):
             return None
         return self._tensors.vector(full, size).to(self.dtype)
 
@@ -221,12 +244,25 @@ class _Tensors:
         self.claimed: set[str] = set()
         self.missing: list[str] = []
         self.misshapen: list[str] = []
+        self._absent: list[str] = []
         self.loaded_bytes = 0
         self._device = device
         self._progress = progress
         self._fetched_bytes = 0
         self._total_bytes = sum(info.nbytes for info in file.tensors.values())
         self._weights: dict[str, Weight] = {}
+
+    def lacks(self, name: str) -> bool:
+        """Whether the file has no tensor of that name, which it need not have; noted if so."""
+        if name not in self.file.tensors:
+            self._absent.append(name)
+        return name not in self.file.tensors
+
+    def uneven(self) -> list[str]:
+        """Absent tensors that another layer has: such as the bias of one layer alone."""
+        claimed = self.claimed & self.file.tensors.keys()
+        present = {_LAYER.sub("blk", name) for name in claimed if _LAYER.match(name)}
+        return [name for name in self._absent if _LAYER.sub("blk", name) in present]
 
     def weight(self, name: str, shape: Shape) -> Weight:
         if not self._claim(name, shape):

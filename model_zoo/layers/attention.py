@@ -8,6 +8,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.step import Step
 from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kernels.pointwise import sigmoid_mul
 from runtime.kv.spec import LayerCache
 
 
@@ -35,7 +36,9 @@ class SelfAttention:
     `turned_norm`; queries are then multiplied by `temperature` of their position and the products
     by `scale`. Values pass `v_norm`. `softcap`, `sinks`: see `paged_attention`. `output`: name of
     the projection. With `stores` False there are no keys and values here: the step's pages are
-    another layer's. With `keys_as_values` a file without `attn_v` has its bare keys as values.
+    another layer's. With `keys_as_values` a file without `attn_v` has its bare keys as values. With
+    `output_gate` the rows of each head's gate stand behind those of its query, and what the head
+    has seen is multiplied by the sigmoid of its gate.
     """
 
     def __init__(
@@ -56,12 +59,13 @@ class SelfAttention:
         output: str = "attn_output",
         stores: bool = True,
         keys_as_values: bool = False,
+        output_gate: bool = False,
     ) -> None:
         self._heads, self._cache, self._scale = heads, cache, scale
         self._q_norm, self._k_norm, self._v_norm = q_norm, k_norm, v_norm
         self._turned_norm, self._temperature = turned_norm, temperature
-        self._softcap, self._sinks = softcap, sinks
-        shapes = {"attn_q": (heads * cache.key_dim, hidden)}
+        self._softcap, self._sinks, self._output_gate = softcap, sinks, output_gate
+        shapes = {"attn_q": ((1 + output_gate) * heads * cache.key_dim, hidden)}
         if stores:
             shapes["attn_k"] = (cache.kv_heads * cache.key_dim, hidden)
         lacking = keys_as_values and not w.has("attn_v") and not w.has("attn_qkv")
@@ -80,7 +84,8 @@ class SelfAttention:
         queries, *stored = self._qkv(x)
         if stored:
             self._store(stored[0], stored[-1], step)
-        queries = self._turned(queries.unflatten(1, (self._heads, -1)), self._q_norm, step)
+        queries, gates = self._split(queries.unflatten(1, (self._heads, -1)))
+        queries = self._turned(queries, self._q_norm, step)
         if self._temperature is not None:
             queries = (queries * self._temperature(step.positions)).to(x.dtype)
         seen = paged_attention(
@@ -91,7 +96,17 @@ class SelfAttention:
             softcap=self._softcap,
             sinks=self._sinks,
         ).flatten(1)
-        return self._output(seen if step.rows is None else seen.index_select(0, step.rows))
+        seen = step.kept(seen)
+        if gates is not None:
+            seen = sigmoid_mul(step.kept(gates.flatten(1)), seen)
+        return self._output(seen)
+
+    def _split(self, queries: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[tokens, heads, key_dim] and the like for gates, where there are any."""
+        if not self._output_gate:
+            return queries, None
+        queries, gates = queries.chunk(2, dim=2)
+        return queries, gates
 
     def _store(self, keys: Tensor, values: Tensor, step: Step) -> None:
         keys, values = (part.unflatten(1, (self._cache.kv_heads, -1)) for part in (keys, values))

@@ -7,7 +7,6 @@ from typing import Protocol
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.step import Step
@@ -26,6 +25,16 @@ class RowWise(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Mixer(Protocol):
+    """What lets rows see others, such as attention: x [tokens, hidden] -> [tokens, hidden], or
+    [outputs, hidden] of `step.rows` alone; sizes as of `RowWise`."""
+
+    row_elements: int
+    matrix_elements: int
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """x + attention(norm(x)), then that + feed_forward(norm(that)).
@@ -35,7 +44,7 @@ class Block:
     """
 
     attn_norm: RMSNorm | LayerNorm
-    attention: SelfAttention
+    attention: Mixer
     ffn_norm: RMSNorm | LayerNorm | None
     feed_forward: RowWise
     post_attention_norm: RMSNorm | None = None
@@ -65,7 +74,7 @@ class Block:
 class PostNormBlock:
     """norm(x + attention(x)), then norm(that + feed_forward(that)); the older order of encoders."""
 
-    attention: SelfAttention
+    attention: Mixer
     attn_output_norm: LayerNorm
     feed_forward: RowWise
     layer_output_norm: LayerNorm
@@ -87,7 +96,7 @@ class PostNormBlock:
 def read_block(
     w: TensorScope,
     sizes: Sizes,
-    attention: SelfAttention,
+    attention: Mixer,
     feed_forward: RowWise,
     *,
     post_norms: bool = False,

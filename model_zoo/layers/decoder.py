@@ -45,7 +45,8 @@ class Decoder:
         self._output_norm = output_norm or w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
         self.vocab_size = self._token_embd.rows
         shape = (head_rows or self.vocab_size or None, sizes.hidden)
-        self._output = w.linear("output", alt="token_embd", shape=shape)
+        alt = None if head_rows else "token_embd"
+        self._output = w.linear("output", alt=alt, shape=shape)
         self._known_tokens = sizes.known_tokens or self.vocab_size
         self._layers = LayerStack(layers, inputs=layer_inputs)
         self._embedding_scale, self._logit_softcap = embedding_scale, logit_softcap
@@ -56,6 +57,10 @@ class Decoder:
     @property
     def cache_layers(self) -> Sequence[LayerCache]:
         return self._layers.caches
+
+    @property
+    def position_axes(self) -> int:
+        return self._layers.position_axes
 
     @property
     def weight_bytes(self) -> int:
@@ -88,6 +93,12 @@ class Decoder:
         )
 
     def _embedded(self, batch: Batch) -> Tensor:
-        """[tokens, hidden]."""
+        """[tokens, hidden]; rows of images are not scaled."""
         x = self._token_embd(batch.tokens)
-        return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
+        if self._embedding_scale is not None:
+            x = x.mul_(self._embedding_scale)
+        if batch.image_rows is not None:
+            assert batch.image_features is not None
+            features = batch.image_features[:, : self.hidden_size]
+            x.index_copy_(0, batch.image_rows, features.to(x.dtype))
+        return x

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model_zoo.gguf.scope import Shape, TensorScope
+from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Embedding
 from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.stack import Layer, LayerStack
@@ -15,21 +15,21 @@ from runtime.model import Batch, KVCache
 
 
 class Encoder:
-    """Embeddings of tokens, of the first kind of segment and of positions where the file has them,
-    a norm, and layers; see runtime.model.DecoderModel. It draws no tokens."""
+    """Embeddings of tokens, of the first kind of segment where the file has any and with `places`
+    of positions, a norm, and layers; see runtime.model.DecoderModel. It draws no tokens."""
 
-    def __init__(self, w: TensorScope, sizes: Sizes, layers: Sequence[Layer]) -> None:
+    def __init__(
+        self, w: TensorScope, sizes: Sizes, layers: Sequence[Layer], *, places: bool
+    ) -> None:
         self.causal = self.generates = False
+        self.position_axes = 1
         self.context_length, self.hidden_size = sizes.context_length, sizes.hidden
         self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden))
         self.vocab_size = self._token_embd.rows
-        shape = (None, sizes.hidden)
-        self._token_types = (
-            w.embedding("token_types", shape=shape) if w.has("token_types") else None
-        )
-        places = (sizes.context_length, sizes.hidden)
-        has_places = w.has("position_embd")
-        self._places = w.embedding("position_embd", shape=places) if has_places else None
+        self._token_types = _token_types(w, sizes)
+        shape = (sizes.context_length, sizes.hidden)
+        self._places = w.embedding("position_embd", shape=shape) if places else None
+        w.need_biases("token_embd_norm")
         self._norm = w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
         self._layers = LayerStack(layers)
         self._device = w.device
@@ -64,5 +64,9 @@ class Encoder:
         )
 
 
-def _optional_embedding(w: TensorScope, name: str, shape: Shape) -> Embedding | None:
-    return w.embedding(name, shape=shape) if w.has(name) else None
+def _token_types(w: TensorScope, sizes: Sizes) -> Embedding | None:
+    """As many kinds of segments as the file says it has, if it says so."""
+    count = sizes.metadata.get("tokenizer.ggml.token_type_count", int, 0)
+    if not count and not w.has("token_types"):
+        return None
+    return w.embedding("token_types", shape=(count or None, sizes.hidden))

@@ -96,9 +96,12 @@ def _rotated(metadata: Metadata, key_dim: int) -> int:
 
 
 def _kind(w: TensorScope, metadata: Metadata, default: str | None) -> str:
-    if default is None:
-        default = "longrope" if w.has("rope_factors_long") else "linear"
-    kind = metadata.get("rope.scaling.type", str, default)
+    key, others = "rope.scaling.type", ("factor", "original_context_length")
+    if default is None and (w.has("rope_factors_long") or w.has("rope_factors_short")):
+        default = "longrope"
+    elif default is None and not all(metadata.has(f"rope.scaling.{name}") for name in others):
+        default = "linear"
+    kind = metadata.require(key, str) if default is None else metadata.get(key, str, default)
     if kind not in _KINDS:
         raise UnsupportedModelError(
             f"{metadata.path}: `{metadata.full_key('rope.scaling.type')}` is {kind}, which is not "
@@ -108,9 +111,11 @@ def _kind(w: TensorScope, metadata: Metadata, default: str | None) -> str:
 
 
 def _linear_factor(metadata: Metadata) -> float:
-    """1 where the file has none, since a file that names no kind of scaling may have none."""
-    key = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
-    return metadata.get_positive(key, 1.0)
+    """1 where the file names neither a kind of scaling nor a factor."""
+    if metadata.has("rope.scale_linear") and not metadata.has("rope.scaling.factor"):
+        return metadata.get_positive("rope.scale_linear")
+    stated = metadata.has("rope.scaling.type")
+    return metadata.get_positive("rope.scaling.factor", None if stated else 1.0)
 
 
 def _yarn(metadata: Metadata, dim: int, base: float, truncate: bool) -> tuple[Tensor, float]:

@@ -29,16 +29,25 @@ class Sizes:
 
     @classmethod
     def read(
-        cls, metadata: Metadata, *, eps: float | None = None, head_dim: int | None = None
+        cls,
+        metadata: Metadata,
+        *,
+        eps: float | None = None,
+        head_dim: int | None = None,
+        kv_heads: tuple[int, ...] | None = None,
     ) -> "Sizes":
         """`eps`, `head_dim`: where the file has none; otherwise missing and hidden / heads.
+        `kv_heads`: of each layer, instead of what the file says.
 
         Raises ModelFileError for what is missing or cannot be.
         """
         layers = metadata.require_size("block_count", at_most=MAX_LAYERS)
         hidden = metadata.require_size("embedding_length")
         heads = metadata.require_per_layer("attention.head_count", layers)
-        kv_heads = metadata.get_per_layer("attention.head_count_kv", layers, heads)
+        if kv_heads is None:
+            kv_heads = metadata.get_per_layer("attention.head_count_kv", layers, heads)
+        if len(kv_heads) != layers:
+            raise metadata.error("attention.head_count_kv", f"has {len(kv_heads):,} entries")
         for number, shared in zip(heads, kv_heads, strict=True):
             if number % shared:
                 raise metadata.error(
@@ -99,9 +108,14 @@ class Sizes:
         last_of = {slides: layer for layer, slides in enumerate(sliding[:first])}
         if not set(sliding) <= set(last_of):
             raise self.metadata.error(key, f"is {shared:,}; no layer before has such keys")
-        return [layer if layer < first else last_of[sliding[layer]] for layer in range(self.layers)]
+        sources = [last_of[slides] for slides in sliding]
+        sources[:first] = range(first)
+        for heads, kv_heads in zip(self.heads, (self.kv_heads[i] for i in sources), strict=True):
+            if heads % kv_heads:
+                raise self.metadata.error(key, f"shares {kv_heads} keys among {heads} heads")
+        return sources
 
-    def cap(self, key: str) -> float | None:
-        """The bound of a softcap, None where the file has none or nought."""
-        stated = self.metadata.get(key, float, 0.0)
-        return self.metadata.get_positive(key) if stated else None
+    def cap(self, key: str, default: float = 0.0) -> float | None:
+        """The bound of a softcap, `default` where the file has none; None where it is nought."""
+        stated = self.metadata.get(key, float, default)
+        return self.metadata.get_positive(key, default) if stated else None

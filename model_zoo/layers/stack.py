@@ -79,6 +79,11 @@ class LayerStack:
         return tuple(layer.cache for layer in self._layers if layer.reads is None)
 
     @property
+    def position_axes(self) -> int:
+        """1, or 3 where rotary embeddings go by time, row and column."""
+        return 3 if any(rotary.axes is not None for rotary in self._rotaries) else 1
+
+    @property
     def row_elements(self) -> int:
         widest = max(layer.block.row_elements for layer in self._layers) + PADDING
         if self._inputs is None:
@@ -93,9 +98,15 @@ class LayerStack:
     def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
         """x [tokens, hidden], overwritten -> [outputs, hidden] of `batch.output_rows`."""
         inputs = None if self._inputs is None else self._inputs(x, batch)
-        rotations = {rotary: rotary(batch.positions) for rotary in self._rotaries}
+        positions = batch.positions if batch.axes is None else batch.axes
+        rotations = {rotary: rotary(positions) for rotary in self._rotaries}
+        added = _added_rows(batch, x.shape[1])
+        assert len(added) < len(self._layers), "the last layer may have dropped the rows"
         for index, layer in enumerate(self._layers):
             x = layer.block(x, self._step(index, batch, cache, rotations, inputs))
+            if index < len(added):
+                assert batch.image_rows is not None
+                x.index_add_(0, batch.image_rows, added[index].to(x.dtype))
         return x
 
     def _step(
@@ -116,6 +127,14 @@ class LayerStack:
             batch.output_rows if index == len(self._layers) - 1 else None,
             None if inputs is None else inputs[:, index],
         )
+
+
+def _added_rows(batch: Batch, hidden: int) -> tuple[Tensor, ...]:
+    """What is added to the rows of images behind each of the first layers, [image rows, hidden]
+    (Meng et al., "DeepStack", section 3.2)."""
+    if batch.image_features is None:
+        return ()
+    return batch.image_features.split(hidden, dim=1)[1:]
 
 
 def _pages_of(layers: Sequence[Layer]) -> tuple[int, ...]:

@@ -97,7 +97,14 @@ class _Fetch:
                 self._watch(futures, told)
             finally:
                 self._ended.set()
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._end([future for future in futures if not future.cancelled()])
+
+    def _end(self, futures: list[Future[None]]) -> None:
+        """Until no thread writes any more: one that waits for a server is woken."""
+        while any(not future.done() for future in futures):
+            self._http.hang_up()
+            wait(futures, timeout=TELLING_S)
 
     def _watch(self, futures: list[Future[None]], told: Callable[[int], None]) -> None:
         pending = set(futures)

@@ -1,11 +1,13 @@
 """HTTP as sources use it: bounded, uncompressed, encrypted beyond this machine, secrets kept."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import httpx
 
@@ -64,6 +66,7 @@ class Http:
     ) -> None:
         self._plain_hosts = plain_hosts
         self._first_pause_s = first_pause_s
+        self._connections: WeakSet[Any] = WeakSet()
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
         trusted = httpx.create_ssl_context()
         direct = httpx.HTTPTransport(verify=trusted, limits=limits)
@@ -77,6 +80,15 @@ class Http:
 
     def close(self) -> None:
         self._client.close()
+
+    def hang_up(self) -> None:
+        """End every connection: threads that read from one wake with a failure that is Passing.
+
+        Closing would not wake them. One that is only being made is not ended; ask again.
+        """
+        for connection in list(self._connections):
+            with suppress(OSError):  # over already
+                socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def scheme(self, host: str) -> str:
         """How a registry named by its host alone is reached."""
@@ -108,6 +120,8 @@ class Http:
             raise Passing(f"{type(error).__name__}: {error}") from error
         except httpx.HTTPError as error:
             raise SourceError(f"{url.host} answers what is no sound HTTP: {error}.") from error
+        except UnicodeError as error:  # raised where the host is looked up
+            raise SourceError(f"{url.host} is no host, or leads to what is none.") from error
 
     def read(
         self,
@@ -146,7 +160,10 @@ class Http:
         while True:
             shown = None if credentials is None else credentials.authorization(url)
             secret = {} if shown is None else {"authorization": shown}
-            with self._client.stream("GET", url, headers={**headers, **secret}) as response:
+            told = {"trace": self._connected}
+            with self._client.stream(
+                "GET", url, headers={**headers, **secret}, extensions=told
+            ) as response:
                 if response.status_code == 401 and credentials is not None and not challenged:
                     challenged = True
                     if credentials.challenged(response):
@@ -159,6 +176,11 @@ class Http:
                     raise SourceError(f"{url.host} redirects more than {MAX_REDIRECTS} times.")
                 target = response.headers.get("location", "")
             url = self._target(url, target)
+
+    def _connected(self, event: str, info: Mapping[str, Any]) -> None:
+        """Told what a request does; a connection is another one once it is encrypted."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._connections.add(info["return_value"])
 
     def _target(self, url: httpx.URL, location: str) -> httpx.URL:
         try:

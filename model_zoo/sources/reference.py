@@ -73,7 +73,11 @@ def parse_source(text: str) -> Source:
         return _hub_source(rest)
     if scheme == "ollama":
         return RegistrySource(ModelName.parse(rest))
-    raise SourceError(f"{scheme}:// is not known; a source is a path, hf://… or ollama://….")
+    hint = " A page of the Hub, https://huggingface.co/org/repo, is written hf://org/repo."
+    raise SourceError(
+        f"{scheme}:// is not known; a source is a path, hf://… or ollama://…."
+        f"{hint if rest.startswith(('huggingface.co/', 'hf.co/')) else ''}"
+    )
 
 
 def is_model_path(path: str) -> bool:

@@ -35,7 +35,8 @@ class ByteLevelBPE:
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
         """Ids of a piece of text without special tokens."""
-        return self._native.encode(text, add_special_tokens=False).ids
+        # The library's `encode` also makes what is not used here, and takes twice as long.
+        return self._native.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_bytes(self, token: str) -> bytes:
         """What an ordinary token stands for."""

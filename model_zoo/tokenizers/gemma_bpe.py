@@ -34,7 +34,7 @@ class GemmaBPE:
         return without_marks(surface)
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
-        return self._native.encode(text, add_special_tokens=False).ids
+        return self._native.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_bytes(self, token: str) -> bytes:
         return marked_bytes(token)

@@ -1,11 +1,20 @@
 """Cutting text at the special tokens written in it."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers.models import WordLevel
 
 # As many nested groups as the regular expression compiler takes with ease.
 _MAX_DEPTH = 40
+# Of the comparisons at one place of a text. Llama 3's 256 control tokens take 67.
+_MAX_STEPS = 1000
+
+Span = tuple[int, int]
+Finder = Callable[[str], Iterable[Span]]
 
 
 class SpecialTexts:
@@ -18,55 +27,89 @@ class SpecialTexts:
 
     def cut(self, text: str, *, parse_special: bool) -> list[str | int]:
         """Ordinary text and token ids in turn; control tokens count only with `parse_special`."""
-        pattern = self._every if parse_special else self._ordinary
-        if pattern is None:
-            return [text] if text else []
+        find = self._every if parse_special else self._ordinary
         parts: list[str | int] = []
-        end = 0
-        for match in pattern.finditer(text):
-            if match.start() > end:
-                parts.append(text[end : match.start()])
-            parts.append(self._ids[match[0]])
-            end = match.end()
-        if end < len(text):
-            parts.append(text[end:])
+        done = 0
+        for begin, end in find(text):
+            if begin > done:
+                parts.append(text[done:begin])
+            parts.append(self._ids[text[begin:end]])
+            done = end
+        if done < len(text):
+            parts.append(text[done:])
         return parts
 
     @cached_property
-    def _every(self) -> re.Pattern[str] | None:
-        return re.compile(any_of(self._ids), re.DOTALL) if self._ids else None
+    def _every(self) -> Finder:
+        return finder(self._ids)
 
     @cached_property
-    def _ordinary(self) -> re.Pattern[str] | None:
-        return re.compile(any_of(self.user_defined), re.DOTALL) if self.user_defined else None
+    def _ordinary(self) -> Finder:
+        return finder(self.user_defined)
 
 
-def any_of(texts: Iterable[str], *, depth: int = 0) -> str:
+def finder(texts: Collection[str]) -> Finder:
+    """Where in a text any of `texts` stands: leftmost first, the longest at one place.
+
+    The time grows with the text alone, whatever `texts` a file brings.
+    """
+    if not texts:
+        return lambda text: ()
+    expression = any_of(texts)
+    if expression is None:
+        return _automaton(texts)
+    pattern = re.compile(expression, re.DOTALL)
+    return lambda text: (match.span() for match in pattern.finditer(text))
+
+
+def any_of(texts: Iterable[str]) -> str | None:
     """A regular expression that matches the longest of `texts`, as a prefix tree.
 
-    A flat alternation of a few thousand texts is tried one by one at every `<`. Texts that go on
-    one from the other deeper than `_MAX_DEPTH` are tried one by one all the same.
+    A flat alternation of a few thousand texts is tried one by one at every `<`. None where the
+    tree is too deep, or has too much to try at one place.
     """
-    if depth > _MAX_DEPTH:
-        return f"(?:{'|'.join(map(re.escape, sorted(set(texts), key=len, reverse=True)))})"
+    tree = _tree(sorted(set(texts)), _MAX_DEPTH)
+    return tree[0] if tree is not None and tree[1] <= _MAX_STEPS else None
+
+
+def _tree(texts: list[str], depth: int) -> tuple[str, int] | None:
+    """The expression for sorted texts and the most comparisons that it takes; None: too deep."""
     by_first: dict[str, list[str]] = {}
-    for text in sorted(set(texts)):
+    for text in texts:
         by_first.setdefault(text[:1], []).append(text)
     optional = by_first.pop("", None) is not None
-    branches = []
+    branches, most = [], 0
     for group in by_first.values():
         shared = _shared_prefix(group[0], group[-1])  # of the whole group: it is sorted
-        ends = (text[len(shared) :] for text in group)
-        rest = any_of(ends, depth=depth + 1) if len(group) > 1 else ""
-        branches.append(re.escape(shared) + rest)
+        if len(shared) > _MAX_STEPS or not depth:
+            return None
+        ends = [text[len(shared) :] for text in group]
+        rest = _tree(ends, depth - 1) if len(group) > 1 else ("", 0)
+        if rest is None:
+            return None
+        branches.append(re.escape(shared) + rest[0])
+        most = max(most, len(shared) + rest[1])
     if not branches:
-        return ""
+        return "", 0
     joined = branches[0] if len(branches) == 1 and not optional else f"(?:{'|'.join(branches)})"
-    return f"{joined}?" if optional else joined
+    return (f"{joined}?" if optional else joined), most + len(branches)
 
 
 def _shared_prefix(left: str, right: str) -> str:
-    length = 0
-    while left[: length + 1] == right[: length + 1] and length < min(len(left), len(right)):
-        length += 1
-    return left[:length]
+    shorter = min(left, right, key=len)
+    differing = (n for n, pair in enumerate(zip(left, right, strict=False)) if len(set(pair)) > 1)
+    return shorter[: next(differing, len(shorter))]
+
+
+def _automaton(texts: Iterable[str]) -> Finder:
+    """A state for each character of `texts`: slower to begin with, and never slower than that."""
+    unknown = "\uffff"
+    native = NativeTokenizer(WordLevel({unknown: 0}, unk_token=unknown))
+    native.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in texts if t])
+    known = frozenset(texts)
+
+    def find(text: str) -> Iterable[Span]:
+        spans = native.encode(text, add_special_tokens=False).offsets
+        return (span for span in spans if text[slice(*span)] in known)
+
+    return find

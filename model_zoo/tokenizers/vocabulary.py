@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import isnan
+from math import isfinite, isnan
+from numbers import Real
 from typing import Any
 
 from runtime.errors import ModelFileError
@@ -45,6 +46,10 @@ END_TEXTS = frozenset(
     }
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TYPES_KEY = "tokenizer.ggml.token_type"
+# Here the types alone tell which tokens are bytes; with the others, all are ordinary text in old
+# files that have no types, but for those that a role or their own text gives away.
+_TYPED = ("llama", "t5", "gemma4")
 # Of the kinds of tokenizer: other keys for a role, and the text of its token.
 _SENTENCEPIECE = {
     "bos_token_id": ("<s>",),
@@ -95,7 +100,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     tokens = required_array(metadata, "tokenizer.ggml.tokens")
     if not all(isinstance(token, str) for token in tokens):
         raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
-    types = required_array(metadata, "tokenizer.ggml.token_type", length=len(tokens))
+    types = _types(metadata, len(tokens))
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
     defaults = _DEFAULTS.get(optional_text(metadata, "tokenizer.ggml.model") or "", {})
     bos_id, eos_id, unknown_id = (
@@ -108,6 +113,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         tokens, types, ids, bos_id, eos_id, unknown_id, end_tokens, control, user_defined
     )
+
+
+def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
+    if _TYPES_KEY not in metadata and metadata.get("tokenizer.ggml.model") not in _TYPED:
+        return [TokenType.NORMAL] * count
+    return required_array(metadata, _TYPES_KEY, length=count)
 
 
 def required_array(
@@ -174,10 +185,10 @@ def _role(
 
 
 def _checked_id(value: Any, key: str, count: int) -> int:
-    try:
-        token = int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ModelFileError(f"`{key}` is {str(value)[:80]!r}, which is not a token id.") from None
+    number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if not number or value != int(value):
+        raise ModelFileError(f"`{key}` is {str(value)[:80]!r}, which is not a token id.")
+    token = int(value)
     if not 0 <= token < count:
         raise ModelFileError(f"`{key}` is {token}, but the vocabulary has {count} tokens.")
     return token

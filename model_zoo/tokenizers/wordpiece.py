@@ -38,7 +38,7 @@ class WordPiece:
         return surface
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
-        return self._native.encode(text, add_special_tokens=False).ids
+        return self._native.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_bytes(self, token: str) -> bytes:
         return without_marks(token).encode(errors="replace")

@@ -9,7 +9,7 @@ from torch import Tensor
 from runtime.kernels.native import address, library
 
 # The curves of caravan_gate in cpu/pointwise.c.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK = range(4)
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID = range(5)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -80,6 +80,11 @@ def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _bent(_GELU_QUICK, gate, up)
 
 
+def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """sigmoid(gate) * up, likewise."""
+    return _bent(_SIGMOID, gate, up)
+
+
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x), in x's type; computed in float32."""
     return _bent(_SILU, x, None)
@@ -98,6 +103,11 @@ def gelu_erf(x: Tensor) -> Tensor:
 def gelu_quick(x: Tensor) -> Tensor:
     """x * sigmoid(1.702 x), likewise: the coarser approximation of CLIP."""
     return _bent(_GELU_QUICK, x, None)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e^-x), likewise."""
+    return _bent(_SIGMOID, x, None)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -178,6 +188,8 @@ def _bent_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
     wide = gate.float()
     if curve == _SILU:
         bent = F.silu(wide)
+    elif curve == _SIGMOID:
+        bent = torch.sigmoid(wide)
     elif curve == _GELU_QUICK:
         bent = wide * torch.sigmoid(1.702 * wide)
     else:
@@ -190,3 +202,4 @@ silu_mul_twin = partial(_bent_twin, _SILU)
 gelu_mul_twin = partial(_bent_twin, _GELU)
 gelu_erf_mul_twin = partial(_bent_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_bent_twin, _GELU_QUICK)
+sigmoid_mul_twin = partial(_bent_twin, _SIGMOID)

@@ -22,6 +22,9 @@ class Owner(Protocol):
     @property
     def spans(self) -> tuple[ImageSpan, ...]: ...
 
+    @property
+    def inserted(self) -> tuple[ImageSpan, ...]: ...
+
     def may_end_at(self, position: int) -> bool: ...
 
 
@@ -100,7 +103,8 @@ class _Group:
 class PageLedger:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
-    Pages hold a group's indices: positions, or rows of images (see runtime/kv/spec.py).
+    Pages hold a group's indices: positions, or rows of images (see runtime/kv/spec.py). Where one
+    group has a state for each sequence, there is no prefix cache: of a prefix, no state is kept.
 
     Pages are handed on the moment their owner lets go: device state changes only by launched
     plans, in order, so a later plan cannot overtake one that still reads the page.
@@ -116,7 +120,7 @@ class PageLedger:
     ) -> None:
         self._groups = [_Group(kind, count) for kind, count in zip(kinds, pages, strict=True)]
         self._page_tokens = page_tokens
-        self._prefix_cache = prefix_cache
+        self._prefix_cache = prefix_cache and not any(kind.by_sequence for kind in kinds)
 
     @property
     def page_tokens(self) -> int:
@@ -130,6 +134,15 @@ class PageLedger:
     def pages_owned(self) -> int:
         """Pages that some sequence holds now; cached pages without an owner do not count."""
         return self.pages_total - sum(group.available for group in self._groups)
+
+    def images_needed(self, owner: Owner, begin: int, end: int) -> tuple[bytes, ...]:
+        """The images whose features the positions [begin, end) take, in the order of need."""
+        if not owner.spans or begin >= owner.spans[-1].end:
+            return ()
+        inserted = (s.digest for s in owner.inserted if s.start < end and begin < s.end)
+        begun = (group.kind.begun(begin, end, owner.spans) for group in self._groups)
+        beside = (place.image.digest for places in begun for place in places)
+        return tuple(dict.fromkeys((*inserted, *beside)))
 
     def image_rows(self, owner: Owner, begin: int, end: int) -> int:
         """How many rows of images a step fills that computes the positions [begin, end)."""
@@ -160,8 +173,17 @@ class PageLedger:
 
         At least one token is left over, because a step has to compute the next token's logits.
         """
+        found = self._longest(owner)
+        return (0, []) if found is None else (found.length, self._share(owner, found))
+
+    def cached_prefix(self, owner: Owner) -> int:
+        """How much of a sequence that holds nothing `adopt` would share now."""
+        found = self._longest(owner)
+        return 0 if found is None else found.length
+
+    def _longest(self, owner: Owner) -> "_Prefix | None":
         if not self._prefix_cache:
-            return 0, []
+            return None
         size = self._page_tokens
         full = self._extend_keys(owner, len(owner.tokens) - 1)
         keys = [self._group_keys(group, owner, full * size) for group in self._groups]
@@ -171,8 +193,8 @@ class PageLedger:
             if owner.may_end_at(length) and all(
                 run[pages.stop] <= pages.start for run, pages in zip(runs, needed, strict=True)
             ):
-                return length, self._share(owner, needed, keys)
-        return 0, []
+                return _Prefix(length, needed, keys)
+        return None
 
     def publish(self, owner: Owner) -> None:
         """Offer the owner's full, confirmed pages to later sequences with the same prefix."""
@@ -229,12 +251,10 @@ class PageLedger:
         first = group.kind.first_visible(length, owner.spans) // self._page_tokens
         return range(first, group.kind.extent(length, owner.spans) // self._page_tokens)
 
-    def _share(
-        self, owner: Owner, needed: Sequence[range], keys: Sequence[Sequence[PageKey]]
-    ) -> list[PageGrant]:
+    def _share(self, owner: Owner, prefix: "_Prefix") -> list[PageGrant]:
         grants = []
-        for number, (group, indices) in enumerate(zip(self._groups, needed, strict=True)):
-            pages = [group.by_key[keys[number][index]] for index in indices]
+        for number, (group, indices) in enumerate(zip(self._groups, prefix.pages, strict=True)):
+            pages = [group.by_key[prefix.keys[number][index]] for index in indices]
             for page in pages:
                 group.share(page)
             group.held[owner] = _Held(indices.start, pages, published=indices.stop)
@@ -269,14 +289,23 @@ class PageLedger:
         return b";".join(group.kind.foreseen(owner.spans) for group in self._groups)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A cached one: which pages of each group rows behind it see, and the keys of all."""
+
+    length: int
+    pages: Sequence[range]
+    keys: Sequence[Sequence[PageKey]]
+
+
 def _content(owner: Owner, begin: int, end: int) -> bytes:
-    """What the positions hold, unambiguously: a token id, or an image's digest and an offset."""
+    """What the positions hold, unambiguously: a token id, or an image's digest and a row of it."""
     parts = [b"t%d" % token for token in owner.tokens[begin:end]]
     for span in owner.spans:
         for position in range(max(begin, span.start), min(end, span.end)):
             parts[position - begin] = b"i%s:%d" % (
                 span.digest.hex().encode(),
-                position - span.start,
+                span.first_row + position - span.start,
             )
     return b",".join(parts)
 

@@ -37,10 +37,12 @@ class KVPool:
         self._layers: dict[int, LayerPages] = {}
         for number, (group, count) in enumerate(zip(layout.groups, pages, strict=True)):
             cache = group.cache
-            cells = (count, layout.page_tokens, cache.kv_heads)
+            stored = torch.float32 if cache.exact else dtype
             for index in group.layers:
-                keys = torch.zeros(*cells, cache.key_dim, dtype=dtype, device=device)
-                values = torch.zeros(*cells, cache.value_dim, dtype=dtype, device=device)
+                keys, values = (
+                    torch.zeros(count, *shape, dtype=stored, device=device)
+                    for shape in cache.page_shapes(layout.page_tokens)
+                )
                 self._layers[index] = LayerPages(keys, values, number)
 
     @property
@@ -71,5 +73,6 @@ class KVPool:
 def page_bytes(layout: CacheLayout, group: int, dtype: torch.dtype) -> int:
     """What one page of a group takes in all its layers together."""
     declared = layout.groups[group]
-    per_layer = layout.page_tokens * declared.cache.elements_per_token * dtype.itemsize
-    return per_layer * len(declared.layers)
+    itemsize = torch.float32.itemsize if declared.cache.exact else dtype.itemsize
+    elements = declared.cache.page_elements(layout.page_tokens)
+    return elements * itemsize * len(declared.layers)

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from math import prod
+from typing import ClassVar, Protocol
 
 
 class Image(Protocol):
@@ -47,13 +48,17 @@ class CacheKind(Protocol):
     """What a sequence fills and sees of a cache, as pure functions; nothing else tells kinds apart.
 
     A sequence fills the indices 0, 1, ... of each group: with its positions, or, where the kind
-    is `by_image`, with the rows of its images. `images` are the sequence's, by position.
+    is `by_image`, with the rows of its images; where it is `by_sequence`, index 0 alone, which
+    every step writes anew (runtime/kv/states.py). `images` are the sequence's, by position.
     `most_images`: how many these may be, None for any number. `alignment`: page sizes must divide
     it.
     """
 
     @property
     def by_image(self) -> bool: ...
+
+    @property
+    def by_sequence(self) -> bool: ...
 
     @property
     def most_images(self) -> int | None: ...
@@ -90,7 +95,8 @@ class _Positions:
     """What kinds have in common whose indices are the positions of a sequence."""
 
     __slots__ = ()
-    by_image = False
+    looks_ahead = True
+    by_image = by_sequence = False
     most_images = None
     alignment = 0
 
@@ -98,17 +104,18 @@ class _Positions:
         raise NotImplementedError
 
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
-        """Each row sees up to itself; rows of an image that is one whole see all of it."""
+        """Each row sees up to itself; where the kind looks ahead, rows of an image that is one
+        whole see up to its end."""
         first, last = self.first_visible(start), self.first_visible(end - 1)
         if first == last:  # it never falls, so it is the same in between
             begins = [first] * (end - start)
         else:
             begins = [self.first_visible(position) for position in range(start, end)]
         ends = list(range(start + 1, end + 1))
-        for image in images:
-            inside = range(max(image.start, start), min(image.end, end))
-            if image.whole and inside:
+        for image in images if self.looks_ahead else ():
+            if image.whole and image.start < end and start < image.end:
                 assert image.end <= end, "a step ends inside a whole image"
+                inside = range(max(image.start, start), image.end)
                 ends[inside.start - start : inside.stop - start] = [image.end] * len(inside)
         return begins, ends
 
@@ -130,7 +137,9 @@ class _Positions:
 
 @dataclass(frozen=True, slots=True)
 class Full(_Positions):
-    """Every row sees everything before it."""
+    """Every row sees everything before it; rows of a whole image all of it, if it `looks_ahead`."""
+
+    looks_ahead: bool = True
 
     def first_visible(self, position: int, images: Images = ()) -> int:
         return 0
@@ -184,6 +193,10 @@ class Cross:
     @property
     def by_image(self) -> bool:
         return True
+
+    @property
+    def by_sequence(self) -> bool:
+        return False
 
     def first_visible(self, position: int, images: Images = ()) -> int:
         return self.seen(position, position + 1, images)[0][0]
@@ -291,16 +304,24 @@ def _aligned(rows: int, alignment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer stores for each position: a key and a value per kv head."""
+    """What one layer stores for each position: a key and a value per kv head.
+
+    `exact`: in float32, whatever type the cache has.
+    """
 
     kind: CacheKind
     kv_heads: int
     key_dim: int
     value_dim: int
+    exact: ClassVar[bool] = False
 
-    @property
-    def elements_per_token(self) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim)
+    def page_shapes(self, page_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the two tensors behind the pages of the layer, without the number of pages."""
+        cells = (page_tokens, self.kv_heads)
+        return (*cells, self.key_dim), (*cells, self.value_dim)
+
+    def page_elements(self, page_tokens: int) -> int:
+        return sum(map(prod, self.page_shapes(page_tokens)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Scope
 
 from serve_app.api.openai import error_body
 from serve_app.errors import Refusal, refusal
@@ -17,16 +18,22 @@ def error_response(path: str, refused: Refusal) -> Response:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """For what an endpoint raises before it has an answer to send."""
-    return error_response(request.url.path, refusal(error))
+    return error_response(route_path(request.scope), refusal(error))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and wrong methods: plain text on the native protocol."""
     assert isinstance(error, HTTPException)
-    if not _openai(request.url.path):
+    if not _openai(route_path(request.scope)):
         return PlainTextResponse(error.detail, error.status_code, headers=error.headers)
     told = Refusal(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
     return JSONResponse(error_body(told), error.status_code, headers=error.headers)
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the prefix that the application is served at."""
+    prefix, path = scope.get("root_path", ""), scope["path"]
+    return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
 
 
 def _openai(path: str) -> bool:

@@ -1,5 +1,6 @@
 """The native protocol: /api/chat and /api/generate."""
 
+import dataclasses
 import json
 import re
 import time
@@ -11,13 +12,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from model_zoo.chat import Message
+from model_zoo.chat import ImagePart, Message
+from model_zoo.placement.tags import with_images
 from runtime.errors import RequestError
 from runtime.request import MAX_TOP_LOGPROBS
 from serve_app.api.fields import Body, harmless, read_object, unserved
 from serve_app.api.reply import Reply
 from serve_app.backend import ChatBackend, ServedModel
 from serve_app.errors import Refusal
+from serve_app.images import ImageReader, Unread, check_total
 from serve_app.options import OLLAMA_DEFAULTS, read_options
 from serve_app.task import (
     Candidate,
@@ -30,6 +33,7 @@ from serve_app.task import (
 )
 
 LONG_S = 1e9
+NOTHING = RawText("")
 _DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
@@ -37,7 +41,7 @@ class ChatMessage(Body):
     role: str
     content: str = ""
     thinking: Any = unserved()
-    images: Any = unserved()
+    images: list[str] = Field(default_factory=list)
     tool_calls: Any = unserved()
     tool_name: Any = unserved()
     tool_call_id: Any = unserved()
@@ -70,7 +74,7 @@ class GenerateBody(_Generation):
     suffix: Any = unserved()
     template: Any = unserved()
     context: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
-    images: Any = unserved()
+    images: list[str] = Field(default_factory=list)
     width: Any = unserved()
     height: Any = unserved()
     steps: Any = unserved()
@@ -79,8 +83,9 @@ class GenerateBody(_Generation):
 class OllamaChat:
     """Answers /api/chat and /api/generate."""
 
-    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, images: ImageReader, *, max_body_bytes: int) -> None:
         self._backend = backend
+        self._images = images
         self._max_body_bytes = max_body_bytes
 
     async def chat(self, request: Request) -> Response:
@@ -89,8 +94,13 @@ class OllamaChat:
         model = await self._served(body)
         if not body.messages:
             return await self._loaded(model, body, encoder)
-        messages = tuple(_message(index, each) for index, each in enumerate(body.messages))
-        return self._reply(model, body, Conversation(messages, _thinking(body)), encoder)
+        unread: list[Unread] = []
+        for index, each in enumerate(body.messages):
+            _check_role(index, each)
+            unread += _unread(f"messages[{index}].images", each.images)
+        task = self._task(model, body)
+        messages = await self._messages(model, body.messages, unread)
+        return self._reply(task, body, Conversation(messages, _thinking(body)), encoder)
 
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
@@ -98,9 +108,11 @@ class OllamaChat:
         model = await self._served(body)
         if body.raw and (body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
-        if not body.prompt:
+        if not body.prompt and not body.images:
             return await self._loaded(model, body, encoder)
-        return self._reply(model, body, _prompt(body), encoder)
+        task = self._task(model, body)
+        prompt = await self._prompt(model, body)
+        return self._reply(task, body, prompt, encoder)
 
     async def _served(self, body: _Generation) -> ServedModel:
         model = await self._backend.served(body.model)
@@ -120,21 +132,43 @@ class OllamaChat:
         await self._backend.card(model)
         return JSONResponse(encoder.loaded(body.model))
 
-    def _reply(
-        self, model: ServedModel, body: _Generation, prompt: PromptSource, encoder: "NativeEncoder"
-    ) -> Reply:
+    async def _messages(
+        self, model: ServedModel, messages: list[ChatMessage], unread: list[Unread]
+    ) -> tuple[Message, ...]:
+        """`unread`: the images of all messages."""
+        images = iter(await self._images.read(model, unread))
+        found = [_message(each, [next(images) for _ in each.images]) for each in messages]
+        check_total(part for each in found if type(each.content) is tuple for part in each.images)
+        return tuple(found)
+
+    async def _prompt(self, model: ServedModel, body: GenerateBody) -> PromptSource:
+        unread = _unread("images", body.images)
+        if body.raw:
+            return RawText(body.prompt, tuple(await self._images.read(model, unread)))
+        system = [ChatMessage(role="system", content=body.system)] if body.system else []
+        user = ChatMessage(role="user", content=body.prompt, images=body.images)
+        messages = await self._messages(model, [*system, user], unread)
+        return Conversation(messages, _thinking(body), tuple(body.context))
+
+    def _task(self, model: ServedModel, body: _Generation) -> ChatTask:
+        """The task but for its prompt: what can be refused is, before images are read."""
         _keep_alive_s(body.keep_alive)
         options = read_options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
-        task = ChatTask(
+        return ChatTask(
             id=uuid.uuid4().hex,
             model=model.name,
-            prompt=prompt,
+            prompt=NOTHING,
             sampling=options.sampling(logprobs=body.top_logprobs if body.logprobs else None),
             max_tokens=options.max_tokens,
             stop=options.stop or (),
             context_tokens=options.num_ctx,
             prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
         )
+
+    def _reply(
+        self, task: ChatTask, body: _Generation, prompt: PromptSource, encoder: "NativeEncoder"
+    ) -> Reply:
+        task = dataclasses.replace(task, prompt=prompt)
         encoder.model = body.model
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
 
@@ -208,19 +242,18 @@ class NativeEncoder:
         return {name: value for name, value in metrics.items() if value}
 
 
-def _message(index: int, message: ChatMessage) -> Message:
-    role = message.role.lower()
-    if role == "tool":
+def _check_role(index: int, message: ChatMessage) -> None:
+    if message.role.lower() == "tool":
         raise RequestError(f'field "messages[{index}].role" is "tool", which is not served yet')
-    return Message(role, message.content)
 
 
-def _prompt(body: GenerateBody) -> PromptSource:
-    if body.raw:
-        return RawText(body.prompt)
-    system = (Message("system", body.system),) if body.system else ()
-    messages = (*system, Message("user", body.prompt))
-    return Conversation(messages, _thinking(body), tuple(body.context))
+def _unread(place: str, images: list[str]) -> list[Unread]:
+    return [Unread(f"{place}[{index}]", text) for index, text in enumerate(images)]
+
+
+def _message(message: ChatMessage, images: list[ImagePart]) -> Message:
+    content = with_images(message.content, images) if images else message.content
+    return Message(message.role.lower(), content)
 
 
 def _thinking(body: _Generation) -> bool | None:

@@ -110,6 +110,7 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
         **system,
         "details": _details(card),
         "model_info": _model_info(card),
+        **({} if card.projector is None else {"projector_info": dict(card.projector)}),
         "tensors": [
             {"name": name, "type": kind, "shape": list(shape)} for name, kind, shape in card.tensors
         ],

@@ -1,11 +1,13 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from model_zoo.chat import Message
+from model_zoo.chat import ImagePart, Message
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, harmless, read_object, unserved
 from serve_app.api.openai import (
@@ -19,6 +21,7 @@ from serve_app.api.openai import (
 )
 from serve_app.api.reply import Reply
 from serve_app.backend import ChatBackend
+from serve_app.images import ImageReader, Unread, from_url
 from serve_app.options import OPENAI_BOUNDS, number
 from serve_app.task import ChatDelta, Conversation, TokenLogprob
 
@@ -63,8 +66,9 @@ class ChatBody(Common):
 class OpenAIChat:
     """Answers /v1/chat/completions."""
 
-    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, images: ImageReader, *, max_body_bytes: int) -> None:
         self._backend = backend
+        self._images = images
         self._max_body_bytes = max_body_bytes
 
     async def complete(self, request: Request) -> Response:
@@ -72,15 +76,34 @@ class OpenAIChat:
         model = await self._backend.served(body.model)
         if not body.messages:
             raise RequestError("[] is too short - 'messages'")
-        messages = tuple(_message(index, each) for index, each in enumerate(body.messages))
-        task = task_for(
-            model,
-            configured(body, model, _max_tokens(body)),
-            Conversation(messages, _thinking(body)),
-            logprobs=_logprobs(body),
-        )
+        drafts = [_draft(index, each) for index, each in enumerate(body.messages)]
+        options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
+        unread = [image for draft in drafts for image in draft.images]
+        images = iter(await self._images.read(model, unread))
+        prompt = Conversation(tuple(draft.message(images) for draft in drafts), _thinking(body))
+        task = task_for(model, options, prompt, logprobs=logprobs)
         encoder = ChatEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message whose images are yet to be read."""
+
+    role: str
+    content: str | tuple[str | Unread, ...]
+
+    @property
+    def images(self) -> list[Unread]:
+        parts = () if isinstance(self.content, str) else self.content
+        return [part for part in parts if isinstance(part, Unread)]
+
+    def message(self, images: Iterator[ImagePart]) -> Message:
+        """Takes as many of `images` as it has."""
+        if isinstance(self.content, str):
+            return Message(self.role, self.content)
+        parts = (part if isinstance(part, str) else next(images) for part in self.content)
+        return Message(self.role, tuple(parts))
 
 
 class ChatEncoder(StreamEncoder):
@@ -126,28 +149,47 @@ class ChatEncoder(StreamEncoder):
         return self._accounting.frame("chat.completion.chunk") | {"choices": choices}
 
 
-def _message(index: int, message: ChatMessage) -> Message:
+def _draft(index: int, message: ChatMessage) -> Draft:
     role = message.role.lower()
     if role in ("tool", "function"):
         raise RequestError(f'field "messages[{index}].role" is "{role}", which is not served yet')
-    return Message(_ROLES.get(role, role), _text(f"messages[{index}].content", message.content))
+    content = _content_of(f"messages[{index}].content", message.content)
+    return Draft(_ROLES.get(role, role), content)
 
 
-def _text(place: str, content: str | list[Any]) -> str:
-    """Parts are set apart by a blank line, as messages of their own would be."""
+def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unread, ...]:
+    """Texts side by side are set apart by a blank line, as messages of their own would be."""
     if isinstance(content, str):
         return content
-    return "\n\n".join(_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+    parts: list[str | Unread] = []
+    for index, raw in enumerate(content):
+        part = _part(f"{place}[{index}]", raw)
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += f"\n\n{part}"
+        else:
+            parts.append(part)
+    has_images = any(isinstance(part, Unread) for part in parts)
+    return tuple(parts) if has_images else "".join(map(str, parts))
 
 
-def _part(place: str, part: Any) -> str:
+def _part(place: str, part: Any) -> str | Unread:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise RequestError(f'invalid message format: field "{place}" must be an object with a type')
+    if part["type"] == "image_url":
+        return _image(f"{place}.image_url", part.get("image_url"))
     if part["type"] != "text":
         raise RequestError(f'field "{place}" is of type "{part["type"]}", which is not served yet')
     if not isinstance(part.get("text"), str):
         raise RequestError(f'field "{place}.text" must be a string')
     return part["text"]
+
+
+def _image(place: str, image: Any) -> Unread:
+    """`detail` beside the URL is left alone: the model decides at which size it sees."""
+    url = image.get("url") if isinstance(image, dict) else image
+    if not isinstance(url, str):
+        raise RequestError(f'invalid image input: field "{place}" must have a URL, a string')
+    return from_url(place, url)
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -111,15 +111,13 @@ class ModelFacts:
 def locate(text: str, store: Store) -> Location:
     """The model that a name, a path or a source means; a path is one where such a file is.
 
-    ModelFileError or StoreError says that there is none.
+    StoreError says that the store has none; whether there is such a file shows when it is opened.
     """
     source = parse_source(text)
     if not isinstance(source, PathSource):
         return _stored(store, source.name)
-    if source.path.is_file():
+    if source.path.is_file() or text.endswith(".gguf") or text.startswith((".", "/", "~")):
         return Location(source.path, None, None)
-    if text.endswith(".gguf") or text.startswith((".", "/", "~")):
-        raise ModelFileError(f"{source.path}: there is no such file.")
     return _stored(store, ModelName.parse(text))
 
 

@@ -27,6 +27,7 @@ def import_(arguments: tuple[str, ...], store: Store, as_json: bool) -> None:
 
     FOLDER is where Ollama keeps them; otherwise $OLLAMA_MODELS, or else ~/.ollama/models and that
     of its service, /usr/share/ollama/.ollama/models. Removing a model here leaves Ollama's alone.
+    Files are taken as they are: `caravan verify` compares them with their digests.
     """
     folders, names = _split(arguments)
     imported: list[ModelName] = []

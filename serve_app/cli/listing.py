@@ -65,7 +65,7 @@ def _row(store: Store, name: ModelName) -> dict[str, Any]:
         model = store.open(name)
         row["modified_at"] = model.modified_at
         row["files"] = [str(path) for path in model.files]
-        file = GGUFFile.open(model.files[0])
+        file = GGUFFile.open(model.files[0], arrays=False)
         metadata = Metadata(file.metadata, path=file.path)
         row["architecture"] = metadata.architecture
         row["quantization"] = quantization(file, metadata)

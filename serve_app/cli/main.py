@@ -3,6 +3,7 @@
 import errno
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import click
 
 from runtime.errors import CaravanError
-from serve_app.cli.terminal import print_error
+from serve_app.cli.options import wants_json
+from serve_app.cli.terminal import harmless, print_error
 
 INTERRUPTED = 130
 
@@ -20,7 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "pull": ("serve_app.cli.pull:pull", "Fetch models into the store."),
         "import": ("serve_app.cli.imports:import_", "Take over models of Ollama, without a copy."),
-        "list": ("serve_app.cli.listing:list_", "List the models in the store."),
+        "list": ("serve_app.cli.listing:list_", "List the models in the store; also `ls`."),
         "show": ("serve_app.cli.show:show", "Show what a model is and what memory it needs."),
         "verify": ("serve_app.cli.verify:verify", "Read models to the end; say what is damaged."),
         "convert": ("serve_app.cli.convert:convert", "Make a GGUF file of a Hugging Face folder."),
@@ -28,13 +30,18 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "rm": ("serve_app.cli.remove:remove", "Remove models from the store."),
     }
 )
+ALIASES: Mapping[str, str] = MappingProxyType({"ls": "list"})
 
 
 class Failure(click.ClickException):
-    """One line on standard error, exit status 1."""
+    """Exit status 1, and one line that says why; `as_json`: an object, on standard output."""
+
+    def __init__(self, message: str, *, as_json: bool = False) -> None:
+        super().__init__(message)
+        self._as_json = as_json
 
     def show(self, file: Any = None) -> None:
-        print_error(self.message)
+        print_error(self.message, as_json=self._as_json)
 
 
 class Commands(click.Group):
@@ -44,10 +51,20 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         return getattr(import_module(module), attribute)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            near = get_close_matches(args[0], [*COMMANDS, *ALIASES], n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else "."
+            ctx.fail(f"There is no command {harmless(args[0])!r}{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -57,14 +74,15 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CaravanError as error:
-            raise Failure(str(error)) from None
+            raise Failure(str(error), as_json=wants_json(ctx)) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read this has gone; click knows what to do
                 raise
             place = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{place}{error.strerror or error}.") from None
+            problem = f"{place}{error.strerror or error}."
+            raise Failure(problem, as_json=wants_json(ctx)) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

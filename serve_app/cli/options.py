@@ -8,6 +8,8 @@ import click
 
 from model_zoo.store import Store, default_root
 
+_AS_JSON = f"{__name__}.as_json"
+
 
 def _store(context: click.Context, parameter: click.Parameter, folder: Path | None) -> Store:
     return Store(default_root(os.environ) if folder is None else folder.expanduser())
@@ -25,5 +27,17 @@ def store_option(command: Any) -> Any:
 
 
 def json_option(command: Any) -> Any:
-    """`as_json`: for programs instead of people."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(command)
+    """`as_json`: for programs instead of people; errors are then JSON too."""
+    return click.option(
+        "--json", "as_json", is_flag=True, callback=_remember, help="Write JSON, errors too."
+    )(command)
+
+
+def wants_json(context: click.Context) -> bool:
+    """Whether the command that ran in this context, or in one within, was told `--json`."""
+    return bool(context.meta.get(_AS_JSON))
+
+
+def _remember(context: click.Context, parameter: click.Parameter, as_json: bool) -> bool:
+    context.meta[_AS_JSON] = as_json
+    return as_json

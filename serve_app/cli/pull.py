@@ -7,10 +7,10 @@ from model_zoo.model_name import HUB_HOST, ModelName
 from model_zoo.sources import pull as pulling
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
 from model_zoo.store import Store
-from runtime.errors import SourceError
+from runtime.errors import CaravanError, SourceError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import reporter
-from serve_app.cli.terminal import byte_size, harmless, print_json
+from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 
 
 @click.command("pull")
@@ -22,21 +22,33 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
 
     A SOURCE is hf://org/repo[:quantisation], hf://org/repo/file.gguf, each with [@revision], or a
     name of Ollama's registry: llama3.2:1b, ollama://[host/][namespace/]name[:tag]. What is
-    interrupted goes on where it stopped when it is pulled again.
+    interrupted goes on where it stopped when it is pulled again. When one cannot be had, the others
+    are all the same; the exit status is then 1.
     """
-    for source in [remote_source(text, store) for text in sources]:
+    failed = False
+    for text in sources:
         try:
-            with reporter(as_json=as_json) as progress:
-                model = pulling.pull(source, store, progress=progress)
-        except KeyboardInterrupt:
-            click.echo(f"Interrupted; `caravan pull {source}` goes on from here.", err=True)
-            raise
-        size = model.manifest.size_bytes
-        if as_json:
-            done = {"pulled": str(model.name), "bytes": size, "files": list(map(str, model.files))}
-            print_json(done, line=True)
-        else:
-            click.echo(harmless(f"{model.name}: {byte_size(size)}"))
+            _pull_one(remote_source(text, store), store, as_json)
+        except CaravanError as error:
+            print_error(str(error), as_json=as_json)
+            failed = True
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _pull_one(source: RemoteSource, store: Store, as_json: bool) -> None:
+    try:
+        with reporter(as_json=as_json) as progress:
+            model = pulling.pull(source, store, progress=progress)
+    except KeyboardInterrupt:
+        click.echo(f"Interrupted; `caravan pull {source}` goes on from here.", err=True)
+        raise
+    size = model.manifest.size_bytes
+    if as_json:
+        done = {"pulled": str(model.name), "bytes": size, "files": list(map(str, model.files))}
+        print_json(done, line=True)
+    else:
+        click.echo(harmless(f"{model.name}: {byte_size(size)}"))
 
 
 def remote_source(text: str, store: Store) -> RemoteSource:

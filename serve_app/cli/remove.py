@@ -20,11 +20,12 @@ def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
     When one cannot be removed, the others are all the same; the exit status is then 1.
     """
     failed = False
-    for name in map(stored_name, names):
+    for text in names:
         try:
+            name = stored_name(text)
             freed = store.remove(name)
         except CaravanError as error:
-            print_error(str(error))
+            print_error(str(error), as_json=as_json)
             failed = True
             continue
         if as_json:

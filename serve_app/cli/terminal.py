@@ -62,9 +62,12 @@ def iso_date(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
-def print_error(message: str) -> None:
-    """One line on standard error."""
-    click.echo(f"caravan: {harmless(message)}", err=True)
+def print_error(message: str, *, as_json: bool = False) -> None:
+    """One line on standard error; as JSON an object among the others, on standard output."""
+    if as_json:
+        print_json({"error": message}, line=True)
+    else:
+        click.echo(f"caravan: {harmless(message)}", err=True)
 
 
 def print_title(text: str) -> None:

@@ -41,9 +41,8 @@ def verify(names: tuple[str, ...], repair: bool, store: Store, as_json: bool) ->
     models = [stored_name(name) for name in names] or store.names()
     with reporter(as_json=False) as progress:
         findings = list(_findings(store, models, progress))
-    dropped = {f.layer for f in findings if f.layer is not None} if repair else set()
-    for layer in dropped:
-        store.discard(layer)
+    damaged = {f.layer for f in findings if f.layer is not None} if repair else set()
+    dropped = {layer for layer in damaged if store.discard(layer)}
     if as_json:
         print_json(_document(models, findings, dropped))
     else:

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable
 from random import Random
 
+from tests.fuzz.crowds import crowd
 from tests.fuzz.pieces import WIDTHS, Key, Pieces, take_apart
 from tests.unit.model_zoo.gguf_bytes import ARRAY, STRING, text, u32, u64
 
@@ -49,7 +50,10 @@ def mutated(data: bytes, random: Random) -> bytes:
     """Another file, one to four steps away from `data`."""
     for _ in range(random.choice((1, 1, 2, 4))):
         pieces = take_apart(data) if random.random() < 0.6 else None
-        if pieces is not None and pieces.keys:
+        if pieces is not None and random.random() < 0.05:
+            crowd(pieces, random)
+            data = pieces.bytes()
+        elif pieces is not None and pieces.keys:
             data = _one_piece_changed(pieces, random)
         else:
             data = random.choice(_BYTE_CHANGES)(bytearray(data), random)

@@ -1,10 +1,13 @@
-"""Small sound model files to damage: one for each kind of tokenizer, and a bare header."""
+"""Small sound model files to damage: one for each kind of tokenizer, crowded ones, and experts."""
 
 from pathlib import Path
 from typing import Any
 
+from transformers import MixtralConfig
+
+from tests.fuzz.crowds import FAMILIES
 from tests.gguf_files import rewrite
-from tests.tiny_models import TinyLlama, write_tiny_llama
+from tests.tiny_models import TinyLlama, write_tiny, write_tiny_llama
 from tests.unit.model_zoo.tiny_vocabulary import (
     CONTROL,
     USER_DEFINED,
@@ -17,6 +20,16 @@ QWEN2 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SIZES = TinyLlama(hidden=32, layers=1, heads=2, kv_heads=1, feed_forward=32, context=64)
+_EXPERTS = MixtralConfig(
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=32,
+    num_local_experts=3,
+    num_experts_per_tok=2,
+    max_position_embeddings=64,
+)
 _ROLES = "bos_token_id eos_token_id eos_token_ids eot_token_id padding_token_id".split()
 _ROLES_OF_THE_TRAINED = {f"tokenizer.ggml.{role}": None for role in _ROLES}
 _SPECIAL = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<think>": USER_DEFINED}
@@ -36,12 +49,21 @@ def seed_files(folder: Path) -> list[bytes]:
         "sentencepiece": sentencepiece_metadata(_SPECIAL) | {"tokenizer.ggml.merges": None},
         "gemma": _with_bytes("gemma4", merges=["h e", "▁ he", "l l"]),
         "unigram": _with_bytes("t5", scores=_SCORES, precompiled_charsmap=_CHARSMAP, merges=None),
+        "crowded": _crowded([*FAMILIES[0], *FAMILIES[1]], CONTROL),
+        "alike": _crowded(FAMILIES[2], USER_DEFINED),
         "wordpiece": _vocabulary("bert", _WORDPIECES, [3, 2, 3, 3, *[1] * 9], merges=None),
     }
-    paths = [trained]
+    experts = folder / "experts.gguf"
+    write_tiny(experts, _EXPERTS, type="q8_0")
+    paths = [trained, experts]
     for name, keys in vocabularies.items():
         paths.append(rewrite(trained, folder / f"{name}.gguf", keys=_ROLES_OF_THE_TRAINED | keys))
     return [path.read_bytes() for path in paths]
+
+
+def _crowded(texts: list[str], kind: int) -> dict[str, Any]:
+    special = _SPECIAL | dict.fromkeys(texts, kind)
+    return byte_level_metadata(special, bos_token_id=None, eos_token_id=None)
 
 
 def _with_bytes(model: str, **keys: Any) -> dict[str, Any]:

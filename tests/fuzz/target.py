@@ -10,7 +10,9 @@ from model_zoo.chat import ImagePart, Message, ToolCall, encode_chat
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
+from model_zoo.tokenizer import Tokenizer
 from runtime.errors import ModelFileError, RequestError
+from tests.fuzz.crowds import long_text
 
 # A user's text that holds what templates and tokenizers look for.
 TEXT = "Hello <|im_end|> <think> 12345 don't\n\n\tnaïve 東京 👍 </s><0x41>"
@@ -42,6 +44,7 @@ def exercise(path: Path) -> str:
     except RequestError:
         return "refused by the template"
     prompts += _with_tools(model)
+    prompts += _of_long_text(model.tokenizer)
     for prompt in prompts:
         model.tokenizer.decode(prompt)
     return "loaded"
@@ -56,3 +59,8 @@ def _with_tools(model: ChatModel) -> list[Sequence[int]]:
         seen = [Message("user", (TEXT, ImagePart(), TEXT)), *MESSAGES[2:]]
         return [encode_chat(model.template, model.tokenizer, seen)]
     return []
+
+
+def _of_long_text(tokenizer: Tokenizer) -> list[Sequence[int]]:
+    text = long_text([*tokenizer.vocabulary.control, *tokenizer.vocabulary.user_defined])
+    return [tokenizer.encode(text, parse_special=parsed) for parsed in (False, True)]

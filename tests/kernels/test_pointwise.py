@@ -26,6 +26,7 @@ CURVES = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_erf": F.gelu,
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "sigmoid": torch.sigmoid,
 }
 every_curve = pytest.mark.parametrize("curve", CURVES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -11,6 +11,7 @@ from transformers import MllamaForCausalLM, MllamaTextConfig
 from transformers.models.mllama import modeling_mllama, processing_mllama
 
 from runtime.request import ImageSpan
+from runtime.vision import ImageLimits, PreparedImage
 from tests.gguf_files import rewrite
 from tests.tiny_models import write_tiny
 
@@ -74,10 +75,37 @@ class Picture:
         return ImageSpan(self.position, 1, False, self.digest, rows, padding)
 
     @property
+    def prepared(self) -> PreparedImage:
+        """Its only pixel is its digest."""
+        pixels = torch.tensor([float(int.from_bytes(self.digest, "big"))])
+        return PreparedImage(pixels, (1, 1), self.digest, TILES * TILE_ROWS)
+
+    @property
     def features(self) -> Tensor:
         """[TILES * TILE_ROWS, hidden], a function of the digest."""
         draw = torch.Generator().manual_seed(int.from_bytes(self.digest, "big"))
         return torch.randn(TILES * TILE_ROWS, SIZES["hidden_size"], generator=draw)
+
+
+class PictureTower:
+    """Features are those of the pictures; counts how often they are computed."""
+
+    limits = ImageLimits(TILES * TILE_ROWS, SIZES["hidden_size"], torch.float32)
+    weight_bytes = 0
+
+    def __init__(self) -> None:
+        self.encoded: list[bytes] = []
+
+    def activation_bytes(self, images: int) -> int:
+        return 0
+
+    def largest(self) -> PreparedImage:
+        return Picture(0, TILES, b"\xff").prepared
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        digests = [bytes([int(pixel)]) for pixel in pixels.flatten().tolist()]
+        self.encoded += digests
+        return torch.stack([Picture(0, TILES, digest).features for digest in digests])
 
 
 def logits_of_twin(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from runtime.images import AXES, places
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
@@ -49,7 +50,8 @@ class PagedDecoder:
     def show(self, slot: int, images: Sequence[tuple[ImageSpan, Tensor]]) -> None:
         """All images of the sequence in `slot`, before its first tokens are fed.
 
-        Each with its features [rows, width], those of padding last.
+        Each with the features [rows, width] of its digest, those of padding last. They go to layers
+        that attend to images from the side where the span says so, else into the text.
         """
         assert self._lengths[slot] == 0
         self._images[slot] = tuple(span for span, _ in images)
@@ -89,12 +91,16 @@ class PagedDecoder:
             for kind, table in zip(self._layout.kinds, self.cache.page_tables, strict=True)
         )
         rows = range(len(flat)) if outputs is None else outputs
+        image_rows, inserted = self._inserted(spans)
         return Batch(
             torch.tensor(flat),
             torch.tensor(positions),
             torch.tensor(list(rows), dtype=torch.int64),
             plans,
             self._image_features(plans),
+            image_rows,
+            inserted,
+            self._axes(spans) if self._decoder.position_axes == AXES else None,
         )
 
     def _plan(self, kind: CacheKind, table: Tensor, spans: Sequence[RowSpan]) -> AttentionPlan:
@@ -131,13 +137,34 @@ class PagedDecoder:
             positions = range(span.start, span.start + span.end - span.begin)
             images = [image for image in self._images[span.slot] if image.cross_rows]
             after += [any(image.start <= position for image in images) for position in positions]
-            if not kind.by_image:
+            if kind.by_sequence:
+                cells += [int(table[span.slot, 0])] * len(positions)
+            elif not kind.by_image:
                 cells += _cells(table[span.slot], positions)
             for place in kind.begun(positions.start, positions.stop, self._images[span.slot]):
                 begin = len(cells)
                 cells += _cells(table[span.slot], [*place.rows, *place.padding])
                 writes.append(ImageWrite(place.image.digest, begin, len(cells)))
         return cells, tuple(writes), torch.tensor(after) if kind.by_image else None
+
+    def _inserted(self, spans: Sequence[RowSpan]) -> tuple[Tensor | None, Tensor | None]:
+        """Rows of the batch whose embeddings are replaced, and by what."""
+        rows: list[int] = []
+        features: list[Tensor] = []
+        for span in spans:
+            for image in self._images[span.slot]:
+                absent = image.cross_rows or not len(self._features[image.digest])
+                for position in range(image.start, 0 if absent else image.end):
+                    row = span.begin + position - span.start
+                    if span.begin <= row < span.end:
+                        rows.append(row)
+                        first = image.first_row + position - image.start
+                        features.append(self._features[image.digest][first])
+        return (torch.tensor(rows), torch.stack(features)) if rows else (None, None)
+
+    def _axes(self, spans: Sequence[RowSpan]) -> Tensor:
+        parts = [places(self._images[s.slot], s.start, s.start + s.end - s.begin) for s in spans]
+        return torch.cat([torch.from_numpy(part) for part in parts], dim=1).long()
 
     def _image_features(self, plans: Sequence[AttentionPlan]) -> tuple[Tensor, ...]:
         writes = next((plan.image_writes for plan in plans if plan.image_writes), ())

@@ -12,9 +12,11 @@ from runtime.aio import AsyncEngine
 from runtime.assembly import EngineOptions, assemble
 from runtime.errors import ConfigurationError, RequestError
 from runtime.request import GenerationRequest, SamplingParams, StopRules
+from runtime.vision import LocalEncoder
 from tests.parity.image_rows import (
     OPTIONS,
     Picture,
+    PictureTower,
     logits_of_twin,
     tiny_config,
     write_seeing,
@@ -35,14 +37,14 @@ def seeing(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def running(model, **options) -> Iterator[AsyncEngine]:
+def running(model, *, tower: PictureTower | None = None, **options) -> Iterator[AsyncEngine]:
     settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
     engine, _ = assemble(
         model.decoder,
         model.tokenizer.token_bytes,
         device=CPU,
         options=EngineOptions(**settings),
-        image_features=lambda digest: Picture(0, TILES_OF[digest], digest).features,
+        encoder=LocalEncoder(tower or PictureTower(), device=CPU),
     )
     engine.start()
     try:
@@ -72,10 +74,15 @@ def crowd(model, twin) -> list[tuple[GenerationRequest, list[Picture]]]:
         pictures = [Picture(at, TILES_OF[d], d) for at, d in zip(chosen, digests, strict=False)]
         prompt = conversation(tokens, pictures, twin.config.vocab_size)
         sampling = SamplingParams(temperature=0) if number % 2 else SamplingParams(seed=number)
-        spans = tuple(picture.span for picture in pictures)
         stop = StopRules(r.randint(5, 40))
-        made.append((GenerationRequest(str(number), prompt, stop, sampling, spans), pictures))
+        made.append((about(pictures, str(number), prompt, stop, sampling), pictures))
     return made
+
+
+def about(pictures: list[Picture], *asked) -> GenerationRequest:
+    images = {picture.digest: picture.prepared for picture in pictures}
+    spans = tuple(picture.span for picture in pictures)
+    return GenerationRequest(*asked, spans, images=tuple(images.values()))
 
 
 def test_greedy_answers_about_images_are_those_of_transformers(seeing) -> None:
@@ -117,20 +124,22 @@ def test_a_follow_up_reuses_the_rows_of_its_images(seeing) -> None:
     picture = Picture(5, 3, b"\x00")
     prompt = conversation(list(range(60, 100)), [picture], twin.config.vocab_size)
     sampling = SamplingParams(temperature=0)
-    first = GenerationRequest("a", prompt, StopRules(30), sampling, (picture.span,))
-    with running(model) as engine:
+    first = about([picture], "a", prompt, StopRules(30), sampling)
+    tower = PictureTower()
+    with running(model, tower=tower) as engine:
         [delta] = answers(engine, [first], together=False)
         turn = (*prompt, *delta.tokens, 5, 6, 7)
-        follow_up = GenerationRequest("b", turn, StopRules(9), sampling, (picture.span,))
+        follow_up = about([picture], "b", turn, StopRules(9), sampling)
         [again] = answers(engine, [follow_up], together=False)
         other = Picture(5, 1, b"\x01")
-        stranger = GenerationRequest("c", turn, StopRules(9), sampling, (other.span,))
+        stranger = about([other], "c", turn, StopRules(9), sampling)
         [different] = answers(engine, [stranger], together=False)
     assert again.usage is not None and again.usage.cached_tokens == 64
     assert different.usage is not None and different.usage.cached_tokens == 0
     logits = logits_of_twin(twin, [*turn, *again.tokens], [picture])[len(turn) - 1 : -1]
     assert list(again.tokens) == logits[:, : model.tokenizer.vocab_size].argmax(-1).tolist()
     assert different.tokens != again.tokens
+    assert tower.encoded[1:] == [picture.digest, other.digest]  # the first is the worst one's
 
 
 def test_a_model_that_sees_no_images_answers_without_a_cache_for_them(tmp_path) -> None:
@@ -147,8 +156,8 @@ def test_a_model_that_sees_no_images_answers_without_a_cache_for_them(tmp_path) 
 
 def test_more_images_than_the_model_takes_are_refused(seeing) -> None:
     model, _ = seeing
-    spans = tuple(Picture(at, 3, b"\x00").span for at in range(5))
-    request = GenerationRequest("a", tuple(range(20)), StopRules(5), spans=spans)
+    pictures = [Picture(at, 3, b"\x00") for at in range(5)]
+    request = about(pictures, "a", tuple(range(20)), StopRules(5), SamplingParams())
     with running(model) as engine, pytest.raises(RequestError, match="5 images"):
         answers(engine, [request], together=False)
 

@@ -207,7 +207,15 @@ def test_tokens_beyond_the_table_of_layer_inputs_have_its_first_row(tmp_path) ->
         ({"attention__shared_kv_layers": 4}, "shared_kv_layers` is 4; it must be below the 4"),
         ({"attention__shared_kv_layers": 3}, "shared_kv_layers` is 3; no layer before"),
         ({"attention__value_length": 8}, "value_length` .*is 8; it must be 16"),
-        ({"attention__global_head_count_kv": 3}, "leads to 3 of layer 1"),
+        ({"attention__global_head_count_kv": 3}, "is 3, which does not divide the heads"),
+        (
+            {
+                "attention__shared_kv_layers": 2,
+                "attention__head_count": [4, 4, 3, 3],
+                "attention__head_count_kv": [2, 2, 3, 3],
+            },
+            "shares 2 keys among 3 heads",
+        ),
         ({"rope__dimension_count_swa": 7}, "dimension_count_swa` is 7; it must be even"),
     ],
 )

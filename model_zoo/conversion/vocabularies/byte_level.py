@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_zoo.conversion.vocabularies.expressions import canonical
 from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
 from model_zoo.conversion.vocabularies.tokens import TokenTable
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, architecture_pre_tokenizer
@@ -53,7 +54,12 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
     """
     expressions = tuple(_expressions(files))
     whole = bool(files.model.get("ignore_merges"))
-    rows = {name: row for name, row in PRE_TOKENIZERS.items() if row.expressions == expressions}
+    spelt = tuple(map(canonical, expressions))
+    rows = {
+        name: row
+        for name, row in PRE_TOKENIZERS.items()
+        if tuple(map(canonical, row.expressions)) == spelt
+    }
     if not rows:
         raise UnsupportedModelError(
             f"{files.folder / 'tokenizer.json'}: cuts text by {_shown(expressions)}, which is none "

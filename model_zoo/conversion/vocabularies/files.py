@@ -44,11 +44,11 @@ class TokenizerFiles:
     def added_tokens(self) -> dict[int, AddedToken]:
         """By id. tokenizer.json's word goes before that of the settings."""
         found: dict[int, AddedToken] = {}
-        listed = self.settings.get("added_tokens_decoder")
-        for id, token in (listed if isinstance(listed, Mapping) else {}).items():
+        by_id = self.settings.get("added_tokens_decoder")
+        for id, token in (by_id if isinstance(by_id, Mapping) else {}).items():
             number = int(id) if id.isdecimal() else None
             found[self.checked_id("tokenizer_config.json", number)] = self._added(token)
-        for token in self.json.get("added_tokens") or ():
+        for token in listed(self.json.get("added_tokens")):
             id = token.get("id") if isinstance(token, Mapping) else None
             found[self.checked_id("tokenizer.json", id)] = self._added(token)
         for text, id in optional_json(self.folder / "added_tokens.json").items():
@@ -91,4 +91,9 @@ def parts(value: Any, key: str) -> list[Mapping[str, Any]]:
         return []
     if value.get("type") != "Sequence":
         return [value]
-    return [step for inner in value.get(key) or () for step in parts(inner, key)]
+    return [step for inner in listed(value.get(key)) for step in parts(inner, key)]
+
+
+def listed(value: Any) -> list[Any]:
+    """A list of JSON, empty where there is something else."""
+    return value if isinstance(value, list) else []

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
+from model_zoo.conversion.vocabularies.files import TokenizerFiles, listed, parts
 
 _ROLES = {
     "bos": "bos_token_id",
@@ -39,7 +39,27 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
     ends = [id for id in _end_ids(files) if id < len(texts)]
     if ends:
         keys["eos_token_ids"] = ends
+    keys = _framed(files, ids, keys)
     return keys | _added_by_itself(files, ids, keys)
+
+
+def _framed(
+    files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`keys` with what the post-processor puts around a text as BOS and EOS.
+
+    These are others than those of a turn where a model makes vectors of what a text ends in.
+    """
+    framed = dict(keys)
+    first, last = _around(files, ids)
+    if first is not None and first != keys.get("bos_token_id", keys.get("cls_token_id")):
+        framed["bos_token_id"] = first
+    eos = keys.get("eos_token_id", keys.get("seperator_token_id"))
+    if last is not None and last != eos:
+        ends = [*keys.get("eos_token_ids", []), eos, last]
+        framed["eos_token_ids"] = list(dict.fromkeys(id for id in ends if id is not None))
+        framed["eos_token_id"] = last
+    return framed
 
 
 def _stated_id(files: TokenizerFiles, role: str) -> int | None:
@@ -56,8 +76,8 @@ def _end_ids(files: TokenizerFiles) -> list[int]:
     stated = files.generation.get("eos_token_id")
     if stated is None:
         stated = files.config.get("eos_token_id")
-    listed = stated if isinstance(stated, list) else [stated]
-    return [id for id in dict.fromkeys(listed) if isinstance(id, int) and id >= 0]
+    every = stated if isinstance(stated, list) else [stated]
+    return list(dict.fromkeys(id for id in every if isinstance(id, int) and id >= 0))
 
 
 def _added_by_itself(
@@ -84,13 +104,19 @@ def _around(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, 
     for step in parts(files.json.get("post_processor"), "processors"):
         kind = step.get("type")
         if kind == "TemplateProcessing":
-            single = [item for item in step.get("single") or () if isinstance(item, Mapping)]
-            ends = [item.get("SpecialToken", {}).get("id") for item in (single[:1] + single[-1:])]
+            items = listed(step.get("single"))
+            ends = [_special_text(item) for item in items[:1] + items[-1:]]
             if ends:
-                return ids.get(ends[0] or ""), ids.get(ends[1] or "")
+                return ids.get(ends[0]), ids.get(ends[1])
         elif kind in ("BertProcessing", "RobertaProcessing"):
             return _processing_id(step.get("cls")), _processing_id(step.get("sep"))
     return None, None
+
+
+def _special_text(item: Any) -> str:
+    """Of an item of a template; empty for the text itself."""
+    special = item.get("SpecialToken") if isinstance(item, Mapping) else None
+    return str(special.get("id")) if isinstance(special, Mapping) else ""
 
 
 def _processing_id(pair: Any) -> int | None:

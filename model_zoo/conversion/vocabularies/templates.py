@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.conversion.configuration import optional_json
-from model_zoo.conversion.vocabularies.files import TokenizerFiles
+from model_zoo.conversion.vocabularies.files import TokenizerFiles, listed
 
 _KEY = "tokenizer.chat_template"
 _DEFAULT = "default"
@@ -31,7 +31,7 @@ def _named(files: TokenizerFiles) -> dict[str, str]:
     ):
         if isinstance(stated, str):
             sources[_DEFAULT] = stated
-        for entry in stated if isinstance(stated, list) else ():
+        for entry in listed(stated):
             if isinstance(entry, Mapping) and "name" in entry and "template" in entry:
                 sources[str(entry["name"])] = str(entry["template"])
     own = files.folder / "chat_template.jinja"

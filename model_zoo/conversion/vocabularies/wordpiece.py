@@ -1,5 +1,6 @@
 """WordPiece: pieces that go on a word carry ## in a checkpoint, those that open one ▁ in a file."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.conversion.vocabularies.byte_level import vocabulary
@@ -33,5 +34,18 @@ def wordpiece(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
 def _lowercase(files: TokenizerFiles) -> bool:
     for step in parts(files.json.get("normalizer"), "normalizers"):
         if step.get("type") == "BertNormalizer":
-            return bool(step.get("lowercase", True))
+            return _plain_normalizer(files, step)
     return bool(files.settings.get("do_lower_case", True))
+
+
+def _plain_normalizer(files: TokenizerFiles, step: Mapping[str, Any]) -> bool:
+    """Whether it makes letters small; a file says no more than that."""
+    lowercase = bool(step.get("lowercase", True))
+    usual = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": lowercase}
+    for name, value in usual.items():
+        if step.get(name) not in (None, value):
+            raise UnsupportedModelError(
+                f"{files.folder / 'tokenizer.json'}: its normalizer has `{name}` "
+                f"{str(step[name])[:40]}; files cannot say so."
+            )
+    return lowercase

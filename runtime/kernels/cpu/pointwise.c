@@ -106,12 +106,13 @@ EXPORT void caravan_rope(const float *x, const float *cosine, const float *sine,
     }
 }
 
-enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3 };
+enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4 };
 
 INLINE v16 curve(const int kind, v16 x) {
     if (kind == SILU) return v_times_logistic(x, x);
     if (kind == GELU_TANH) return v_gelu_tanh(x);
     if (kind == GELU_ERF) return v_gelu_erf(x);
+    if (kind == SIGMOID) return v_times_logistic(v_all(1.0f), x);
     return v_times_logistic(x, v_mul(x, v_all(1.702f)));
 }
 
@@ -137,6 +138,7 @@ EXPORT void caravan_gate(int kind, const float *gate, const float *up, int64_t n
         GATE_ALL(GELU_TANH)
         GATE_ALL(GELU_ERF)
         GATE_ALL(GELU_QUICK)
+        GATE_ALL(SIGMOID)
     }
 }
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from model_zoo.chat import ChatTemplate, Message, encode_chat
+from model_zoo.sentinel import breaker
 from model_zoo.template_choice import choose_template
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
@@ -282,3 +283,9 @@ def test_loop_controls_and_generation_blocks_are_understood() -> None:
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     assert ChatTemplate(source).render([Message("user", "a"), Message("user", "b")]) == "a"
+
+
+def test_control_tokens_that_take_too_long_to_look_for_are_refused() -> None:
+    texts = tuple("<" * (n % 100 + 1) + str(n) for n in range(5000))
+    with pytest.raises(RequestError, match=r"5,000 control tokens .* continue a raw prompt"):
+        breaker(texts, frozenset(), frozenset())

@@ -1,8 +1,12 @@
 """What the converter refuses: damaged folders, requests that cannot be met, and what stays."""
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +50,15 @@ def lost_tensor(folder: Path) -> None:
 
 def lost_head(folder: Path) -> None:
     reshaped(folder, lambda w: w.pop("lm_head.weight"))
+
+
+def stored_twice(folder: Path) -> None:
+    name = "model.norm.weight"
+    reshaped(folder, lambda w: w.update({f"language_{name}": w[name].clone()}))
+
+
+def endless_number(folder: Path) -> None:
+    settings(folder, rms_norm_eps=1e300)
 
 
 def one_layer_too_many(folder: Path) -> None:
@@ -160,6 +173,8 @@ REFUSED = {
     unknown_tensor: (ModelFileError, r"does not know: model\.layers\.0\.mlp\.extra\.weight"),
     lost_tensor: (ModelFileError, r"needs: layers\.1\.self_attn\.k_proj\.weight"),
     lost_head: (ModelFileError, r"needs: lm_head\.weight"),
+    stored_twice: (ModelFileError, r"norm\.weight` are stored for the same tensor"),
+    endless_number: (ModelFileError, r"has '1e\+300' where a number is needed"),
     one_layer_too_many: (ModelFileError, r"counts 1 layers, but there is .*layers\.1\."),
     odd_rows: (ModelFileError, r"has 4 as `num_attention_heads`, but there are 63 rows"),
     not_finite: (ModelFileError, r"`blk\.1\.ffn_down\.weight` holds weights that are not finite"),
@@ -212,6 +227,41 @@ def test_after_an_error_halfway_an_older_file_is_still_there(split_bytes, copied
     assert {path: path.read_bytes() for path in out.iterdir()} == kept
 
 
+SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+STRANGE = (None, -1, 1.5, "x", [], {}, [1], ["a"], {"a": 1}, True, 10**30, 1e308, [[1]], "../x")
+
+
+def places(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Every container in a value of JSON with each of its keys; of long lists the begin."""
+    keys: Any = value if isinstance(value, dict) else ()
+    keys = range(min(len(value), 5)) if isinstance(value, list) else keys
+    for key in keys:
+        yield value, key
+        if depth < 6:
+            yield from places(value[key], depth + 1)
+
+
+def test_settings_that_make_no_sense_raise_no_other_errors_than_ours(copied, tmp_path) -> None:
+    random, out = Random(1), tmp_path / "out.gguf"
+    originals = {name: (copied / name).read_text() for name in SETTINGS}
+    outcomes: Counter[str] = Counter()
+    for _ in range(300):
+        name = random.choice(SETTINGS)
+        values = json.loads(originals[name])
+        container, key = random.choice(list(places(values)))
+        container[key] = random.choice(STRANGE)
+        (copied / name).write_text(json.dumps(values))
+        try:
+            convert(copied, out)
+            outcomes["converted"] += 1
+            out.unlink()
+        except CaravanError:
+            outcomes["refused"] += 1
+            assert not list(tmp_path.glob("*.gguf*"))
+        (copied / name).write_text(originals[name])
+    assert min(outcomes["converted"], outcomes["refused"]) > 50
+
+
 def bad_requests(folder: Path, tmp_path: Path) -> Iterator[tuple[dict, str]]:
     good = {"folder": folder, "out": tmp_path / "out.gguf"}
     yield good | {"type": "q4_k_n"}, "q4_k_m"
@@ -226,6 +276,18 @@ def test_a_request_that_cannot_be_met_is_refused_before_anything_is_read(folder,
     for request, said in bad_requests(folder, tmp_path):
         with pytest.raises(ConfigurationError, match=said):
             convert(**request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_too_full_is_told_before_it_is_written(
+    folder, tmp_path, monkeypatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(
+        ConfigurationError, match=r"needs 2.*,.* bytes, but its disk has only 1,000"
+    ):
+        convert(folder, tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == []
 
 

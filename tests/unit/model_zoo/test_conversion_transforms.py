@@ -4,7 +4,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import GptOssConfig, Llama4TextConfig, LlamaConfig, MixtralConfig
+from transformers import (
+    Gemma3Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from model_zoo.conversion.configuration import Configuration
@@ -116,7 +123,21 @@ def test_a_tied_head_is_left_out_although_it_is_stored(tmp_path) -> None:
     assert "output.weight" not in tensors(tmp_path / "out.gguf")
 
 
-def test_pictures_and_buffers_are_left_out(tmp_path) -> None:
+def test_the_text_part_of_a_model_that_sees_is_the_same_file_as_that_text_model(tmp_path) -> None:
+    text = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 16}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    seeing = Gemma3Config(text_config=text, vision_config=vision)
+    twin = write_tiny(tmp_path / "seeing.gguf", seeing)
+    found = tensors(tmp_path / "seeing.gguf")
+    assert not any(name.startswith(("v.", "mm.")) for name in found)
+    norm = twin.model.language_model.layers[1].self_attn.q_norm.weight
+    assert np.array_equal(floats(found["blk.1.attn_q_norm.weight"]), (norm + 1).numpy())
+    write_tiny(tmp_path / "text.gguf", Gemma3TextConfig(**text))
+    assert list(found) == list(tensors(tmp_path / "text.gguf"))
+
+
+def test_buffers_of_older_software_are_left_out(tmp_path) -> None:
     write_tiny_folder(tmp_path / "folder", LlamaConfig(**SIZES))
     reshaped(
         tmp_path / "folder",

@@ -109,6 +109,36 @@ def test_digits_and_the_expression_of_gpt2_are_known_by_their_steps(tmp_path) ->
     assert_alike(load_tokenizer(keys, architecture="llama"), theirs)
 
 
+@pytest.mark.parametrize(
+    "name, steps",
+    [
+        # As published; the rows of the table write the same characters as numbers and ranges.
+        ("deepseek-coder", [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+"]),
+        (
+            "deepseek-v3",
+            [
+                r"\p{N}{1,3}",
+                "[一-龥\u3040-ゟ゠-ヿ]+",
+                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+                r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+                r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+            ],
+        ),
+    ],
+)
+def test_rows_are_known_however_their_characters_are_written(name, steps, tmp_path) -> None:
+    native = byte_level(())
+    splits = [pre_tokenizers.Split(Regex(step), "isolated") for step in steps]
+    if name == "deepseek-coder":
+        splits.append(pre_tokenizers.Digits(individual_digits=True))
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    native.pre_tokenizer = pre_tokenizers.Sequence([*splits, plain])
+    theirs = saved(tmp_path, native)
+    keys = metadata_of(tmp_path)
+    assert keys["tokenizer.ggml.pre"] == name
+    assert_alike(load_tokenizer(keys, architecture="llama"), theirs)
+
+
 def test_an_architecture_chooses_among_rows_with_the_same_expression(tmp_path) -> None:
     saved(tmp_path, byte_level(PRE_TOKENIZERS["llama4"].expressions))
     named = {

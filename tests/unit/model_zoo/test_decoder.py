@@ -16,6 +16,7 @@ from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.step import Step
 from runtime.errors import ModelFileError
 from runtime.kv.spec import Full, LayerCache, Sliding
+from runtime.request import ImageSpan
 from tests.parity.paged_decoder import PagedDecoder
 
 HIDDEN, ROWS, TOKENS = 16, 11, [3, 9, 0, 4]
@@ -159,6 +160,16 @@ def test_what_is_computed_beside_the_embedding_is_dealt_out_to_the_layers(make) 
     first, second = (block.steps[0].layer_input for block in blocks)
     torch.testing.assert_close(first, 2 * embedded())
     torch.testing.assert_close(second, 2 * embedded() + torch.tensor(TOKENS)[:, None])
+
+
+def test_rows_of_images_are_not_scaled_and_their_further_parts_come_behind_the_layers(make) -> None:
+    decoder = make([Layer(Noting(), FULL) for _ in range(3)], embedding_scale=4.0)
+    features = torch.randn(6, 3 * HIDDEN, generator=torch.Generator().manual_seed(1))
+    paged = PagedDecoder(decoder)
+    paged.show(0, [(ImageSpan(1, 2, False, b"x", first_row=3), features)])
+    expected = 4 * embedded() + 3
+    expected[1:3] = features[3:5].unflatten(1, (3, HIDDEN)).sum(1) + 3
+    torch.testing.assert_close(paged.feed({0: TOKENS}), logits(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

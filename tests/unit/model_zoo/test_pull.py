@@ -245,6 +245,14 @@ def test_nothing_encrypted_leads_to_plain_http_on_this_machine() -> None:
         Http().check(here, linked_from=there)
 
 
+def test_a_host_that_can_be_none_is_told_in_a_sentence(store) -> None:
+    with pytest.raises(SourceError, match=r"a\.\.b is no host"):
+        pull(parse_source("ollama://a..b/library/m"), store)
+    refused = pytest.raises(SourceError, match=r"127\.0\.0\.1 is no host, or leads to what is none")
+    with serving(lambda exchange: exchange.redirect("https://a..b/x")) as server, refused:
+        pull(parse_source(f"ollama://{server.host}/library/m"), store)
+
+
 def test_redirects_end(store) -> None:
     with serving(lambda exchange: exchange.redirect(exchange.path)) as server:
         with pytest.raises(SourceError, match="redirects more than 5 times"):

@@ -89,6 +89,28 @@ def test_version_2_reads_like_version_3(tmp_path) -> None:
     assert files[0].metadata == files[1].metadata == {"general.architecture": "llama"}
 
 
+def test_without_arrays_all_else_is_the_same_and_checked_as_well(tmp_path) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_llama(path)
+    whole, light = GGUFFile.open(path), GGUFFile.open(path, arrays=False)
+    plain = {
+        key for key, value in whole.metadata.items() if not isinstance(value, (list, np.ndarray))
+    }
+    assert dict(light.metadata) == {key: whole.metadata[key] for key in plain}
+    assert len(plain) < len(whole.metadata)
+    assert light.kinds == whole.kinds and light.tensors == whole.tensors
+    key = pair("a", ARRAY, array(STRING, 1, text("b")))
+    for broken in (
+        Parts(pairs=[key, key]),
+        Parts(pairs=[pair("a", ARRAY, array(STRING, 2, text("b") + u64(MANY)))]),
+        Parts(pairs=[pair("a", ARRAY, array(U32, MANY, b""))]),
+        Parts(pairs=[pair("a", ARRAY, array(99, 0, b""))]),
+    ):
+        path.write_bytes(broken.bytes())
+        with pytest.raises(ModelFileError, match="`a`|text 1 of"):
+            GGUFFile.open(path, arrays=False)
+
+
 def test_an_architecture_that_is_no_text_leaves_the_rest_readable(tmp_path) -> None:
     """Whoever needs the architecture refuses it by name."""
     names = array(U32, 2, u32(1) + u32(2))
@@ -189,6 +211,11 @@ def test_missing_empty_and_special_files_are_refused_by_name(tmp_path) -> None:
         assert str(path) in str(caught.value)
 
 
+def test_a_path_that_cannot_be_is_refused(tmp_path) -> None:
+    with pytest.raises(ModelFileError, match="null byte"):
+        GGUFFile.open(tmp_path / "a\0b.gguf")
+
+
 @pytest.mark.parametrize(
     "begin, word",
     [
@@ -203,6 +230,8 @@ def test_missing_empty_and_special_files_are_refused_by_name(tmp_path) -> None:
         (b"PK\x03\x04" + bytes(30), "zip"),
         (u64(100) + b'{"a":{}}', "safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"version 2 of a poem, of no use here", "not a GGUF file"),
+        (b"<!DOCTYPE html><html><body>Sign in", "web page"),
     ],
 )
 def test_other_formats_are_refused_by_name(refused, begin, word) -> None:

@@ -136,6 +136,8 @@ def gguf_tokens(path: Path) -> list[str]:
         ("general.architecture", "clip", ["image projector"]),
         ("general.type", "adapter", ["adapter"]),
         ("llama.pooling_type", 4, ["ranks texts"]),
+        ("llama.pooling_type", 7, ["llama.pooling_type", "7"]),
+        ("llama.attention.causal", False, ["llama.attention.causal", "what comes after it"]),
         ("llama.rope.scaling.type", "dynamic", ["llama.rope.scaling.type", "dynamic"]),
         ("tokenizer.ggml.model", "rwkv", ["rwkv", "tokenizer.ggml.model"]),
     ],
@@ -202,8 +204,9 @@ def test_nothing_is_read_of_a_file_that_is_refused(tiny) -> None:
 
 
 def test_a_projector_for_a_model_without_eyes_is_refused(tiny) -> None:
-    with pytest.raises(ConfigurationError, match="llama"):
-        load_here(tiny, projector=Path("mmproj.gguf"))
+    blind = rewrite(tiny, tiny.with_name("phi3.gguf"), keys={"general.architecture": "phi3"})
+    with pytest.raises(ConfigurationError, match="phi3 see no images"):
+        load_here(blind, projector=Path("mmproj.gguf"))
 
 
 def test_every_registered_architecture_can_be_imported_and_none_is_beforehand() -> None:

@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import META, TensorScope
-from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope import Pairs, Rotary, axes_of
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from runtime.errors import ModelFileError, UnsupportedModelError
 
@@ -199,3 +199,17 @@ def test_a_magnitude_lengthens_what_is_turned_and_nothing_else(pairs) -> None:
     torch.testing.assert_close(longer[..., :8], 1.5 * plain[..., :8])
     assert torch.equal(longer[..., 8:], x[..., 8:]) and torch.equal(plain[..., 8:], x[..., 8:])
     torch.testing.assert_close(plain[0], x[0])
+
+
+def test_sections_follow_one_another_or_take_turns() -> None:
+    assert axes_of([2, 3, 3], 8, interleaved=False).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert axes_of([4, 2, 2], 8, interleaved=True).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+
+
+def test_each_frequency_turns_by_the_position_on_its_axis() -> None:
+    frequencies = torch.tensor([1.0, 0.5, 0.25])
+    rotary = Rotary(frequencies, Pairs.HALVES, axes=torch.tensor([0, 1, 2]))
+    positions = torch.tensor([[4, 5], [7, 5], [2, 5]])
+    spread, plain = rotary(positions), rotary(torch.tensor([9, 5]))
+    assert torch.equal(spread.cos[0], torch.tensor([4.0, 3.5, 0.5]).cos())
+    assert torch.equal(spread.cos[1], plain.cos[1]) and torch.equal(spread.sin[1], plain.sin[1])

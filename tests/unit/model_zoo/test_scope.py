@@ -1,5 +1,6 @@
 """TensorScope: layers from names, and every tensor that does not fit is named."""
 
+import re
 from pathlib import Path
 
 import gguf
@@ -99,8 +100,33 @@ def test_a_norm_may_have_another_name(open_scope) -> None:
     w = open_scope(other=BIAS)
     assert near(w.rms_norm("norm", 1e-5, size=16, alt="other").weight, BIAS)
     w.check()
-    w.rms_norm("norm", 1e-5, size=16, alt="neither")
+    w.rms_norm("neither", 1e-5, size=16, alt="nor")
     with pytest.raises(ModelFileError, match=r"1 is missing \(neither\.weight\)"):
+        w.check()
+
+
+def test_what_is_optional_but_another_layer_has_is_missing(open_scope) -> None:
+    tensors = {f"blk__{n}__{name}": MATRIX for n in range(3) for name in ("up", "down")}
+    w = open_scope(blk__1__up__bias=BIAS, blk__2__factors=BIAS, factors=BIAS, **tensors)
+    for block in range(3):
+        inner = w.scope("blk", block)
+        inner.linear("up", shape=(16, 32))
+        inner.linear("down", shape=(16, 32))
+        inner.vector("factors", size=16, optional=True)
+    w.vector("factors", size=16)
+    missing = "blk.0.up.bias, blk.0.factors.weight, blk.1.factors.weight, blk.2.up.bias"
+    with pytest.raises(ModelFileError, match=re.escape(f"4 are missing ({missing})")):
+        w.check()
+
+
+def test_biases_may_be_needed_of_what_the_file_has(open_scope) -> None:
+    w = open_scope(a=MATRIX, b=OTHER, b__bias=OTHER[:, 0])
+    w.linear("a", shape=(16, 32))
+    w.linear("b", shape=(3, 32))
+    w.need_biases("b", "elsewhere")
+    w.check()
+    w.need_biases("a", "b")
+    with pytest.raises(ModelFileError, match=r"1 is missing \(a\.bias\)"):
         w.check()
 
 
@@ -191,8 +217,9 @@ def test_all_that_is_wrong_is_named_at_once(open_scope, device) -> None:
     message = str(caught.value)
     for words in [
         "scope.gguf",
-        "4 are missing (blk.0.gate.weight, blk.1.down.weight, blk.1.gate.weight",
+        "5 are missing (blk.0.gate.weight, blk.1.down.weight, blk.1.gate.weight",
         "token_embd.weight",
+        "blk.1.down.bias",
         "3 are of the wrong shape",
         "blk.0.down.bias is 16, not 3",
         "blk.1.up.weight is 3 x 32, not 16 x 32",

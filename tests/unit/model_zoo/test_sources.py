@@ -82,6 +82,11 @@ def test_what_is_no_source_is_refused(text) -> None:
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
 
 
+def test_the_address_of_a_page_of_the_hub_is_told_how_it_is_written() -> None:
+    with pytest.raises(SourceError, match="is written hf://org/repo"):
+        parse_source("https://huggingface.co/org/repo")
+
+
 def test_different_sources_have_different_names_in_the_store() -> None:
     texts = (
         "hf://org/repo hf://org/repo@v1 hf://org/repo:Q4_K_M hf://org/repo:Q4_K_M@v1 "

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -115,8 +116,21 @@ def test_damage_of_the_same_size_is_found_by_reading(store) -> None:
         "model": False,
         "template": True,
     }
-    store.discard(damaged)
+    assert store.discard(damaged)
     assert store.missing(model.manifest) == [damaged]
+
+
+def test_a_blob_that_was_repaired_meanwhile_is_not_dropped(store) -> None:
+    entry = put(store, b"weights")
+    path = store.blob(entry.digest)
+    path.write_bytes(b"wEights")
+    with ThreadPoolExecutor(1) as pool:
+        with store.blob_lock(entry.digest):
+            dropping = pool.submit(store.discard, entry)  # waits for the lock, or drops it here
+            wait([dropping], timeout=0.2)
+            path.write_bytes(b"weights")
+        assert not dropping.result()
+    assert path.read_bytes() == b"weights"
 
 
 def test_removing_a_model_keeps_what_another_uses(store) -> None:

@@ -2,13 +2,17 @@
 
 import re
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers import specials
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
-from model_zoo.tokenizers.specials import any_of
+from model_zoo.tokenizers.specials import SpecialTexts, any_of
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.tiny_vocabulary import (
     CONTROL,
@@ -117,7 +121,9 @@ def test_longest_special_token_wins() -> None:
 
 def test_any_of_matches_the_longest_of_many_texts_and_nothing_else() -> None:
     texts = ["<a>", "<ab>", "<abc>", "▁", "▁▁", "▁▁▁", "a.b", "(", "<unused1>", "<unused10>"]
-    pattern = re.compile(any_of(texts))
+    expression = any_of(texts)
+    assert expression is not None
+    pattern = re.compile(expression)
     for text in texts:
         assert pattern.match(text + "|")[0] == text
     assert pattern.search("axb <a < abc ) unused1") is None
@@ -249,7 +255,37 @@ def test_special_tokens_that_go_on_from_each_other_without_end_are_all_found() -
         assert tokenizer.token_text(token) == text
 
 
-@pytest.mark.parametrize("key", ["model", "tokens", "token_type", "merges"])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["<" * (n % 100 + 1) + str(n) for n in range(5000)],
+        ["<" * 300_000 + "x", "<" * 300_000 + "y", "<7"],
+        [chr(0x4E00 + n) + "x" for n in range(5000)],
+        ["a" * n for n in range(2, 1500)],
+    ],
+    ids=["many runs", "long", "wide", "deep"],
+)
+@pytest.mark.timeout(30)  # one by one it would be hours
+def test_no_set_of_special_tokens_makes_cutting_slow(texts: list[str]) -> None:
+    assert any_of(texts) is None
+    cutter = SpecialTexts(control={text: n for n, text in enumerate(texts)}, user_defined={})
+    for text in (texts[0][0] * 50_000, f"é{texts[-1]}\0{texts[0]}b"):
+        parts = cutter.cut(text, parse_special=True)
+        assert "".join(p if isinstance(p, str) else texts[p] for p in parts) == text
+    assert [part for part in parts if isinstance(part, int)] == [len(texts) - 1, 0]
+
+
+@given(
+    texts=st.lists(st.text("<ab|\n▁é", min_size=1, max_size=6), min_size=1, max_size=12),
+    text=st.text("<ab|\n▁é", max_size=40),
+)
+def test_both_ways_to_find_special_tokens_agree(texts: list[str], text: str) -> None:
+    with mock.patch.object(specials, "_MAX_STEPS", 0):
+        slow = list(specials.finder(texts)(text))
+    assert list(specials.finder(texts)(text)) == slow
+
+
+@pytest.mark.parametrize("key", ["model", "tokens", "merges"])
 def test_missing_key_is_named(key: str) -> None:
     metadata = byte_level_metadata({})
     del metadata[f"tokenizer.ggml.{key}"]
@@ -272,11 +308,33 @@ def test_missing_key_is_named(key: str) -> None:
         ({"eos_token_id": "x"}, "eos_token_id.*not a token id"),
         ({"add_bos_token": [True]}, "add_bos_token.*not true or false"),
         ({"eos_token_id": float("inf")}, "eos_token_id.*not a token id"),
+        ({"bos_token_id": 1.5}, r"bos_token_id.*1\.5.*not a token id"),
+        ({"bos_token_id": True}, "bos_token_id.*True.*not a token id"),
+        ({"eos_token_ids": [0.5]}, r"eos_token_ids.*0\.5.*not a token id"),
     ],
 )
 def test_damaged_value_is_named(keys: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelFileError, match=named):
         load(byte_level_metadata({}, **keys))
+
+
+def test_without_types_all_tokens_are_text_but_those_that_say_what_they_are() -> None:
+    special = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "[END]": CONTROL, "[x]": CONTROL}
+    metadata = byte_level_metadata(special)
+    end = metadata["tokenizer.ggml.tokens"].index("[END]")
+    metadata["tokenizer.ggml.eos_token_id"] = end
+    del metadata["tokenizer.ggml.token_type"]
+    tokenizer = load(metadata)
+    assert set(tokenizer.vocabulary.control) == {"<|im_start|>", "<|im_end|>", "[END]"}
+    assert tokenizer.end_tokens == {end, tokenizer.id_of("<|im_end|>")}
+    assert tokenizer.decode(tokenizer.encode("hello [x]<|im_end|>")) == "hello [x]<|im_end|>"
+
+
+def test_sentencepiece_needs_types_which_tell_its_bytes() -> None:
+    metadata = sentencepiece_metadata({})
+    del metadata["tokenizer.ggml.token_type"]
+    with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.token_type"):
+        load(metadata)
 
 
 def test_sentencepiece_needs_one_score_for_each_token() -> None:

@@ -13,6 +13,7 @@ class Owner:
     confirmed: int = 0
     spans: tuple[ImageSpan, ...] = ()
     page_keys: list[bytes] = field(default_factory=list)
+    inserted: tuple[ImageSpan, ...] = ()
 
     def may_end_at(self, position: int) -> bool:
         return not any(s.whole and s.start < position < s.end for s in self.spans)
@@ -187,3 +188,39 @@ def test_text_that_has_seen_other_images_ahead_is_another_prefix() -> None:
     assert ledger.adopt(with_images((6, b"dog", 3)))[0] == 0
     assert ledger.adopt(with_images())[0] == 0
     assert ledger.adopt(with_images((6, b"cat", 3)))[0] == 12
+
+
+def test_parts_of_an_image_are_told_apart_by_the_rows_they_are() -> None:
+    ledger = ledger_of(Full())
+    first = Owner([0] * 12, spans=(ImageSpan(0, 4, False, b"x"),))
+    compute(ledger, first, 12)
+    same = Owner([0] * 12, spans=(ImageSpan(0, 4, False, b"x"),))
+    other = Owner([0] * 12, spans=(ImageSpan(0, 4, False, b"x", first_row=4),))
+    assert ledger.cached_prefix(same) == 8 and ledger.cached_prefix(other) == 0
+
+
+def test_looking_for_a_prefix_takes_nothing() -> None:
+    ledger, first = ledger_of(Full()), Owner(list(range(12)))
+    compute(ledger, first, 12)
+    ledger.release(first)
+    second = Owner(list(range(12)))
+    assert ledger.cached_prefix(second) == 8
+    ledger.check_idle()
+    assert ledger.adopt(second)[0] == 8
+
+
+def test_needed_images_are_those_that_positions_take_and_those_that_begin_beside_them() -> None:
+    inside = ImageSpan(2, 5, False, b"a"), ImageSpan(9, 2, True, b"b")
+    owner = Owner([0] * 12, spans=inside, inserted=inside)
+    ledger = ledger_of(Full())
+    assert ledger.images_needed(owner, 0, 2) == ()
+    assert ledger.images_needed(owner, 6, 10) == (b"a", b"b")
+    assert ledger.images_needed(owner, 7, 9) == () == ledger.images_needed(owner, 11, 12)
+    beside = ImageSpan(2, 1, False, b"a", 3), ImageSpan(9, 1, False, b"b", 3)
+    owner = Owner([0] * 12, spans=beside)
+    ledger = ledger_of(Full(), Cross(2, 3, alignment=4))
+    assert ledger.images_needed(owner, 0, 3) == (b"a",)
+    assert ledger.images_needed(owner, 3, 9) == ()
+    ledger = ledger_of(Full(), Cross(2, 3, lead_in=True, alignment=4))
+    assert ledger.images_needed(owner, 0, 1) == (b"a", b"b")
+    assert ledger.images_needed(owner, 1, 12) == ()

@@ -13,6 +13,7 @@ from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.memory import (
     MemoryPlan,
+    VisionBytes,
     _control_group_bytes,
     available_bytes,
     plan_memory,
@@ -41,6 +42,7 @@ def plan(
     step_tokens: int = 32,
     context_tokens: int = 250,
     depth: int = 2,
+    vision: VisionBytes | None = None,
 ) -> MemoryPlan:
     return plan_memory(
         MODEL,
@@ -53,6 +55,7 @@ def plan(
         cache_tokens=cache_tokens,
         memory_bytes=memory_bytes,
         depth=depth,
+        vision=vision or VisionBytes(),
     )
 
 
@@ -69,6 +72,18 @@ def test_what_is_reserved_and_what_stays_free_add_up_to_what_is_there():
     memory = plan(memory_bytes=3_000_000)
     parts = memory.weight_bytes + memory.activation_bytes + memory.sampler_bytes
     assert parts + memory.cache_bytes + memory.headroom_bytes == memory.available_bytes == 3_000_000
+
+
+def test_what_images_need_is_taken_from_the_cache():
+    vision = VisionBytes(weights=100_000, workspace=1_200_000)
+    memory, blind = plan(memory_bytes=3_000_000, vision=vision), plan(memory_bytes=3_000_000)
+    assert memory.weight_bytes == WEIGHTS + 100_000 and memory.vision_bytes == 1_200_000
+    used = memory.weight_bytes + memory.activation_bytes + memory.vision_bytes
+    used += memory.sampler_bytes + memory.cache_bytes
+    assert used + memory.headroom_bytes == 3_000_000
+    assert memory.cache_bytes < blind.cache_bytes and blind.vision_bytes == 0
+    with pytest.raises(DoesNotFitError, match="3,000,000 for images"):
+        plan(memory_bytes=3_000_000, vision=VisionBytes(workspace=3_000_000))
 
 
 def test_the_planned_cache_is_what_the_pool_then_takes():

@@ -29,6 +29,7 @@ class TinyModel:
     hidden_size = WIDTH
     context_length = CONTEXT
     causal = generates = True
+    position_axes = 1
     weight_bytes = 1000
     kinds: tuple[CacheKind, ...] = (Full(), Sliding(7))
     cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)

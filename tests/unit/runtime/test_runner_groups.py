@@ -28,6 +28,7 @@ class MixedModel:
 
     vocab_size, hidden_size, context_length = VOCAB, WIDTH, CONTEXT
     causal = generates = True
+    position_axes = 1
     weight_bytes = 1000
 
     def __init__(self, *, lead_in: bool, device: str, attend=paged_attention) -> None:

@@ -1,7 +1,8 @@
 """Random schedules on a pretend device that runs launched plans late, over simulated pages.
 
 Every sequence must get exactly the tokens that it gets alone, recomputed from scratch, and no row
-may see a cell that does not hold what this row's own sequence has at that index.
+may see a cell that does not hold what this row's own sequence has at that index. In half of the
+trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
 """
 
 import random
@@ -29,6 +30,14 @@ class Tally:
     preemptions: int = 0
     reused: int = 0
     images_reused: int = 0
+    encoded: int = 0
+    failed: int = 0
+    waits: int = 0
+
+
+@dataclass(frozen=True)
+class Picture:
+    digest: bytes
 
 
 def mix(*values: object) -> int:
@@ -39,14 +48,15 @@ def identity(request: GenerationRequest, tokens: list[int], position: int) -> ob
     """What the pretend model sees at a position: a token, or a row of an image."""
     for span in request.spans:
         if span.start <= position < span.end:
-            return (int.from_bytes(span.digest, "big"), position - span.start)
+            return (int.from_bytes(span.digest, "big"), span.first_row + position - span.start)
     return tokens[position]
 
 
 def visible(kind: CacheKind, position: int, spans: tuple[ImageSpan, ...]) -> range:
     end = position
     for span in spans:
-        if span.whole and span.start <= position < span.end:
+        inside = span.whole and span.start <= position < span.end
+        if inside and kind != Full(looks_ahead=False):
             end = span.end - 1
     match kind:
         case Sliding(window):
@@ -190,14 +200,56 @@ class PretendDevice:
         return self.memory[group][page], index % self.size
 
 
-def random_request(r: random.Random, number: int, base: tuple[int, ...]) -> GenerationRequest:
+class PretendEncoder:
+    """Has room for a few images, and finishes them when it likes."""
+
+    def __init__(self, r: random.Random, room: int, tally: Tally) -> None:
+        self.r, self.room, self.tally = r, room, tally
+        self.eager = r.choice([0.0, 0.1, 0.5, 1.0])
+        self.coming: list[bytes] = []
+        self.there: list[bytes] = []
+        self.wanted: list[bytes] = []
+
+    def ready(self, digest: bytes) -> bool:
+        return digest in self.there
+
+    def provide(self, wanted: list[bytes]) -> None:
+        """The first of them, as many as there is room for, in place of others."""
+        self.wanted = list(dict.fromkeys(wanted))[: self.room]
+        self.coming = [d for d in self.coming if d in self.wanted or self.r.random() < 0.5]
+        for digest in self.wanted:
+            if digest in [*self.there, *self.coming]:
+                continue
+            unwanted = [d for d in self.there if d not in self.wanted]
+            while unwanted and len(self.there) + len(self.coming) >= self.room:
+                self.there.remove(unwanted.pop(self.r.randrange(len(unwanted))))
+            if len(self.there) + len(self.coming) < self.room:
+                self.coming.append(digest)
+
+    def work(self, *, must: bool) -> bytes | None:
+        """Perhaps finish an image; the digest of one that failed. `must`: nothing else happens."""
+        if not self.coming or not (must or self.r.random() < self.eager):
+            return None
+        digest = self.coming.pop(self.r.randrange(len(self.coming)))
+        if self.r.random() < 0.04:
+            self.tally.failed += 1
+            return digest
+        self.tally.encoded += 1
+        self.there.append(digest)
+        return None
+
+
+def random_request(
+    r: random.Random, number: int, base: tuple[int, ...], beside: bool
+) -> GenerationRequest:
     length = r.randint(1, 24)
     cut = r.randint(0, length)
     prompt = base[:cut] + tuple(r.randrange(1, VOCABULARY) for _ in range(length - cut))
-    spans = random_spans(r, length) if r.random() < 0.6 else ()
+    spans = random_spans(r, length, beside) if r.random() < 0.6 else ()
     ends = frozenset([r.randrange(VOCABULARY)]) if r.random() < 0.7 else frozenset()
     stop = StopRules(max_tokens=r.randint(1, LONGEST - length), end_tokens=ends)
-    return GenerationRequest(str(number), prompt, stop, spans=spans)
+    images = tuple(Picture(digest) for digest in {span.digest for span in spans})
+    return GenerationRequest(str(number), prompt, stop, spans=spans, images=images)
 
 
 def follow_up(
@@ -206,11 +258,11 @@ def follow_up(
     """The second one's text behind the first one's, with the first one's images."""
     prompt = (first.prompt + second.prompt)[: r.randint(len(first.prompt), LONGEST - 2)]
     stop = StopRules(r.randint(1, LONGEST - len(prompt)), second.stop.end_tokens)
-    return GenerationRequest(second.id, prompt, stop, spans=first.spans)
+    return GenerationRequest(second.id, prompt, stop, spans=first.spans, images=first.images)
 
 
-def random_spans(r: random.Random, length: int) -> tuple[ImageSpan, ...]:
-    """A few images, so that they repeat, some of them neighbours."""
+def random_spans(r: random.Random, length: int, beside: bool) -> tuple[ImageSpan, ...]:
+    """A few images, so that they repeat, some of them neighbours; `beside` the text or in it."""
     spans: list[ImageSpan] = []
     start = r.choice([0, 0, 1, 3, 6])
     while len(spans) < IMAGES and start < length:
@@ -218,8 +270,9 @@ def random_spans(r: random.Random, length: int) -> tuple[ImageSpan, ...]:
         if start + size > length:
             break
         digest = bytes([kind, size])
-        rows, padding = (3, 7, 2)[kind], (0, 2, 5)[kind]
-        spans.append(ImageSpan(start, size, kind < 2, digest, rows, padding))
+        rows, padding = ((3, 7, 2)[kind], (0, 2, 5)[kind]) if beside else (0, 0)
+        part = r.choice([0, 0, size])  # of two, which a picture has
+        spans.append(ImageSpan(start, size, kind < 2, digest, rows, padding, part))
         start += size + r.choice([0, 0, 2, 7])
     return tuple(spans)
 
@@ -227,7 +280,7 @@ def random_spans(r: random.Random, length: int) -> tuple[ImageSpan, ...]:
 def random_kinds(r: random.Random, page_tokens: int) -> list[CacheKind]:
     alignment = page_tokens * r.choice([1, 1, 2, 4])
     kinds: list[CacheKind] = [
-        Full(),
+        Full(looks_ahead=r.random() < 0.7),
         Sliding(r.randint(2, 9)),
         Chunked(r.choice([3, 4, 8])),
         Cross(IMAGES, IMAGE_ROWS, lead_in=r.random() < 0.5, alignment=alignment),
@@ -240,6 +293,7 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     r = random.Random(seed)
     size, slots, budget = r.choice([2, 4]), r.choice([2, 4, 6]), r.choice([8, 12, 20])
     kinds = random_kinds(r, size)
+    beside = any(isinstance(kind, Cross) for kind in kinds)
     pages = [-(-(kind.capacity(LONGEST) + 2) // size) + r.randint(1, 30) for kind in kinds]
     ledger = PageLedger(kinds, pages, page_tokens=size, prefix_cache=prefix_cache)
     scheduler = Scheduler(
@@ -249,24 +303,29 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
     todo: list[GenerationRequest] = []
     for number in range(r.randint(3, 14)):
-        asked = random_request(r, number, base)
+        asked = random_request(r, number, base, beside)
         todo.append(follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked)
-    sequences, aborted = drive(r, scheduler, device, todo, depth)
+    encoder = PretendEncoder(r, r.randint(IMAGES if beside else 1, 4), tally)
+    if r.random() < 0.5:
+        encoder.there = [bytes([kind, size]) for kind in range(3) for size in range(1, 6)]
+        encoder.room = len(encoder.there)
+    sequences, aborted = drive(r, scheduler, device, encoder, todo, depth)
     for sequence in sequences:
         if sequence in aborted:
             continue
         assert sequence.tokens == answer_alone(sequence.request, kinds), (seed, depth)
         tally.checked += 1
         tally.reused += sequence.cached
-        if any(isinstance(kind, Cross) for kind in kinds):
+        if beside:
             tally.images_reused += sum(s.start < sequence.cached for s in sequence.spans)
     ledger.check_idle()
     assert ledger.pages_owned == 0
     tally.preemptions += scheduler.preemptions
 
 
-def drive(r, scheduler, device, todo, depth):
+def drive(r, scheduler, device, encoder, todo, depth):
     sequences, aborted, in_flight, idle = [], set(), deque(), 0
+    plan: StepPlan | None = None
     while todo or scheduler.running or scheduler.waiting or in_flight:
         while todo and r.random() < 0.5:
             sequences.append(scheduler.add(todo.pop()))
@@ -275,15 +334,47 @@ def drive(r, scheduler, device, todo, depth):
             if victim.state is not State.FINISHED:
                 scheduler.finish(victim)
                 aborted.add(victim)
-        plan = scheduler.plan()
+        stuck = plan is None and not in_flight
+        failed = encoder.work(must=stuck)
+        for want in scheduler.wanted if failed else ():
+            if want.digest == failed and want.sequence.state is not State.FINISHED:
+                scheduler.finish(want.sequence)
+                aborted.add(want.sequence)
+        plan = scheduler.plan(encoder.ready)
+        encoder.provide([want.digest for want in scheduler.wanted])
         if plan is not None:
+            check_features(plan, encoder, device.kinds)
             in_flight.append(plan)
+        elif not in_flight:
+            check_waiting(scheduler, encoder)
         if in_flight and (len(in_flight) >= depth or plan is None):
             oldest = in_flight.popleft()
             scheduler.retire(oldest, device.execute(oldest))
-        idle = idle + 1 if plan is None and not in_flight and not todo else 0
+        idle = idle + 1 if plan is None and not (in_flight or todo or encoder.coming) else 0
         assert idle < 50, "the scheduler is stuck"
+    assert scheduler.plan() is None and scheduler.wanted == (), "an image is wanted for nobody"
     return sequences, aborted
+
+
+def check_features(plan: StepPlan, encoder: PretendEncoder, kinds: list[CacheKind]) -> None:
+    """What the rows of a step are made of is there, and stays."""
+    for chunk in plan.chunks:
+        begin, end = chunk.start, chunk.start + chunk.length
+        spans = chunk.sequence.spans
+        inside = [s for s in spans if s.start < end and begin < s.end and not s.cross_rows]
+        filled = [place.image for kind in kinds for place in kind.begun(begin, end, spans)]
+        for image in [*inside, *filled]:
+            assert encoder.ready(image.digest), "rows of an image without its features"
+
+
+def check_waiting(scheduler: Scheduler, encoder: PretendEncoder) -> None:
+    """With nothing to compute, the first that could go on is asked for, and text waits for none
+    but those who hold what it needs."""
+    live = [*scheduler.running, *scheduler.waiting]
+    if live:
+        encoder.tally.waits += 1
+        assert encoder.coming or encoder.wanted
+        assert scheduler.running or all(sequence.request.images for sequence in live)
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
@@ -296,3 +387,4 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert tally.preemptions > 0, "the trials never ran short of pages, so they show too little"
     assert (tally.reused > 0) == prefix_cache
     assert (tally.images_reused > 0) == prefix_cache
+    assert min(tally.encoded, tally.failed, tally.waits) > 10

@@ -1,5 +1,7 @@
 """What each step contains, where the simulation would only show that it came out right."""
 
+from dataclasses import dataclass
+
 from runtime.kv.ledger import PageLedger
 from runtime.kv.spec import Cross, Full, Sliding
 from runtime.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
@@ -148,3 +150,85 @@ def test_a_sequence_waits_for_its_own_steps_rather_than_lose_its_pages() -> None
     assert scheduler.preemptions == 0
     scheduler.retire(second, results(second))
     assert shape(scheduler.plan()) == [("a", 16, 8, False)]
+
+
+@dataclass(frozen=True)
+class Picture:
+    digest: bytes
+
+
+def looking(name: str, length: int, *spans: ImageSpan) -> GenerationRequest:
+    images = {span.digest: Picture(span.digest) for span in spans}
+    return request(name, length, spans=spans, images=tuple(images.values()))
+
+
+def wanted(scheduler: Scheduler) -> list[tuple[str, bytes]]:
+    return [(want.sequence.request.id, want.digest) for want in scheduler.wanted]
+
+
+def test_a_sequence_whose_first_image_is_missing_lets_others_pass() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(looking("image", 6, ImageSpan(2, 3, False, b"x")))
+    scheduler.add(request("text", 3, count=1))
+    plan = scheduler.plan(lambda digest: False)
+    assert shape(plan) == [("text", 0, 3, True)]
+    assert wanted(scheduler) == [("image", b"x")]
+    assert scheduler.plan(lambda digest: True) is None, "there is no slot"
+    scheduler.retire(plan, results(plan))
+    assert shape(scheduler.plan(lambda digest: True)) == [("image", 0, 6, True)]
+
+
+def test_a_chunk_ends_before_an_image_that_is_missing() -> None:
+    scheduler = scheduler_of(step_tokens=30)
+    first, later = ImageSpan(2, 3, True, b"x"), ImageSpan(7, 4, False, b"y")
+    scheduler.add(looking("a", 20, first, later))
+    plan = scheduler.plan(lambda digest: digest == b"x")
+    assert shape(plan) == [("a", 0, 7, False)]
+    assert wanted(scheduler) == [("a", b"x"), ("a", b"x"), ("a", b"y")]
+    assert scheduler.plan(lambda digest: digest == b"x") is None
+    assert wanted(scheduler) == [("a", b"y")]
+    assert shape(scheduler.plan()) == [("a", 7, 13, True)]
+    assert wanted(scheduler)[:1] == [("a", b"y")]
+    assert shape(scheduler.plan(lambda digest: False)) == [("a", 20, 1, True)]
+    assert wanted(scheduler) == []
+
+
+def test_an_image_is_wanted_until_its_last_row_is_launched() -> None:
+    scheduler = scheduler_of(step_tokens=3)
+    scheduler.add(looking("a", 9, ImageSpan(2, 5, False, b"x")))
+    seen = []
+    while (plan := scheduler.plan()) is not None and len(seen) < 4:
+        seen.append((shape(plan)[0][1], wanted(scheduler) != []))
+    assert seen == [(0, True), (3, True), (6, True), (9, False)]
+
+
+def test_an_image_far_behind_the_next_chunk_is_not_asked_for_yet() -> None:
+    scheduler = scheduler_of(step_tokens=4)
+    scheduler.add(looking("a", 20, ImageSpan(9, 3, False, b"x")))
+    starts = []
+    while (plan := scheduler.plan(lambda digest: False)) is not None:
+        starts.append((shape(plan)[0][1:3], wanted(scheduler) != []))
+    assert starts == [((0, 4), False), ((4, 4), False), ((8, 1), True)]
+
+
+def test_images_of_those_who_wait_for_a_slot_are_asked_for() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3))
+    for name in ("b", "c"):
+        scheduler.add(looking(name, 6, ImageSpan(2, 3, False, name.encode())))
+    assert shape(scheduler.plan()) == [("a", 0, 3, True)]
+    assert shape(scheduler.plan()) == [("a", 3, 1, True)]
+    # As many of them as there are slots.
+    assert wanted(scheduler) == [("b", b"b")]
+
+
+def test_an_image_that_pages_hold_is_not_wanted() -> None:
+    scheduler = scheduler_of(slots=1, step_tokens=30)
+    image = ImageSpan(1, 5, False, b"x")
+    scheduler.add(looking("a", 10, image))
+    plan = scheduler.plan()
+    scheduler.retire(plan, results(plan))
+    scheduler.finish(scheduler.running[0])
+    scheduler.add(looking("a", 12, image))
+    assert shape(scheduler.plan(lambda digest: False)) == [("a", 8, 4, True)]
+    assert wanted(scheduler) == []

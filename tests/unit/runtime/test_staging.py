@@ -1,10 +1,13 @@
 """A plan becomes tensors: rows, what they see, pages, loads, and the order of drawing."""
 
 import dataclasses
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
+from runtime.images import FeatureRows, places
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.model import ImageWrite, RowSpan
@@ -18,7 +21,12 @@ KINDS = (Full(), Sliding(6), Chunked(8))
 SLOTS, STEP_TOKENS, CONTEXT, PAGE_TOKENS, VOCAB = 4, 32, 64, 4, 1000
 
 
-def stage_of(kinds: tuple[CacheKind, ...]) -> Stage:
+@dataclass(frozen=True)
+class Picture:
+    digest: bytes
+
+
+def stage_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> Stage:
     layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
     pool = KVPool(
         layout,
@@ -37,6 +45,7 @@ def stage_of(kinds: tuple[CacheKind, ...]) -> Stage:
         step_tokens=STEP_TOKENS,
         context_tokens=CONTEXT,
         device=CPU,
+        position_axes=position_axes,
     )
 
 
@@ -53,9 +62,15 @@ def chunk(
     samples: bool = True,
     sampling: SamplingParams | None = None,
     spans: tuple[ImageSpan, ...] = (),
+    images: bytes = b"",
 ) -> Chunk:
     request = GenerationRequest(
-        f"r{slot}", (1,) * CONTEXT, StopRules(9), sampling or SamplingParams(), spans
+        f"r{slot}",
+        (1,) * CONTEXT,
+        StopRules(9),
+        sampling or SamplingParams(),
+        spans,
+        images=tuple(Picture(bytes([digest])) for digest in images),
     )
     sequence = Sequence(request, list(request.prompt))
     return Chunk(sequence, 0, slot, start, length, (1,) * length, False, samples)
@@ -234,3 +249,52 @@ def test_text_before_the_first_image_may_see_all_images_and_their_padding():
     second = stage.stage(plan(chunk(1, 2, 4, spans=spans))).groups[1]
     assert second.begin.tolist() == [2, 2, 5, 5] and second.end.tolist() == [5, 5, 9, 9]
     assert second.images.writes == () and second.images.after_image.all()
+
+
+def test_rows_of_images_name_their_place_in_the_batch_and_their_rows_of_features():
+    stage = stage_of((Full(),))
+    first, second = ImageSpan(5, 4, True, b"a"), ImageSpan(12, 6, False, b"b", first_row=10)
+    beside, unknown = ImageSpan(0, 1, False, b"c", 3), ImageSpan(2, 2, False, b"d")
+    staged = stage.stage(
+        plan(
+            chunk(0, 3, 11, spans=(first, second), images=b"ab"),
+            chunk(1, 7, 1),
+            chunk(2, 14, 3, spans=(beside, unknown, first, second), images=b"abc"),
+        )
+    )
+    assert staged.image_rows.tolist() == [2, 3, 4, 5, 9, 10, 12, 13, 14]
+    assert staged.images == (
+        FeatureRows(b"a", 0, 4),
+        FeatureRows(b"b", 10, 12),
+        FeatureRows(b"b", 12, 15),
+    )
+    assert staged.axes is None
+    plain = stage.stage(plan(chunk(0, 0, 2)))
+    assert plain.images == () and plain.image_rows.tolist() == []
+
+
+def test_axes_are_staged_for_models_that_ask_for_them():
+    stage = stage_of((Full(),), position_axes=3)
+    image = ImageSpan(2, 6, False, b"a", grid=(2, 3))
+    staged = stage.stage(plan(chunk(0, 1, 9, spans=(image,)), chunk(1, 20, 1)))
+    assert staged.axes is not None and staged.axes.dtype == torch.int64
+    assert staged.axes.tolist() == [
+        [1, 2, 2, 2, 2, 2, 2, 5, 6, 20],
+        [1, 2, 2, 2, 3, 3, 3, 5, 6, 20],
+        [1, 2, 3, 4, 2, 3, 4, 5, 6, 20],
+    ]
+    assert staged.positions.tolist() == [*range(1, 10), 20]
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_places_do_not_depend_on_where_a_prompt_is_cut(cut):
+    images = (
+        ImageSpan(0, 6, False, b"a", grid=(3, 2)),
+        ImageSpan(6, 4, False, b"b", grid=(1, 4)),
+        ImageSpan(15, 9, False, b"c", grid=(3, 3)),
+        ImageSpan(26, 2, True, b"d"),
+    )
+    whole = places(images, 0, 30)
+    parts = [places(images, 0, cut), places(images, cut, 30)]
+    assert np.array_equal(whole, np.concatenate(parts, axis=1))
+    assert whole[:, 29].tolist() == [29 - 3 - 0 - 6] * 3

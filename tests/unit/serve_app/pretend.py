@@ -10,6 +10,7 @@ from runtime.errors import CaravanError, GenerationFailedError
 from runtime.request import FinishReason, Usage
 from serve_app.backend import ChatBackend, ServedModel
 from serve_app.card import ModelCard
+from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
 from serve_app.options import Options
 from serve_app.stream.server import StreamServer
@@ -80,8 +81,9 @@ def _logprobs(task: ChatTask, word: str, index: int) -> tuple[TokenLogprob, ...]
 class OneReplica:
     """A directory with a single address in it."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, card: ModelCard = CARD) -> None:
         self.address = address
+        self.card = card
         self.asked = 0
 
     async def choose(self, model: str) -> Address:
@@ -89,7 +91,7 @@ class OneReplica:
         return self.address
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
-        return CARD
+        return self.card
 
 
 @asynccontextmanager
@@ -99,17 +101,30 @@ async def http_client(
     options: Options | None = None,
     api_keys: tuple[str, ...] | None = None,
     max_body_bytes: int = 65536,
+    image_rules: ImageRules | None = None,
+    card: ModelCard = CARD,
+    prefix: str = "",
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of the whole ingress, with `replica` behind a real direct stream."""
+    """An HTTP client of the whole ingress, with `replica` behind a real direct stream.
+
+    `prefix`: of all paths, as Serve has it for applications that are not at the root.
+    """
     server = StreamServer(replica.generate)
-    directory = OneReplica(await server.start("127.0.0.1"))
+    directory = OneReplica(await server.start("127.0.0.1"), card)
     backend = ChatBackend(
         [ServedModel("demo", options or Options())], directory, start_timeout_s=5.0
     )
-    app = ingress_app(backend, api_keys=api_keys, max_body_bytes=max_body_bytes)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    app = ingress_app(
+        backend,
+        api_keys=api_keys,
+        max_body_bytes=max_body_bytes,
+        image_rules=image_rules or ImageRules(),
+    )
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=prefix)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url=f"http://test{prefix}"
+        ) as client:
             yield client
     finally:
         backend.close()

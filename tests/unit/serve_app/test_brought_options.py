@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.backend import ChatBackend, ServedModel
 from serve_app.card import ModelCard
+from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
 from serve_app.options import Options, served_options
 from serve_app.stream.server import StreamServer
@@ -31,7 +32,7 @@ async def client(
     directory = Bringing(await server.start("127.0.0.1"))
     model = ServedModel("demo", configured, brings_options)
     backend = ChatBackend([model], directory, start_timeout_s=5.0)
-    app = ingress_app(backend, api_keys=None, max_body_bytes=65536)
+    app = ingress_app(backend, api_keys=None, max_body_bytes=65536, image_rules=ImageRules())
     try:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

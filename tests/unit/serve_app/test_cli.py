@@ -53,6 +53,18 @@ def test_usage_errors_end_with_2(arguments):
     assert "Usage: " in run(*arguments, status=2).stderr
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("shw", "show"), ("lst", "list"), ("remove", None)])
+def test_an_unknown_command_is_told_with_what_may_be_meant(wrong, meant):
+    told = run(wrong, status=2).stderr
+    assert f"'{wrong}'" in told
+    assert f"did you mean `{meant}`?" in told if meant else "did you mean" not in told
+
+
+def test_a_command_that_fails_says_why_in_json_when_asked_to(tmp_path):
+    result = run("show", tmp_path / "nowhere.gguf", "--json", status=1)
+    assert "nowhere.gguf" in json.loads(result.stdout)["error"] and result.stderr == ""
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_is_listed(name):
     assert "--help" in run(name, "--help").stdout

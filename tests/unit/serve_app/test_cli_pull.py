@@ -25,17 +25,22 @@ from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli_runs import CARAVAN, put, run, said
 
 SPLIT = 40_000
+# Far below the time that a connection may be silent.
+ENDING_S = 10
 
 
 class Registry(ThreadingHTTPServer):
-    """One model on loopback; `stall`: blobs stop there until `go_on` is set."""
+    """One model on loopback; `stall`: blobs stop there until `go_on` is set.
+
+    `silent`: not even the head of an answer for a blob comes before that.
+    """
 
     daemon_threads = True
 
     def __init__(self, blobs: dict[str, bytes], manifest: Manifest) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.blobs, self.manifest = blobs, manifest
-        self.stall = False
+        self.stall = self.silent = False
         self.stalled, self.go_on = Event(), Event()
         self.ranges: list[str | None] = []
 
@@ -58,6 +63,10 @@ class Answer(BaseHTTPRequestHandler):
     def blob(self, content: bytes) -> None:
         wanted = self.headers.get("Range")
         self.server.ranges.append(wanted)
+        if self.server.silent:
+            self.server.stalled.set()
+            self.server.go_on.wait(60)
+            return
         if wanted is None:
             self.reply(200, content)
             return
@@ -139,19 +148,51 @@ def test_a_model_that_the_registry_lacks_is_one_line(registry, store):
     assert "Traceback" not in result.output
 
 
-def test_an_interrupted_pull_ends_quietly_and_goes_on_later(registry, store):
-    registry.stall = True
-    name = f"{registry.host}/library/tiny"
+def test_a_model_that_cannot_be_had_does_not_keep_the_others_away(registry, store):
+    tiny, nobody = (f"{registry.host}/library/{name}:latest" for name in ("tiny", "nobody"))
+    result = run("pull", nobody, "./a/path", tiny, status=1, store=store)
+    assert [str(name) for name in store.names()] == [tiny]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("caravan: ")]
+    assert "no such model" in errors[0] and "is a path" in errors[1]
+    result = run("pull", nobody, tiny, "--json", status=1, store=store)
+    steps = [json.loads(line) for line in result.stdout.splitlines()]
+    assert ["no such model" in step["error"] for step in steps if "error" in step] == [True]
+    assert steps[-1]["pulled"] == tiny and result.stderr == ""
+
+
+def interrupted(registry: Registry, store: Store, name: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a pull that is interrupted once the server stalls.
+
+    The server goes on stalling, for longer than a pull may take to end.
+    """
     environment = {**os.environ, "CARAVAN_MODELS": str(store.root)}
-    command = [*CARAVAN, "pull", name]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*CARAVAN, "pull", name],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert registry.stalled.wait(60)
         process.send_signal(signal.SIGINT)
-        registry.go_on.set()
-        output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+        try:
+            output, errors = process.communicate(timeout=ENDING_S)
+        finally:
+            registry.go_on.set()
+    return process.returncode, output, errors
+
+
+def test_a_server_that_says_nothing_does_not_hold_up_an_interrupt(registry, store):
+    registry.silent = True
+    status, output, _ = interrupted(registry, store, f"{registry.host}/library/tiny")
+    assert status == 130 and output == ""
+
+
+def test_an_interrupted_pull_ends_quietly_and_goes_on_later(registry, store):
+    registry.stall = True
+    name = f"{registry.host}/library/tiny"
+    status, output, errors = interrupted(registry, store, name)
+    assert status == 130
     assert output == "" and "Traceback" not in errors
     assert "goes on from here" in errors
     partial = [path for path in (store.root / "blobs").iterdir() if path.name.endswith(PARTIAL)]
@@ -248,6 +289,11 @@ def test_import_takes_over_without_a_copy(tiny, store, tmp_path):
     assert row["name"] == "one:latest"
     (blob,) = row["files"]
     assert Path(blob).samefile(folder / "blobs" / Path(blob).name)
+
+
+def test_the_help_of_import_says_who_checks_digests():
+    said_there = " ".join(run("import", "--help").stdout.split())
+    assert "`caravan verify` compares them with their digests" in said_there
 
 
 def test_import_finds_ollamas_own_folder(store, tmp_path, monkeypatch):

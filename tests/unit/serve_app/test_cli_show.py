@@ -200,7 +200,8 @@ def test_a_projector_beside_the_model_is_shown(tiny, store):
 
 
 def test_what_is_not_there_is_told_in_one_line(store):
-    for model, words in (("nobody", "nobody:latest"), ("./no.gguf", "no such file")):
+    cases = (("nobody", "nobody:latest"), ("./no.gguf", "no such file"), ("/", "is a directory"))
+    for model, words in cases:
         result = run("show", model, status=1, store=store)
         assert len(result.stderr.splitlines()) == 1 and words in result.stderr
 

@@ -5,6 +5,8 @@ import json
 import gguf
 import pytest
 
+from model_zoo.gguf.cursor import Cursor
+from model_zoo.manifest import Layer
 from model_zoo.model_name import ModelName
 from model_zoo.store import Store
 from tests.tiny_models import write_tiny_llama
@@ -36,6 +38,20 @@ def test_list_tells_what_headers_and_manifests_say(tiny, store):
     shown = run("list", store=store).stdout
     assert "tiny:small" in shown and "llama" in shown and "Q8_0" in shown
     assert row["digest"].removeprefix("sha256:")[:12] in shown
+
+
+def test_list_does_not_read_vocabularies(tiny, store, monkeypatch):
+    put(store, "tiny", {"model": tiny})
+    read: list[bool] = []
+    strings = Cursor.strings
+
+    def watched(cursor: Cursor, count: int, thing: str, *, wanted: bool = True) -> list[str]:
+        read.append(wanted)
+        return strings(cursor, count, thing, wanted=wanted)
+
+    monkeypatch.setattr(Cursor, "strings", watched)
+    assert said("list", store=store)[0]["quantization"] == "Q8_0"
+    assert read and not any(read)
 
 
 def test_list_shows_a_damaged_model_among_the_others(tiny, store):
@@ -79,6 +95,19 @@ def test_rm_removes_the_others_when_one_is_not_there(store):
     ]
 
 
+def test_rm_tells_errors_as_json_among_what_it_removed(tiny, store):
+    put(store, "here", {"model": tiny})
+    result = run("rm", "nobody", "a:b:c", "here", "--json", status=1, store=store)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert "nobody:latest" in lines[0]["error"] and "b:c" in lines[1]["error"]
+    assert lines[2]["removed"] == "here:latest" and store.names() == []
+
+
+def test_ls_is_list(tiny, store):
+    put(store, "tiny", {"model": tiny})
+    assert run("ls", store=store).stdout == run("list", store=store).stdout
+
+
 def test_verify_finds_nothing_in_a_sound_store(store):
     put(store, "one", {"model": b"1", "license": b"free"})
     assert said("verify", store=store) == [{"name": "one:latest", "sound": True, "damaged": []}]
@@ -116,6 +145,21 @@ def test_verify_repair_drops_what_is_damaged_and_only_that(store):
     assert not blob(store, manifest).exists()
     assert blob(store, manifest, "license").is_file()
     assert store.names() == [ModelName.parse("bad")]
+
+
+def test_verify_repair_does_not_say_that_it_dropped_what_is_sound_by_now(store, monkeypatch):
+    manifest = put(store, "bad", {"model": b"as it was"})
+    damaged = blob(store, manifest)
+    damaged.write_bytes(b"as it is.")
+    discard = Store.discard
+
+    def repaired_before(store: Store, layer: Layer) -> bool:
+        damaged.write_bytes(b"as it was")
+        return discard(store, layer)
+
+    monkeypatch.setattr(Store, "discard", repaired_before)
+    assert "dropped" not in run("verify", "bad", "--repair", status=1, store=store).stdout
+    assert damaged.read_bytes() == b"as it was"
 
 
 def test_verify_tells_a_manifest_that_cannot_be_read(store):

@@ -137,7 +137,7 @@ BAD = [
     ({"messages": [{"content": "x"}]}, 'field "messages[0].role" is required'),
     ({"messages": [{"role": "user", "content": 1}]}, 'field "messages[0].content" must be'),
     ({"messages": [{"role": "tool", "content": "1"}]}, '"messages[0].role" is "tool"'),
-    ({"messages": [{"role": "user", "images": ["aGk="]}]}, '"messages[0].images" is not served'),
+    ({"messages": [{"role": "user", "images": ["aGk="]}]}, "data required for image input"),
     ({"messages": [{"role": "user", "content": "", "colour": 1}]}, '"messages[0].colour" is not k'),
     ({"stream": "yes"}, 'field "stream" must be'),
     ({"tools": [{"type": "function"}]}, 'field "tools" is not served yet'),

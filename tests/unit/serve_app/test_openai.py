@@ -191,7 +191,7 @@ BAD_CHAT = [
     ({"messages": [{"role": "user", "content": 5}]}, 'field "messages[0].content'),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        'field "messages[0].content[0]" is of type "image_url", which is not served yet',
+        'invalid image input: field "messages[0].content[0].image_url" must be a URL',
     ),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "invalid message format"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 'is "tool", which is not served yet'),
@@ -287,3 +287,13 @@ async def test_unknown_paths_and_methods_are_told_in_json():
         response = await client.post("/v1/unheard", json={})
     assert response.status_code == 404
     assert response.json()["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("keys", [None, ("secret",)])
+async def test_below_a_prefix_errors_and_open_paths_are_the_same(keys) -> None:
+    async with http_client(PretendReplica(), api_keys=keys, prefix="/below") as client:
+        response = await client.post("/v1/chat/completions", json={})
+        assert response.status_code == (400 if keys is None else 401)
+        assert response.json()["error"]["type"].endswith("_error")
+        assert isinstance((await client.post("/api/chat", json={})).json()["error"], str)
+        assert (await client.get("/healthz")).status_code == 200

@@ -17,6 +17,7 @@ from serve_app.settings import ModelSettings
 from serve_app.task import ChatTask, Conversation, merge
 from tests.loopback import Server, serving
 from tests.published import Registry
+from tests.tiny_seeing import write_tiny_seeing
 
 DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
 LAYERS = [
@@ -129,3 +130,51 @@ def test_a_systems_text_of_the_settings_serves_models_from_files_too() -> None:
 def test_a_projector_that_is_not_there_is_told() -> None:
     with pytest.raises((ConfigurationError, ModelFileError), match=r"Model demo: .*nowhere\.gguf"):
         check_model(settings(projector="nowhere.gguf"))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> tuple[Path, Path]:
+    """A model, and the file with its eyes."""
+    path = tmp_path_factory.mktemp("seeing") / "tiny.gguf"
+    projector = write_tiny_seeing(path, flavour="llama.cpp")
+    assert projector is not None
+    return path, projector
+
+
+def published(*files: Path) -> Registry:
+    kinds = ("model", "projector")
+    registry = Registry()
+    layers = [(kind, file.read_bytes()) for kind, file in zip(kinds, files, strict=False)]
+    registry.publish("library/demo:latest", layers)
+    return registry
+
+
+def loaded_capabilities(settings: ModelSettings) -> tuple[str, ...]:
+    replica = load_replica(settings)
+    replica.close()
+    return replica.describe().capabilities
+
+
+def test_a_projector_that_a_model_brings_is_used(seeing) -> None:
+    with serving(published(*seeing)) as server:
+        stated = settings(server, context_tokens=64)
+        assert "vision" in loaded_capabilities(stated)
+        assert check_model(stated) is None
+
+
+def test_a_configured_projector_goes_before_the_one_that_a_model_brings(seeing, tmp_path) -> None:
+    model, projector = seeing
+    (tmp_path / "other.gguf").write_bytes(DEMO.read_bytes())
+    with serving(published(model, tmp_path / "other.gguf")) as server:
+        stated = settings(server, context_tokens=64, projector=str(projector))
+        assert "vision" in loaded_capabilities(stated)
+
+
+def test_a_brought_projector_that_cannot_be_used_is_left_alone_and_told(seeing, capsys) -> None:
+    """Such models were served before anything here could see."""
+    with serving(published(DEMO, seeing[1])) as server:
+        assert "vision" not in loaded_capabilities(settings(server, context_tokens=64))
+        assert check_model(settings(server, context_tokens=64)) is None
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (told,) = [line["what"] for line in lines if line["event"] == "left alone"]
+    assert told.startswith("projector: ") and "architecture gemma3, not llama" in told

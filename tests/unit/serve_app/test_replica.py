@@ -6,10 +6,11 @@ import math
 from contextlib import aclosing
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat import ImagePart, Message
 from model_zoo.chat_model import Prompt
 from runtime.errors import (
     EngineDeadError,
@@ -17,11 +18,19 @@ from runtime.errors import (
     PromptTooLongError,
     RequestError,
 )
-from runtime.request import Alternative, Delta, FinishReason, Sampled, SamplingParams
+from runtime.request import (
+    Alternative,
+    Delta,
+    FinishReason,
+    ImageSpan,
+    Sampled,
+    SamplingParams,
+)
 from serve_app.replica import ModelReplica
 from serve_app.task import ChatTask, Conversation, RawText, TokenIds, merge
 from tests.unit.serve_app.pretend import CARD, USAGE
 
+PICTURE = object()
 TASK = ChatTask("t1", "demo", RawText("hello"), SamplingParams())
 
 
@@ -41,18 +50,25 @@ class PretendModel:
     """One token per character; a conversation begins with token 100."""
 
     prepared = 0
+    tower = None
     decoder = SimpleNamespace(generates=True, causal=True)
     tokenizer = PretendTokenizer()
     description = SimpleNamespace(
-        metadata={"general.name": "demo", "tokens": ["a", "b"], "scores": np.array([0.5, np.inf])}
+        metadata={"general.name": "demo", "tokens": ["a", "b"], "scores": np.array([0.5, np.inf])},
+        projector={"general.architecture": "clip", "mean": [0.5]},
     )
 
-    def prepare(self, messages, *, thinking=None) -> Prompt:
+    def prepare(self, messages, *, thinking=None, at_most=None) -> Prompt:
         self.prepared += 1
-        text = "".join(message.content for message in messages)
-        return Prompt((100, *map(ord, text), int(thinking is False)))
+        parts = [part for message in messages for part in message.content]
+        begin = 1 + sum(isinstance(part, str) for part in parts)
+        tokens = [ord(part) for part in parts if isinstance(part, str)]
+        images = tuple(PICTURE for part in parts if isinstance(part, ImagePart))
+        spans = tuple(ImageSpan(begin + 2 * i, 2, True, b"d") for i in range(len(images)))
+        places = (9,) * 2 * len(images)
+        return Prompt((100, *tokens, *places, int(thinking is False)), spans, images[:1])
 
-    def prepare_text(self, text: str) -> Prompt:
+    def prepare_text(self, text: str, images=(), *, at_most=None) -> Prompt:
         return Prompt(tuple(map(ord, text)))
 
 
@@ -126,6 +142,33 @@ async def test_the_last_delta_tells_the_prompt_where_it_is_wanted():
     assert (await answered(engine)).prompt == ()
 
 
+SEEING = Conversation((Message("user", ("h", "i", ImagePart(b"x"))),))
+
+
+async def test_images_go_to_the_engine_with_their_places() -> None:
+    engine = PretendEngine(END)
+    await answered(engine, dataclasses.replace(TASK, prompt=SEEING))
+    (request,) = engine.requests
+    assert request.prompt == (100, 104, 105, 9, 9, 0)
+    assert request.spans == (ImageSpan(3, 2, True, b"d"),)
+    assert request.images == (PICTURE,)
+
+
+async def test_behind_tokens_of_an_earlier_answer_images_keep_their_places() -> None:
+    engine = PretendEngine(END)
+    prompt = msgspec.structs.replace(SEEING, after=(1, 2, 3, 4))
+    await answered(engine, dataclasses.replace(TASK, prompt=prompt))
+    (request,) = engine.requests
+    (span,) = request.spans
+    assert request.prompt == (1, 2, 3, 4, 104, 105, 9, 9, 0)
+    assert request.prompt[span.start : span.end] == (9, 9)
+
+
+async def test_a_prompt_with_images_is_not_told_since_ids_alone_do_not_bring_them_back() -> None:
+    task = dataclasses.replace(TASK, prompt=SEEING, prompt_wanted=True)
+    assert (await answered(PretendEngine(END), task)).prompt == ()
+
+
 async def test_a_prompt_that_cannot_fit_is_refused_before_any_work():
     model = PretendModel()
     task = dataclasses.replace(TASK, prompt=Conversation((Message("user", "x" * 512),)))
@@ -183,5 +226,6 @@ async def test_leaving_leaves_the_engine():
 def test_a_verbose_description_has_the_arrays():
     replica = ModelReplica(PretendModel(), PretendEngine(), CARD)
     assert replica.describe() == CARD
-    metadata = replica.describe(verbose=True).metadata
-    assert metadata == {"general.name": "demo", "tokens": ["a", "b"], "scores": [0.5, None]}
+    card = replica.describe(verbose=True)
+    assert card.metadata == {"general.name": "demo", "tokens": ["a", "b"], "scores": [0.5, None]}
+    assert card.projector == {"general.architecture": "clip", "mean": [0.5]}

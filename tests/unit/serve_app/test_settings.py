@@ -47,6 +47,13 @@ def test_a_link_is_not_followed_since_parts_are_found_by_its_name(tmp_path, monk
     assert source_path("link-00001-of-00002.gguf") == tmp_path / "link-00001-of-00002.gguf"
 
 
+def test_images_are_not_fetched_unless_hosts_are_allowed():
+    assert read_settings(with_model()).image_urls is None
+    urls = {"allowed_hosts": ["a.test", "*.b.test:8443", "[2606:4700::1111]:80", "1.1.1.1"]}
+    settings = read_settings({**with_model(), "image_urls": urls})
+    assert settings.image_urls is not None and not settings.image_urls.allow_private
+
+
 def test_defaults_become_options():
     (model,) = read_settings(with_model(defaults={"temperature": 0.1, "stop": ["x"]})).models
     assert (model.options.temperature, model.options.stop) == (0.1, ("x",))
@@ -79,6 +86,13 @@ def test_defaults_become_options():
         (with_model(name="no spaces"), ["args.models[0].name"]),
         ({"models": [MODEL, {**MODEL, "name": "Demo:latest"}]}, ['"Demo:latest"']),
         ({"models": [MODEL], "api_keys": []}, ["args.api_keys", "null"]),
+        ({"models": [MODEL], "image_urls": {}}, ["args.image_urls.allowed_hosts is missing"]),
+        (
+            {"models": [MODEL], "image_urls": {"allowed_host": ["a.test"]}},
+            ["args.image_urls.allowed_host ", "did you mean allowed_hosts?"],
+        ),
+        ({"models": [MODEL], "max_image_bytes": 2**26}, ["args.max_image_bytes", "33554432"]),
+        (with_model(max_image_pixels=0), ["args.models[0].max_image_pixels", "greater than"]),
     ],
 )
 def test_a_mistake_is_told_with_its_place(args, messages):

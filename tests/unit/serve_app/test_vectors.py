@@ -95,9 +95,10 @@ async def test_the_file_says_how_to_pool(stated, used):
     assert (request.pooling, request.prompt, request.spans) == (used, (5, 6), ())
 
 
-async def test_a_model_that_looks_ahead_reads_a_text_as_a_whole():
+async def test_a_model_that_looks_ahead_reads_a_text_as_a_whole_and_takes_the_mean():
     engine = PretendEngine()
     await embedded(engine, TokenIds((5, 6, 7)), causal=False)
+    assert engine.requests[0].pooling == Pooling.MEAN
     assert engine.requests[0].spans == (ImageSpan(0, 3, whole=True, digest=b""),)
 
 

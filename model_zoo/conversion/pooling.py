@@ -1,0 +1,46 @@
+"""How a checkpoint makes one vector of many, as the files of its sentence transformer say."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.conversion.configuration import Configuration, optional_json
+from model_zoo.conversion.mapping import Key
+from runtime.errors import UnsupportedModelError
+
+# `pooling_type` of files, by the settings of a pooling module; newer ones name their one mode.
+_FLAG = "pooling_mode_"
+_FLAGS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
+_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
+# Folders of modules behind the model whose weights or meaning no file holds.
+_OTHERS = ("*_Dense", "*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM")
+
+
+def pooling_type(config: Configuration) -> int | None:
+    """1 mean, 2 the first, 3 the last; None where no module says.
+
+    UnsupportedModelError for other ways, and for layers behind the pooling: files hold neither.
+    """
+    folder = config.path.parent
+    for path in (path for pattern in _OTHERS for path in sorted(folder.glob(pattern))):
+        raise UnsupportedModelError(f"{path}: is a module behind the model; files hold none.")
+    for path in sorted(folder.glob("*_Pooling/config.json")):
+        return _mode(path, optional_json(path))
+    return None
+
+
+POOLING = Key("pooling_type", pooling_type)
+
+
+def _mode(path: Path, settings: Mapping[str, Any]) -> int:
+    flags = [name for name, value in settings.items() if name.startswith(_FLAG) and value is True]
+    modes = [_FLAGS.get(name.removeprefix(_FLAG)) for name in flags]
+    named = settings.get("pooling_mode")
+    if named is not None:
+        flags, modes = [str(named)], [_NAMES.get(str(named))]
+    if len(modes) != 1 or modes[0] is None:
+        raise UnsupportedModelError(
+            f"{path}: pools by {', '.join(flags)[:80] or 'nothing'}; model files can say mean, cls "
+            "or lasttoken."
+        )
+    return modes[0]

@@ -1,0 +1,40 @@
+"""What files of all families say of how pixels are made ready."""
+
+from math import isfinite
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.images.normalise import Normalisation, Triple
+
+MOST_PIXELS = 1 << 26
+
+
+def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisation:
+    """Mean and deviation of each colour as the file states them, else those of `default`."""
+    mean = _triple(metadata, "vision.image_mean", default.mean)
+    std = _triple(metadata, "vision.image_std", default.std)
+    if not all(value > 0 for value in std):
+        raise metadata.error("vision.image_std", f"is {list(std)}; all must be above 0")
+    return Normalisation(mean, std)
+
+
+def read_areas(
+    metadata: Metadata, least: str, most: str, *, defaults: tuple[int, int]
+) -> tuple[int, int]:
+    """Bounds in pixels of images that keep their shape, under the keys `least` and `most`."""
+    low, high = (
+        metadata.get_size(key, default, at_most=MOST_PIXELS)
+        for key, default in zip((least, most), defaults, strict=True)
+    )
+    if low > high:
+        raise metadata.error(least, f"is {low:,}, more than `{metadata.full_key(most)}`, {high:,}")
+    return low, high
+
+
+def _triple(metadata: Metadata, key: str, default: Triple) -> Triple:
+    stated = metadata.get_array(key, float)
+    if stated is None:
+        return default
+    if len(stated) != len(default) or not all(map(isfinite, stated)):
+        raise metadata.error(key, f"is {list(stated)[:8]}, not a number for each of three colours")
+    red, green, blue = stated
+    return red, green, blue

@@ -1,0 +1,127 @@
+"""From the bytes of an image file to its pixels, within limits, whatever the bytes are."""
+
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from model_zoo.images import bmp, gif, jpeg, png, webp
+from model_zoo.images.container import Container, damaged, truncated
+from model_zoo.images.orientation import orientation_of, upright
+from runtime.errors import RequestError
+
+WHITE = (255, 255, 255, 255)
+DECODERS: dict[str, type[ImageFile.ImageFile]] = {
+    png.KIND: PngImageFile,
+    jpeg.KIND: JpegImageFile,
+    gif.KIND: GifImageFile,
+    webp.KIND: WebPImageFile,
+    bmp.KIND: BmpImageFile,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingLimits:
+    """What one image may be; `pixels` and `side`, the longer one, of its first frame.
+
+    Decoding takes up to 17 bytes a pixel, resizing up to 48 bytes for each pixel of a side.
+    """
+
+    bytes: int = 32 * 2**20
+    pixels: int = 2**26
+    side: int = 2**16 - 1  # the most that JPEG and GIF can say
+    frames: int = 1000
+
+
+def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
+    """[height, width, 3]: PNG, JPEG, WebP, GIF or BMP, known by its content, as RGB.
+
+    The first frame, upright as Exif or XMP say, transparency on white; the same pixels that
+    `transformers` gets from Pillow. Raises RequestError for what is no image, is damaged or exceeds
+    a limit; limits are checked before anything is decompressed. Takes as long as decoding takes:
+    call it outside an event loop.
+    """
+    if len(data) > limits.bytes:
+        raise RequestError(
+            f"The image has {len(data):,} bytes; at most {limits.bytes:,} are accepted. "
+            "Scale it down or compress it more."
+        )
+    container = inspect(data)
+    _check(container, limits)
+    image = upright(_pixels(container), orientation_of(container.exif, container.xmp))
+    return np.ascontiguousarray(image)
+
+
+def inspect(data: bytes) -> Container:
+    """What the file says of itself; nothing is decompressed. Raises RequestError."""
+    if data.startswith(png.MAGIC):
+        return png.read(data)
+    if data.startswith(jpeg.MAGIC):
+        return jpeg.read(data)
+    if data.startswith(gif.MAGICS):
+        return gif.read(data)
+    if webp.is_webp(data):
+        return webp.read(data)
+    if data.startswith(bmp.MAGIC):
+        return bmp.read(data)
+    raise RequestError("The image is no PNG, JPEG, WebP, GIF or BMP file; send one of these.")
+
+
+def _check(container: Container, limits: DecodingLimits) -> None:
+    kind, width, height = container.format, container.width, container.height
+    if not width or not height:
+        raise damaged(kind, f"its size is {width} x {height}")
+    if width * height > limits.pixels:
+        raise RequestError(
+            f"The {kind} image has {width:,} x {height:,} pixels; at most {limits.pixels:,} are "
+            "accepted. Scale it down."
+        )
+    if max(width, height) > limits.side:
+        raise RequestError(
+            f"The {kind} image has {width:,} x {height:,} pixels; at most {limits.side:,} on a "
+            "side are accepted. Cut it or scale it down."
+        )
+    if container.frames > limits.frames:
+        raise RequestError(
+            f"The {kind} image has {container.frames:,} frames; at most {limits.frames:,} are "
+            "accepted. Send a single one."
+        )
+    if container.compressed_bytes < container.least_bytes:
+        raise truncated(kind)
+
+
+def _pixels(container: Container) -> NDArray[np.uint8]:
+    """[height, width, 3]"""
+    kind = container.format
+    try:
+        return np.asarray(_rgb(_first_frame(container)))
+    except (RequestError, MemoryError):
+        raise
+    except Exception as error:  # decoders fail in many ways, and all of them are the file's fault
+        if "truncated" in str(error).lower():
+            raise truncated(kind) from error
+        raise damaged(kind, "it cannot be decoded") from error
+
+
+def _first_frame(container: Container) -> Image.Image:
+    """A copy, so that what the decoder holds is gone before anything else is made."""
+    with DECODERS[container.format](BytesIO(container.data)) as file:
+        if file.size != (container.width, container.height):
+            raise damaged(container.format, "it states two sizes")
+        file.load()
+        return file.copy()
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Transparency is laid on white. 16-bit greys above 255 are white, as Pillow has it."""
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image)
+    return image.convert("RGB")

@@ -1,0 +1,84 @@
+"""JPEG: the segments that pixels need, the size, the number of scans.
+
+Reference: ITU-T T.81; application segments as Exif 2.3 and XMP part 3 use them.
+"""
+
+from model_zoo.images.container import Container, Parts, damaged, numbers, truncated
+from runtime.errors import RequestError
+
+MAGIC = b"\xff\xd8\xff"
+KIND = "JPEG"
+EXIF, XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+STANDALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a segment
+FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+HUFFMAN_CODED = {0xC0, 0xC1, 0xC2}
+# JFIF and Adobe's segment say how the colours are coded; the others carry profiles and notes.
+UNNEEDED = (set(range(0xE1, 0xF0)) - {0xEE}) | {0xFE}
+MAX_SCANS = 200  # a progressive file has about ten; each goes over all pixels
+
+
+def read(data: bytes) -> Container:
+    """Profiles, thumbnails, comments and further images are left out. Raises RequestError."""
+    kept, exif, xmp = [data[:2]], list[bytes](), b""
+    frame: tuple[int, int, int] | None = None  # marker, height, width
+    parts, offset = Parts(KIND), 2
+    while True:
+        parts.count()
+        marker, offset = _next_marker(data, offset)
+        if marker in STANDALONE:
+            continue
+        if marker == END_OF_IMAGE:
+            raise truncated(KIND)
+        if marker == START_OF_SCAN:
+            break
+        (length,) = numbers(">H", data, offset, KIND)
+        end = offset + length
+        if length < 2 or end > len(data):
+            raise truncated(KIND)
+        body = data[offset + 2 : end]
+        if marker in FRAMES:
+            if frame is not None:
+                raise damaged(KIND, "it has two headers")
+            _, height, width = numbers(">BHH", body, 0, KIND)
+            frame = marker, height, width
+        elif marker == 0xE1 and body.startswith(EXIF):
+            exif.append(body[len(EXIF) :])
+        elif marker == 0xE1 and body.startswith(XMP):
+            xmp = body
+        if marker not in UNNEEDED:
+            kept.append(data[offset - 2 : end])
+        offset = end
+    if frame is None:
+        raise damaged(KIND, "its header is missing")
+    return _container(frame, kept, data[offset - 2 :], b"".join(exif), xmp)
+
+
+def _next_marker(data: bytes, offset: int) -> tuple[int, int]:
+    """The next marker and the offset behind it; bytes that belong to none are passed over."""
+    while True:
+        offset = data.find(b"\xff", offset) + 1
+        if offset == 0 or offset >= len(data):
+            raise truncated(KIND)
+        if data[offset] not in (0x00, 0xFF):
+            return data[offset], offset + 1
+
+
+def _container(
+    frame: tuple[int, int, int], kept: list[bytes], scans: bytes, exif: bytes, xmp: bytes
+) -> Container:
+    marker, height, width = frame
+    if scans.count(b"\xff\xda") > MAX_SCANS:
+        raise RequestError(f"The JPEG image has more than {MAX_SCANS} scans; save it again.")
+    # Each block takes a bit or more, and one component has as many as pixels / 64, or half of it.
+    blocks = width * height // 128
+    return Container(
+        KIND,
+        width,
+        height,
+        b"".join([*kept, scans]),
+        len(scans),
+        exif=exif,
+        xmp=xmp,
+        least_bytes=blocks // 8 if marker in HUFFMAN_CODED else 0,
+    )

@@ -1,0 +1,87 @@
+"""Resizing as Pillow does it: separable filters, widened when shrinking, on 8-bit pixels."""
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from runtime.errors import RequestError
+
+Pixels = NDArray[np.uint8]  # [height, width, 3]
+
+MAX_ASPECT = 200  # of the longer side to the shorter one
+MAX_BETWEEN_PIXELS = 2**26  # of an image whose columns are resized and whose rows are not yet
+MAX_SQUARED_SIDE = 2**14
+BAND_PIXELS = 2**22
+
+
+class Filter(Enum):
+    BILINEAR = Image.Resampling.BILINEAR
+    BICUBIC = Image.Resampling.BICUBIC
+    LANCZOS = Image.Resampling.LANCZOS
+
+
+def resized(image: Pixels, height: int, width: int, resample: Filter) -> Pixels:
+    """image [rows, columns, 3] -> [height, width, 3], whatever that does to its shape.
+
+    Raises RequestError where the image is so tall that a step on the way would take much memory.
+    """
+    if image.shape[:2] == (height, width):
+        return image
+    if image.shape[0] * width > MAX_BETWEEN_PIXELS:
+        raise _unsuitable(image, f"at most {MAX_BETWEEN_PIXELS // width:,} pixels high")
+    return np.asarray(Image.fromarray(image).resize((width, height), resample.value))
+
+
+def squared(image: Pixels, side: int, resample: Filter, colour: tuple[int, int, int]) -> Pixels:
+    """image [rows, columns, 3], centred on a square of `colour`, resized to [side, side, 3].
+
+    The same pixels as if the square were made first, which for a long image takes much memory:
+    columns are resized before rows, so a few rows at a time are squared and made narrow. Raises
+    RequestError for an image that takes too long even so.
+    """
+    rows, columns, _ = image.shape
+    whole = max(rows, columns)
+    if whole > MAX_SQUARED_SIDE:
+        raise _unsuitable(image, f"at most {MAX_SQUARED_SIDE:,} pixels long")
+    step = max(BAND_PIXELS // whole, 1)
+    narrow = [
+        _narrowed(_amid(image[top : top + step], whole, colour, axis=1), side, resample)
+        for top in range(0, rows, step)
+    ]
+    return resized(_amid(np.concatenate(narrow), whole, colour, axis=0), side, side, resample)
+
+
+def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
+    return resized(image, image.shape[0], width, resample)
+
+
+def check_aspect(image: Pixels, limit: int = MAX_ASPECT) -> None:
+    """Raises RequestError where resizing by the shorter side would make something huge."""
+    height, width, _ = image.shape
+    if max(height, width) > limit * min(height, width):
+        raise _unsuitable(image, f"at most {limit} times as long as wide")
+
+
+def _unsuitable(image: Pixels, bound: str) -> RequestError:
+    height, width, _ = image.shape
+    return RequestError(
+        f"The image has {width:,} x {height:,} pixels; for this model it may be {bound}. "
+        "Cut it or scale it down."
+    )
+
+
+def _amid(image: Pixels, length: int, colour: tuple[int, int, int], *, axis: int) -> Pixels:
+    """`image` in the middle of `length` pixels along `axis`; an odd one is missing before it."""
+    missing = length - image.shape[axis]
+    if not missing:
+        return image
+    shape = list(image.shape)
+    shape[axis] = length
+    canvas = np.empty(shape, np.uint8)
+    canvas[:] = colour
+    place = [slice(None)] * 2
+    place[axis] = slice(missing // 2, missing // 2 + image.shape[axis])
+    canvas[tuple(place)] = image
+    return canvas

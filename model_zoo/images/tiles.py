@@ -1,0 +1,53 @@
+"""Cutting an image in tiles: which grid suits it, and the cutting."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+Grid = tuple[int, int]  # (rows, columns)
+
+
+def grids(most: int) -> list[Grid]:
+    """All grids of at most so many tiles, by rows, then columns."""
+    sides = range(1, most + 1)
+    return [(rows, columns) for rows in sides for columns in sides if rows * columns <= most]
+
+
+def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
+    """The grid of tiles [side, side] into which an image goes with the least enlarging.
+
+    Where it has to shrink for all of them, the one for which it shrinks least; of equals the one
+    with the fewest tiles.
+    """
+
+    def rank(grid: Grid) -> tuple[bool, float, int]:
+        scale = min(grid[0] * side / height, grid[1] * side / width)
+        return scale < 1, scale if scale >= 1 else -scale, math.prod(grid)
+
+    return min(grids(most), key=rank)
+
+
+def fitting(height: int, width: int, *, grid: Grid, side: int) -> tuple[int, int]:
+    """The size of an image on the canvas of `grid`: as it is or shrunk, and no less than a tile."""
+    high = min(max(height, side), grid[0] * side)
+    wide = min(max(width, side), grid[1] * side)
+    by_height, by_width = high / height, wide / width
+    if by_width < by_height:
+        return min(max(math.floor(height * by_width), 1), high), wide
+    return high, min(max(math.floor(width * by_height), 1), wide)
+
+
+def on_canvas(image: Pixels, height: int, width: int, *, top: int = 0, left: int = 0) -> Pixels:
+    """image [rows, columns, 3] -> [height, width, 3], black around it."""
+    canvas = np.zeros((height, width, 3), np.uint8)
+    canvas[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return canvas
+
+
+def cut(image: Pixels, rows: int, columns: int) -> Pixels:
+    """image [rows * h, columns * w, 3] -> [rows * columns, h, w, 3], row by row."""
+    height, width, channels = image.shape
+    tiles = image.reshape(rows, height // rows, columns, width // columns, channels)
+    return tiles.transpose(0, 2, 1, 3, 4).reshape(rows * columns, *tiles.shape[1::2], channels)

@@ -1,0 +1,157 @@
+"""Gated delta nets: layers that sum up what came before in a state of fixed size."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.sizes import MAX_HEAD_DIM
+from model_zoo.layers.step import Step
+from runtime.kernels.delta import CHUNK, DeltaGates, gated_delta, short_convolution
+from runtime.kernels.pointwise import silu_mul
+from runtime.kv.states import Recurrent, StateCache
+
+MAX_HEADS, MAX_TAPS = 4096, 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """`heads` of values with `value_dim` each, `key_heads` of queries and keys with `key_dim` each,
+    and the convolution's `width`."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+
+    @classmethod
+    def read(cls, metadata: Metadata) -> "DeltaSizes":
+        """ModelFileError for what is missing or cannot be."""
+        heads = metadata.require_size("ssm.time_step_rank", at_most=MAX_HEADS)
+        key_heads = metadata.require_size("ssm.group_count", at_most=MAX_HEADS)
+        inner = metadata.require_size("ssm.inner_size", at_most=MAX_HEADS * MAX_HEAD_DIM)
+        for key, divisor, number in (
+            ("ssm.group_count", key_heads, heads),
+            ("ssm.time_step_rank", heads, inner),
+        ):
+            if number % divisor:
+                raise metadata.error(key, f"is {divisor:,}, which does not divide {number:,}")
+        return cls(
+            heads,
+            key_heads,
+            metadata.require_size("ssm.state_size", at_most=MAX_HEAD_DIM),
+            inner // heads,
+            metadata.require_size("ssm.conv_kernel", at_most=MAX_TAPS),
+        )
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values pass the convolution."""
+        return 2 * self.keys + self.values
+
+    @property
+    def cache(self) -> StateCache:
+        """What each such layer stores."""
+        kind, taps = Recurrent(), self.width - 1
+        return StateCache(kind, self.heads, self.key_dim, self.value_dim, self.channels, taps)
+
+
+class GatedDeltaNet:
+    """Queries, keys and values through a short convolution, the gated delta rule, a norm of each
+    head, a gate and a projection (Yang, Kautz and Hatamizadeh, "Gated Delta Networks").
+
+    `tiled`: value head h goes with key head h % key_heads; else with h // (heads / key_heads). The
+    oldest files have queries, keys, values and gates of each key head together, as `ssm_in`.
+    """
+
+    def __init__(
+        self, w: TensorScope, *, hidden: int, sizes: DeltaSizes, eps: float, tiled: bool
+    ) -> None:
+        self._sizes, self._tiled = sizes, tiled
+        self._inputs = _Inputs(w, hidden, sizes)
+        self._gates = _Gates(w, hidden, sizes)
+        convolution = w.table("ssm_conv1d.weight", shape=(sizes.channels, sizes.width))
+        self._convolution = convolution.t().contiguous()
+        self._norm = w.rms_norm("ssm_norm", eps, size=sizes.value_dim)
+        self._output = w.linear("ssm_out", shape=(hidden, sizes.values))
+        expanded = sizes.heads * (6 * sizes.key_dim + 4 * sizes.value_dim + 9 * CHUNK)
+        self.row_elements = 6 * (sizes.channels + sizes.values) + expanded
+        self.matrix_elements = hidden * (sizes.channels + sizes.values)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone."""
+        mixed, gate = self._inputs(x)
+        gates = self._gates(x)
+        mixed = short_convolution(mixed, self._convolution, step.pages, step.plan)
+        seen = gated_delta(
+            mixed,
+            gates,
+            step.pages,
+            step.plan,
+            key_heads=self._sizes.key_heads,
+            tiled=self._tiled,
+        )
+        normal = self._norm(step.kept(seen)).flatten(1)
+        return self._output(silu_mul(step.kept(gate), normal))
+
+
+class _Inputs:
+    """x [tokens, hidden] -> [tokens, channels] and the gate [tokens, values]."""
+
+    def __init__(self, w: TensorScope, hidden: int, sizes: DeltaSizes) -> None:
+        self._sizes = sizes
+        self._grouped = w.has("ssm_in")
+        matrices = {"attn_qkv": (sizes.channels, hidden), "attn_gate": (sizes.values, hidden)}
+        if self._grouped:
+            matrices = {"ssm_in": (sizes.channels + sizes.values, hidden)}
+        self._matrices = w.fused_linear(matrices)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not self._grouped:
+            qkv, gate = self._matrices(x)
+            return qkv, gate
+        sizes, (whole,) = self._sizes, self._matrices(x)
+        values = sizes.values // sizes.key_heads
+        parts = whole.unflatten(1, (sizes.key_heads, -1)).split(
+            (sizes.key_dim, sizes.key_dim, values, values), dim=2
+        )
+        *mixed, gate = [part.flatten(1) for part in parts]
+        return torch.cat(mixed, dim=1), gate
+
+
+class _Gates:
+    """x [tokens, hidden] -> what gates the heads, from one matrix of all or from two.
+
+    In the one, the betas and then the alphas of each key head's values stand together.
+    """
+
+    def __init__(self, w: TensorScope, hidden: int, sizes: DeltaSizes) -> None:
+        self._key_heads = sizes.key_heads
+        self._together = not w.has("ssm_beta") and not w.has("ssm_alpha")
+        matrices = dict.fromkeys(("ssm_beta", "ssm_alpha"), (sizes.heads, hidden))
+        if self._together:
+            matrices = {"ssm_ba": (2 * sizes.heads, hidden)}
+        self._matrices = w.fused_linear(matrices)
+        self._rates = w.vector("ssm_a", size=sizes.heads, bare=True)
+        offsets = w.vector("ssm_dt", size=sizes.heads, bare=True, optional=True)
+        if offsets is None:
+            offsets = w.table("ssm_dt.bias", shape=(sizes.heads,))
+        self._offsets = offsets
+
+    def __call__(self, x: Tensor) -> DeltaGates:
+        parts = self._matrices(x)
+        if self._together:
+            parts = parts[0].unflatten(1, (self._key_heads, 2, -1)).unbind(2)
+        betas, alphas = (part.flatten(1) for part in parts)
+        return DeltaGates(alphas, betas, self._rates, self._offsets)

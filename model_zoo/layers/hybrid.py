@@ -1,0 +1,56 @@
+"""What files say of models that mix recurrent layers with attention."""
+
+from dataclasses import replace
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.sizes import Sizes
+
+FULL_EVERY = 4
+_KV_HEADS, _DRAFTING, _INTERVAL = (
+    "attention.head_count_kv",
+    "nextn_predict_layers",
+    "full_attention_interval",
+)
+
+
+def read_sizes(w: TensorScope, metadata: Metadata) -> Sizes:
+    """The sizes without the layers at the end that draft tokens, whose tensors are left alone.
+
+    Where the file counts no key heads for recurrent layers, these have those of the others.
+    """
+    sizes = Sizes.read(metadata, kv_heads=_kv_heads(metadata))
+    drafting = metadata.get(_DRAFTING, int, 0)
+    if not 0 <= drafting < sizes.layers:
+        raise metadata.error(
+            _DRAFTING, f"is {drafting:,}; it must be below the {sizes.layers:,} layers"
+        )
+    for layer in range(sizes.layers - drafting, sizes.layers):
+        w.scope("blk", layer).ignore_all()
+    return replace(sizes, layers=sizes.layers - drafting)
+
+
+def recurrent_layers(sizes: Sizes) -> tuple[bool, ...]:
+    """Which layers are: those without key heads, where the file counts them for each layer, else
+    all but every n-th."""
+    metadata = sizes.metadata
+    if metadata.has("attention.recurrent_layers"):
+        stated = metadata.require_array("attention.recurrent_layers", bool)
+    elif metadata.length(_KV_HEADS) is not None:
+        stated = tuple(count == 0 for count in metadata.require_array(_KV_HEADS, int))
+    else:
+        interval = metadata.get_size(_INTERVAL, FULL_EVERY)
+        stated = tuple((layer + 1) % interval > 0 for layer in range(sizes.layers))
+    if len(stated) < sizes.layers:
+        raise metadata.error("attention.recurrent_layers", f"has {len(stated):,} entries")
+    return stated[: sizes.layers]
+
+
+def _kv_heads(metadata: Metadata) -> tuple[int, ...] | None:
+    """With something for recurrent layers, too; None where it is one number."""
+    if metadata.length(_KV_HEADS) is None:
+        return None
+    stated = metadata.require_array(_KV_HEADS, int)
+    if any(count < 0 for count in stated) or not any(stated):
+        raise metadata.error(_KV_HEADS, "counts key heads for no layer, or fewer than none")
+    return tuple(count or max(stated) for count in stated)

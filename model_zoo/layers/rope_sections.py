@@ -1,0 +1,28 @@
+"""Rotary embeddings that go by time, row and column, as a file divides its frequencies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.layers.rope import Rotary, axes_of
+
+KEYS = ("rope.dimension_sections", "rope.mrope_section", "mrope_sections")
+
+
+def in_sections(
+    rotary: Rotary, metadata: Metadata, *, default: Sequence[int], interleaved: bool
+) -> Rotary:
+    """`default`: how many frequencies each axis has, where the file does not say.
+
+    A fourth axis, which some files have, must be empty. Raises ModelFileError.
+    """
+    count = len(rotary.frequencies)
+    key = next((key for key in KEYS if metadata.has(key)), KEYS[0])
+    stated = list(metadata.get_array(key, int) or default)
+    sections = stated[:3]
+    if len(sections) < 3 or any(stated[3:]) or min(sections) < 0 or sum(sections) != count:
+        raise metadata.error(
+            key, f"is {stated[:8]}; three numbers that make up {count} frequencies are needed"
+        )
+    axes = axes_of(sections, count, interleaved=interleaved)
+    return replace(rotary, axes=axes.to(rotary.frequencies.device))

@@ -1,0 +1,42 @@
+"""Neighbouring rows of an image become one."""
+
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+
+
+def merged_planes(x: Tensor, rows: int, columns: int, size: int) -> Tensor:
+    """x [images, rows * columns, hidden] -> [images, merged rows, hidden * size * size].
+
+    Each square of `size` x `size` rows becomes one, in which every feature has its own square: the
+    order of torch's `unfold`. A row or column too many at the end is dropped.
+    """
+    plane = x.unflatten(1, (rows, columns))
+    down, right = rows // size, columns // size
+    cut = plane[:, : down * size, : right * size].unflatten(2, (right, size))
+    parts = cut.unflatten(1, (down, size)).permute(0, 1, 3, 5, 2, 4)
+    return parts.reshape(len(x), down * right, -1)
+
+
+def shuffled_planes(x: Tensor, side: int, size: int) -> Tensor:
+    """x [images, side * side, hidden] -> [images, merged rows, size * size * hidden].
+
+    Each square of `size` x `size` rows becomes one, whose parts are those rows, line by line.
+    """
+    count = side // size
+    parts = x.view(len(x), count, size, count, size, -1).transpose(2, 3)
+    return parts.reshape(len(x), count * count, -1)
+
+
+def read_shuffle(metadata: Metadata, across: int, default: int) -> int:
+    """How many of `across` patches side by side become one row, as llama.cpp's files say."""
+    size = metadata.get_size("vision.projector.scale_factor", default)
+    check_shuffle(metadata, across, size)
+    return size
+
+
+def check_shuffle(metadata: Metadata, across: int, size: int) -> None:
+    if size < 1 or across % size:
+        raise metadata.error(
+            "vision.image_size", f"has {across} patches across, which {size} does not divide"
+        )

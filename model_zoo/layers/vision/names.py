@@ -1,0 +1,40 @@
+"""Names of a tower's tensors: converters call the same thing differently."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+
+# What a tensor may be called; llama.cpp's name stands first.
+Names = tuple[str, ...]
+
+
+def known_as(w: TensorScope, *names: str) -> str:
+    """The first of these names that the file has; where it has none, the first."""
+    return next((name for name in names if w.has(name)), names[0])
+
+
+def first_table(w: TensorScope, *names: str, shape: tuple[int, ...]) -> Tensor:
+    """In float32 the first of these tensors that the file has, suffix and all.
+
+    Some converters leave dimensions of one before the others.
+    """
+    name = next((name for name in names if w.shape(name, whole=True)), names[0])
+    stored = w.shape(name, whole=True) or shape
+    ahead = len(stored) - len(shape)
+    if ahead > 0 and stored[:ahead] == (1,) * ahead:
+        return w.table(name, shape=(*stored[:ahead], *shape)).flatten(0, ahead)
+    return w.table(name, shape=shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The tensors of an encoder's layer, beside `attn_q`, `attn_k`, `attn_v` or `attn_qkv`."""
+
+    attn_norm: Names = ("ln1",)
+    output: Names = ("attn_out",)
+    ffn_norm: Names = ("ln2",)
+    gate: Names = ("ffn_gate",)
+    up: Names = ("ffn_up",)
+    down: Names = ("ffn_down",)

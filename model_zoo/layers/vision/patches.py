@@ -1,0 +1,70 @@
+"""From pixels to rows: squares of an image, each times one matrix."""
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.vision.names import known_as
+from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from runtime.quant import Weight, block_type
+
+
+def squares(pixels: Tensor, side: int, *, block: int = 1) -> Tensor:
+    """pixels [images, channels, height, width] -> [images, patches, channels * side * side].
+
+    Patches go row by row; those of a square of `block` x `block` stand together, row by row
+    inside, and the blocks go row by row. What is left at the right and at the bottom is dropped.
+    """
+    images, channels, height, width = pixels.shape
+    down, right = height // (side * block), width // (side * block)
+    cut = pixels[:, :, : down * block * side, : right * block * side]
+    parts = cut.reshape(images, channels, down, block, side, right, block, side)
+    return parts.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(images, -1, channels * side * side)
+
+
+def patch_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
+    """A convolution whose stride is its size, under one of these names: [n, pixels] -> [n, hidden].
+
+    Its matrix is small and kept in float32.
+    """
+    name = known_as(w, *names)
+    flat = (sizes.hidden, sizes.patch_elements)
+    stored = w.shape(name)
+    table = w.table(f"{name}.weight", shape=flat if stored and len(stored) == 2 else _square(sizes))
+    return Linear(in_float32(table.reshape(flat)), read_bias(w, name, sizes.hidden))
+
+
+def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
+    """The same for successive frames, [n, channels * frames * side * side] -> [n, hidden].
+
+    `names`: of the tensors of the frames, suffix and all.
+    """
+    frames = torch.stack([w.table(name, shape=_square(sizes)) for name in names], dim=2)
+    bias = read_bias(w, names[0].removesuffix(".weight"), sizes.hidden)
+    return Linear(in_float32(frames.flatten(1)), bias)
+
+
+def stacked_frame_embedding(
+    w: TensorScope, sizes: VisionSizes, name: str, *, frames: int
+) -> Linear:
+    """The same from one tensor (hidden * channels, frames, side, side)."""
+    shape = (sizes.hidden * CHANNELS, frames, sizes.patch, sizes.patch)
+    table = w.table(f"{name}.weight", shape=shape)
+    flat = table.reshape(sizes.hidden, sizes.patch_elements * frames)
+    return Linear(in_float32(flat), read_bias(w, name, sizes.hidden))
+
+
+def read_bias(w: TensorScope, name: str, size: int) -> Tensor | None:
+    bias = w.table(f"{name}.bias", shape=(size,), optional=True)
+    return None if bias is None else bias.to(w.dtype)
+
+
+def in_float32(matrix: Tensor) -> Weight:
+    """matrix float32 (out, in) as a weight."""
+    out, elements = matrix.shape
+    return Weight(matrix.contiguous().view(torch.uint8), block_type("F32"), (out, elements))
+
+
+def _square(sizes: VisionSizes) -> tuple[int, ...]:
+    return (sizes.hidden, CHANNELS, sizes.patch, sizes.patch)

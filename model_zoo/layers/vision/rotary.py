@@ -1,0 +1,45 @@
+"""Heads turned by two coordinates of a patch: one for half of the pairs, one for the others."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.rope import Pairs, Rotation
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
+from model_zoo.layers.vision.sizes import VisionSizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaneRotary:
+    """`first` and `second` float32 [head_dim / 4]: how far a step of each coordinate turns."""
+
+    first: Tensor
+    second: Tensor
+    pairs: Pairs
+
+    def __call__(self, first: Tensor, second: Tensor) -> Rotation:
+        """The coordinates of each row, [rows]."""
+        angles = torch.cat(
+            [first[:, None].float() * self.first, second[:, None].float() * self.second], 1
+        )
+        return Rotation(angles.cos(), angles.sin(), self.pairs)
+
+
+def halves_rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
+    """Qwen's: the same frequencies, of half a head, for rows and for columns."""
+    sizes.quarters()
+    base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
+    frequencies = plain_frequencies(sizes.head_dim // 2, base).to(w.device)
+    return PlaneRotary(frequencies, frequencies, Pairs.HALVES)
+
+
+def coordinates(
+    rows: int, columns: int, *, block: int = 1, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Row and column of each patch [rows * columns], in the order of `patches.squares`."""
+    down, right = rows // block, columns // block
+    numbers = torch.arange(rows * columns, device=device).view(down, block, right, block)
+    ordered = numbers.permute(0, 2, 1, 3).flatten()
+    return ordered // columns, ordered % columns

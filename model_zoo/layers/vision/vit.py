@@ -1,0 +1,95 @@
+"""The plain vision transformer: patches of a square with learned places, layers, norms."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.norm import LayerNorm
+from model_zoo.layers.vision.attention import View, whole
+from model_zoo.layers.vision.encoder import EncoderLayer, encoder_bytes
+from model_zoo.layers.vision.names import Names, first_table, known_as
+from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.sizes import VisionSizes
+
+
+@dataclass(frozen=True, slots=True)
+class VitNames:
+    """The tensors beside those of the layers; of the class, which may be a bare name, in full.
+
+    Without names for a norm there is none.
+    """
+
+    patches: Names = ("patch_embd",)
+    places: Names = ("position_embd",)
+    first: Names = ("class_embd", "class_embd.weight")
+    pre_norm: Names = ()
+    post_norm: Names = ("post_ln",)
+
+
+class Vit:
+    """Dosovitskiy et al., "An Image Is Worth 16x16 Words".
+
+    `classed`: a row that is no patch stands first. `post_optional`: there is a norm after the
+    layers where the file has one.
+    """
+
+    def __init__(
+        self,
+        w: TensorScope,
+        sizes: VisionSizes,
+        side: int,
+        read_layer: Callable[[TensorScope], EncoderLayer],
+        *,
+        names: VitNames | None = None,
+        classed: bool = False,
+        post_optional: bool = False,
+    ) -> None:
+        names = names or VitNames()
+        self._sizes, self._device, self._dtype = sizes, w.device, w.dtype
+        self.across = side // sizes.patch
+        self._embed = patch_embedding(w, sizes, *names.patches)
+        self._class = None
+        if classed:
+            self._class = first_table(w, *names.first, shape=(sizes.hidden,)).to(w.dtype)
+        self.rows = self.across**2 + classed
+        places = tuple(f"{name}.weight" for name in names.places)
+        self._places = first_table(w, *places, shape=(self.rows, sizes.hidden)).to(w.dtype)
+        self._pre_norm = _norm(w, sizes, names.pre_norm)
+        self._post_norm = _norm(w, sizes, names.post_norm, optional=post_optional)
+        self._layers: Sequence[EncoderLayer] = [
+            read_layer(w.scope("blk", index)) for index in range(sizes.layers)
+        ]
+
+    def nbytes(self, images: int) -> int:
+        """Bounds what so many images take, the result included."""
+        sizes, rows = self._sizes, images * self.rows
+        edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
+        return 4 * edges + encoder_bytes(self._device, sizes, self._layers, rows)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """pixels [images, 3, side, side] -> [images, patches, hidden]; the class is left out."""
+        images, hidden = len(pixels), self._sizes.hidden
+        patches = squares(pixels.to(self._dtype), self._sizes.patch)
+        x = self._embed(patches.flatten(0, 1)).view(images, -1, hidden)
+        if self._class is not None:
+            x = torch.cat([self._class.expand(images, 1, hidden), x], dim=1)
+        x = x.add_(self._places).view(-1, hidden)
+        if self._pre_norm is not None:
+            x = self._pre_norm(x)
+        view = View(images, whole(self.rows))
+        for layer in self._layers:
+            x = layer(x, view)
+        if self._post_norm is not None:
+            x = self._post_norm(x)
+        return x.view(images, self.rows, hidden)[:, self.rows - self.across**2 :]
+
+
+def _norm(
+    w: TensorScope, sizes: VisionSizes, names: Names, *, optional: bool = False
+) -> LayerNorm | None:
+    if not names or (optional and not w.has(known_as(w, *names))):
+        return None
+    return w.layer_norm(known_as(w, *names), sizes.eps, size=sizes.hidden)

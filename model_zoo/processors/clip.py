@@ -1,0 +1,45 @@
+"""CLIP and LLaVA: the middle square of the image, or the image amid a square of the mean colour."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import CLIP, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, Pixels, check_aspect, resized, squared
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class ClipProcessor:
+    """pixels [3, side, side]; `whole`: the image is padded to a square, else cut to one."""
+
+    side: int
+    rows: int
+    whole: bool = False
+    resample: Filter = Filter.BICUBIC
+    normalisation: Normalisation = CLIP
+
+    @property
+    def most_rows(self) -> int:
+        return self.rows
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        """Raises RequestError for an image too long to be cut."""
+        square = self._padded(image) if self.whole else self._middle(image)
+        pixels = self.normalisation(square)
+        return PreparedImage(pixels, (1, 1), digest_of(image, self, tower), self.rows)
+
+    def _padded(self, image: Pixels) -> Pixels:
+        red, green, blue = (int(value * 255) for value in self.normalisation.mean)
+        return squared(image, self.side, self.resample, (red, green, blue))
+
+    def _middle(self, image: Pixels) -> Pixels:
+        check_aspect(image)
+        height, width, _ = image.shape
+        longer = self.side * max(height, width) // min(height, width)
+        high, wide = (self.side, longer) if height <= width else (longer, self.side)
+        whole = resized(image, high, wide, self.resample)
+        top, left = (high - self.side) // 2, (wide - self.side) // 2
+        return whole[top : top + self.side, left : left + self.side]

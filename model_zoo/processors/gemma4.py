@@ -1,0 +1,47 @@
+"""Gemma 4: the image in its own shape, scaled until it fills a budget of tokens."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import UNCHANGED, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Processor:
+    """pixels [3, height, width] in [0, 1], multiples of `patch * pool`.
+
+    grid: the rectangle of rows.
+    """
+
+    patch: int = 16
+    pool: int = 3
+    tokens: int = 280
+    resample: Filter = Filter.BICUBIC
+    normalisation: Normalisation = UNCHANGED
+
+    @property
+    def most_rows(self) -> int:
+        return self.tokens
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        unit = self.patch * self.pool
+        rows, columns = grid = self._grid(*image.shape[:2])
+        pixels = self.normalisation(resized(image, rows * unit, columns * unit, self.resample))
+        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows * columns)
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.patch * self.pool
+        scale = math.sqrt(self.tokens * unit**2 / (height * width))
+        rows, columns = math.floor(scale * height / unit), math.floor(scale * width / unit)
+        if not rows:
+            rows, columns = 1, min(width // height, self.tokens)
+        elif not columns:
+            rows, columns = min(height // width, self.tokens), 1
+        assert 0 < rows * columns <= self.tokens
+        return rows, columns

@@ -1,0 +1,84 @@
+"""Idefics 3 and SmolVLM: the image scaled to one longest edge, in tiles, and once as a whole."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import STANDARD, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from model_zoo.images.tiles import cut
+from runtime.vision import PreparedImage
+
+MAX_EDGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Idefics3Processor:
+    """pixels [tiles, 3, side, side], row by row; behind two or more the whole image, stretched.
+
+    grid: of the tiles without the last. `split` False: the whole image alone.
+    """
+
+    side: int
+    longest_edge: int
+    tile_rows: int
+    split: bool = True
+    resample: Filter = Filter.LANCZOS
+    normalisation: Normalisation = STANDARD
+
+    @property
+    def most_rows(self) -> int:
+        if not self.split:
+            return self.tile_rows
+        edge = min(self.longest_edge, MAX_EDGE)
+        odd = edge % 2  # then the shorter side may become the longer one
+        tiles = math.ceil((edge + odd) / self.side) * (math.ceil((edge + odd) / self.side) + odd)
+        return (tiles + (tiles > 1)) * self.tile_rows
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        digest = digest_of(image, self, tower)
+        rows, columns, _ = image.shape
+        height, width = scaled_to_edge(rows, columns, self.longest_edge)
+        scaled = resized(image, height, width, self.resample)
+        if not self.split:
+            whole = resized(scaled, self.side, self.side, self.resample)
+            pixels = self.normalisation(whole).unsqueeze(0)
+            return PreparedImage(pixels, (1, 1), digest, self.tile_rows)
+        rows, columns = grid = self._grid(height, width)
+        stretched = resized(scaled, rows * self.side, columns * self.side, self.resample)
+        pixels = self.normalisation(cut(stretched, *grid))
+        if len(pixels) > 1:
+            whole = resized(stretched, self.side, self.side, self.resample)
+            pixels = torch.cat([pixels, self.normalisation(whole).unsqueeze(0)])
+        return PreparedImage(pixels, grid, digest, len(pixels) * self.tile_rows)
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """The longer side in whole tiles, then the shorter one as the shape asks for."""
+        aspect = width / height
+        if width >= height:
+            columns = math.ceil(width / self.side)
+            return max(math.ceil(int(columns * self.side / aspect) / self.side), 1), columns
+        rows = math.ceil(height / self.side)
+        return rows, max(math.ceil(int(rows * self.side * aspect) / self.side), 1)
+
+
+def scaled_to_edge(height: int, width: int, edge: int) -> tuple[int, int]:
+    """The longer side becomes `edge`, the shorter one even; then neither exceeds 4096."""
+    aspect = width / height
+    if width >= height:
+        height, width = int(edge / aspect), edge
+        height += height % 2
+    else:
+        height, width = edge, int(edge * aspect)
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    aspect = width / height
+    if width >= height and width > MAX_EDGE:
+        height, width = int(MAX_EDGE / aspect), MAX_EDGE
+    elif height > width and height > MAX_EDGE:
+        height, width = MAX_EDGE, int(MAX_EDGE * aspect)
+    return max(height, 1), max(width, 1)

@@ -1,0 +1,57 @@
+"""InternVL: tiles of the grid whose shape is nearest the image's, and the whole image."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from model_zoo.images.tiles import Grid, cut, grids
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class InternVLProcessor:
+    """pixels [tiles, 3, side, side], row by row; behind two or more the whole image, stretched.
+
+    grid: of the tiles without the last.
+    """
+
+    side: int
+    tile_rows: int
+    normalisation: Normalisation
+    min_tiles: int = 1
+    max_tiles: int = 12
+    resample: Filter = Filter.BICUBIC
+
+    @property
+    def most_rows(self) -> int:
+        return (self.max_tiles + (self.max_tiles > 1)) * self.tile_rows
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        rows, columns = grid = self._grid(*image.shape[:2])
+        stretched = resized(image, rows * self.side, columns * self.side, self.resample)
+        pixels = self.normalisation(cut(stretched, *grid))
+        if len(pixels) > 1:
+            whole = self.normalisation(resized(image, self.side, self.side, self.resample))
+            pixels = torch.cat([pixels, whole.unsqueeze(0)])
+        features = len(pixels) * self.tile_rows
+        return PreparedImage(pixels, grid, digest_of(image, self, tower), features)
+
+    def _grid(self, height: int, width: int) -> Grid:
+        """Of equally near ones the largest that is less than twice the image; few tiles first."""
+        allowed = (grid for grid in grids(self.max_tiles) if _tiles(grid) >= self.min_tiles)
+        best, least = (1, 1), float("inf")
+        for rows, columns in sorted(allowed, key=lambda grid: (_tiles(grid), grid[1])):
+            difference = abs(width / height - columns / rows)
+            filled = height * width > 0.5 * self.side**2 * rows * columns
+            if difference < least or (difference == least and filled):
+                best, least = (rows, columns), difference
+        return best
+
+
+def _tiles(grid: Grid) -> int:
+    return grid[0] * grid[1]

@@ -1,0 +1,43 @@
+"""Llama 4: tiles of a canvas that suits the image, and the whole image as one more tile."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import STANDARD, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from model_zoo.images.tiles import best_grid, cut, fitting, on_canvas
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class Llama4Processor:
+    """pixels [tiles, 3, side, side], row by row; behind two or more the whole image, stretched.
+
+    grid: of the tiles without the last. The reference normalises in bfloat16, this in float32.
+    """
+
+    side: int
+    tile_rows: int
+    max_tiles: int = 16
+    resample: Filter = Filter.BILINEAR
+    normalisation: Normalisation = STANDARD
+
+    @property
+    def most_rows(self) -> int:
+        return (self.max_tiles + (self.max_tiles > 1)) * self.tile_rows
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        height, width, _ = image.shape
+        grid = best_grid(height, width, side=self.side, most=self.max_tiles)
+        small = resized(image, *fitting(height, width, grid=grid, side=self.side), self.resample)
+        canvas = on_canvas(small, grid[0] * self.side, grid[1] * self.side)
+        pixels = self.normalisation(cut(canvas, *grid))
+        if len(pixels) > 1:
+            whole = self.normalisation(resized(image, self.side, self.side, self.resample))
+            pixels = torch.cat([pixels, whole.unsqueeze(0)])
+        rows = len(pixels) * self.tile_rows
+        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows)

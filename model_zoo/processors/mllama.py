@@ -1,0 +1,52 @@
+"""Llama 3.2 Vision: tiles of a canvas that suits the image, always as many slots."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_zoo.images.normalise import CLIP, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from model_zoo.images.tiles import Grid, best_grid, cut, fitting, grids, on_canvas
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class MllamaProcessor:
+    """pixels [max_tiles, 3, side, side], row by row, behind them zeros; grid: of the tiles.
+
+    rows: those of all slots, padding too.
+    """
+
+    side: int
+    tile_rows: int
+    max_tiles: int = 4
+    resample: Filter = Filter.BILINEAR
+    normalisation: Normalisation = CLIP
+
+    @property
+    def most_rows(self) -> int:
+        return self.max_tiles * self.tile_rows
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        height, width, _ = image.shape
+        grid = best_grid(height, width, side=self.side, most=self.max_tiles)
+        small = resized(image, *fitting(height, width, grid=grid, side=self.side), self.resample)
+        canvas = on_canvas(small, grid[0] * self.side, grid[1] * self.side)
+        pixels = torch.zeros(self.max_tiles, 3, self.side, self.side)
+        pixels[: math.prod(grid)] = self.normalisation(cut(canvas, *grid))
+        return PreparedImage(pixels, grid, digest_of(image, self, tower), self.most_rows)
+
+
+def aspect_ratio_id(grid: Grid, max_tiles: int) -> int:
+    """From 1: the place of `grid` among all that the model knows; 0 stands for no image."""
+    return grids(max_tiles).index(grid) + 1
+
+
+def tile_mask(grid: Grid, max_tiles: int) -> Tensor:
+    """[max_tiles] bool: which slots hold a tile."""
+    return torch.arange(max_tiles) < math.prod(grid)

@@ -1,0 +1,41 @@
+"""Pixtral and Mistral 3: the image in its own shape, its longest edge bounded."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import CLIP, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class PixtralProcessor:
+    """pixels [3, height, width], multiples of `patch * merge`; grid: the rectangle of rows."""
+
+    longest_edge: int
+    patch: int
+    merge: int = 1
+    resample: Filter = Filter.BICUBIC
+    normalisation: Normalisation = CLIP
+
+    @property
+    def most_rows(self) -> int:
+        return math.ceil(self.longest_edge / (self.patch * self.merge)) ** 2
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        unit = self.patch * self.merge
+        rows, columns = grid = self._grid(*image.shape[:2])
+        pixels = self.normalisation(resized(image, rows * unit, columns * unit, self.resample))
+        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows * columns)
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """A side that would vanish keeps one row, where the reference fails."""
+        unit = self.patch * self.merge
+        ratio = max(height / self.longest_edge, width / self.longest_edge)
+        if ratio > 1:
+            height, width = math.floor(height / ratio), math.floor(width / ratio)
+        return max(math.ceil(height / unit), 1), max(math.ceil(width / unit), 1)

@@ -1,0 +1,32 @@
+"""Gemma 3 and SigLIP: the whole image, stretched to a square."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_zoo.images.normalise import STANDARD, Normalisation
+from model_zoo.images.prepared import digest_of
+from model_zoo.images.resize import Filter, resized
+from runtime.vision import PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class SquareProcessor:
+    """pixels [3, side, side], rows as the tower pools them (gemma3: 256).
+
+    The filter is bilinear for Gemma 3, bicubic for SigLIP.
+    """
+
+    side: int
+    rows: int
+    resample: Filter = Filter.BILINEAR
+    normalisation: Normalisation = STANDARD
+
+    @property
+    def most_rows(self) -> int:
+        return self.rows
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        pixels = self.normalisation(resized(image, self.side, self.side, self.resample))
+        return PreparedImage(pixels, (1, 1), digest_of(image, self, tower), self.rows)

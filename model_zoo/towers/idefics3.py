@@ -1,0 +1,129 @@
+"""The eyes of Idefics 3 and SmolVLM: SigLIP on tiles, its rows shuffled into fewer."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion import checks, towers
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vit import Vit
+from runtime.kernels.pointwise import gelu
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS = 1e-6
+# Rows that a square of patches becomes one of.
+SHUFFLED = 2
+# Tiles of an image, and the whole image as one more: what the processors of the family make.
+MOST_TILES = 16 + 1
+
+
+class ShuffledTower:
+    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+
+    Rows of features are those of the tiles, one after the other.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._side = sizes.side()
+        self._vit = Vit(w.scope("v"), sizes, self._side, partial(_layer, sizes=sizes))
+        self._shuffled = read_shuffle(metadata, self._vit.across, SHUFFLED)
+        self._wide = sizes.hidden * self._shuffled**2
+        width = (w.shape("mm.model.fc") or (1,))[0]
+        self._projection = w.linear("mm.model.fc", shape=(width, self._wide))
+        rows = (self._vit.across // self._shuffled) ** 2
+        self._tiles = -(-most_rows // rows) if most_rows else MOST_TILES
+        self.limits = ImageLimits(self._tiles * rows, width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        projected = images * self.limits.rows * (3 * self._wide + 2 * self.limits.width)
+        return 4 * projected + self._vit.nbytes(images * self._tiles)
+
+    def largest(self) -> PreparedImage:
+        pixels = torch.zeros(self._tiles, CHANNELS, self._side, self._side)
+        return PreparedImage(pixels, (1, max(1, self._tiles - 1)), bytes(16), self.limits.rows)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        rows = self._vit(pixels.flatten(0, 1)).contiguous()
+        shuffled = shuffled_planes(rows, self._vit.across, self._shuffled)
+        return self._projection(shuffled.flatten(0, 1)).view(len(pixels), -1, self.limits.width)
+
+
+def build_tower(
+    w: TensorScope, metadata: Metadata, *, most_rows: int | None = None
+) -> ShuffledTower:
+    """From a file of its own. `most_rows`: of features that the processor makes an image have."""
+    return ShuffledTower(w, metadata, most_rows)
+
+
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
+    feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu)
+    return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)
+
+
+def _shuffle(config: Configuration) -> int:
+    return int(config.model.get("scale_factor", SHUFFLED))
+
+
+_MODULES = (
+    ("layer_norm1", "ln1"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.out_proj", "attn_out"),
+    ("layer_norm2", "ln2"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+)
+VISION = Conversion(
+    serves=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    architecture={LLAMA_CPP: "clip"},
+    keys=(
+        *towers.SIZES,
+        towers.IMAGE_SIZE,
+        *towers.clip("idefics3", towers.STANDARD, eps="layer_norm_eps"),
+        Key("use_gelu", lambda c: True),
+        Key("vision.projector.scale_factor", _shuffle),
+        Key("vision.preproc_image_size", towers.longest_edge),
+    ),
+    rules=(
+        Rule("embeddings.patch_embedding.*", "v.patch_embd.*"),
+        Rule("embeddings.position_embedding.weight", "v.position_embd.weight"),
+        *(
+            Rule(f"encoder.layers.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*")
+            for module, name in _MODULES
+        ),
+        Rule("post_layernorm.*", "v.post_ln.*"),
+        Rule("connector.modality_projection.proj.weight", "mm.model.fc.weight"),
+    ),
+    roots=towers.roots("vision_model"),
+    drop=(*towers.TEXT, "text_model.**"),
+    defaults={
+        "hidden_size": 1152,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "layer_norm_eps": EPS,
+    },
+    check=checks.all_of(
+        towers.known_setting("hidden_act", "gelu_pytorch_tanh"),
+        towers.known_setting("num_channels", 3),
+    ),
+)

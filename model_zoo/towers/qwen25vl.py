@@ -1,0 +1,232 @@
+"""Qwen2.5-VL's eyes: pictures of any shape, most layers seeing windows of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_zoo.conversion import checks, towers
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.rope_scaling import DEFAULT_BASE
+from model_zoo.layers.vision.attention import View, repeated, whole
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    encoder_bytes,
+    read_gated,
+    read_layer,
+    rms_norms,
+)
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.patches import frame_embedding
+from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.shapes import nearest_square
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.windows import windows
+from runtime.errors import UnsupportedModelError
+from runtime.kernels.pointwise import gelu_erf, silu_mul
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, MERGED, WINDOW, FRAMES = 1e-6, 2, 112, 2
+FULL_LAYERS = (7, 15, 23, 31)
+MOST_PIXELS = 2_097_152
+FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
+OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
+
+
+class QwenTower:
+    """See runtime.vision.VisionTower. pixels [images, patches, channels * frames * side * side].
+
+    Patches that are merged follow each other, and these squares follow each other line by line, in
+    a rectangle as `grid` says.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(
+            metadata, eps=EPS, layers=32, hidden=1280, heads=16, patch=14
+        )
+        self._device, self._dtype = w.device, w.dtype
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=16)
+        v = w.scope("v")
+        names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
+        self._embed = frame_embedding(v, sizes, *names)
+        self._frames = len(names)
+        self._rotary = halves_rotary(w, sizes)
+        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._full = _full_layers(metadata, sizes.layers)
+        window = metadata.get_size("vision.window_size", WINDOW)
+        self._window = max(1, window // self._merge // sizes.patch)
+        self._merger = Merger(w, sizes, self._merge**2)
+        self._most = most_rows or _most_rows(metadata, sizes.patch * self._merge)
+        self.limits = ImageLimits(self._most, self._merger.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self._most
+        rows = merged * self._merge**2
+        edges = rows * (3 * self._frames * sizes.patch_elements + 4 * sizes.hidden)
+        return 4 * (edges + merged * self._merger.row_elements) + encoder_bytes(
+            self._device, sizes, self._layers, rows
+        )
+
+    def largest(self) -> PreparedImage:
+        rows, columns = nearest_square(self._most)
+        elements = self._frames * self._sizes.patch_elements
+        pixels = torch.zeros(rows * columns * self._merge**2, elements)
+        return PreparedImage(pixels, (rows, columns), bytes(16), rows * columns)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        images, (rows, columns), each = len(pixels), grid, self._merge**2
+        arrangement = windows(rows, columns, self._window, each=each, device=pixels.device)
+        squares = pixels.to(self._dtype).unflatten(1, (rows * columns, each))
+        x = self._embed(arrangement.arranged(squares).flatten(0, 2))
+        places = coordinates(
+            rows * self._merge, columns * self._merge, block=self._merge, device=x.device
+        )
+        across, down = (
+            arrangement.arranged(place.view(1, rows * columns, each)).flatten() for place in places
+        )
+        rotation = repeated(self._rotary(across, down), images)
+        near = View(images, arrangement.sights, rotation)
+        far = View(images, whole(rows * columns * each), rotation)
+        for index, layer in enumerate(self._layers):
+            x = layer(x, far if index in self._full else near)
+        return arrangement.restored(self._merger(x).view(images, rows * columns, -1))
+
+
+class Merger:
+    """Each row normed, `each` of them side by side, then two layers."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
+        self._wide = wide = sizes.hidden * each
+        norm = known_as(w, "v.post_ln", "v.merger.ln_q")
+        self._norm = w.rms_norm(norm, sizes.eps, size=sizes.hidden)
+        first = known_as(w, "mm.0", "v.merger.mlp.0")
+        second = known_as(w, "mm.2", "v.merger.mlp.2")
+        self.width = (w.shape(second) or (1,))[0]
+        self._first = w.linear(first, shape=(wide, wide))
+        self._second = w.linear(second, shape=(self.width, wide))
+        self.row_elements = 5 * wide + 4 * self.width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] -> [rows / each, width]."""
+        merged = self._norm(x).view(-1, self._wide)
+        return self._second(gelu_erf(self._first(merged)))
+
+
+def build_tower(w: TensorScope, metadata: Metadata, *, most_rows: int | None = None) -> QwenTower:
+    """From a file of its own, or from the one that the text model is in.
+
+    `most_rows`: of features that the processor makes a picture have; otherwise as the file says.
+    """
+    return QwenTower(w, metadata, most_rows)
+
+
+def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+    return read_layer(w, sizes, LayerNames(), rms_norms(w, sizes), read_gated(w, sizes, silu_mul))
+
+
+def _full_layers(metadata: Metadata, layers: int) -> frozenset[int]:
+    """Which layers see the whole picture: listed, or every so many-th, or all."""
+    if metadata.architecture != "clip":
+        listed = metadata.get_array("vision.fullatt_block_indexes", int)
+        return frozenset(FULL_LAYERS if listed is None else listed)
+    every = metadata.get("vision.n_wa_pattern", int, 0)
+    if every <= 0:
+        return frozenset(range(layers))
+    return frozenset(range(every - 1, layers, every))
+
+
+def _most_rows(metadata: Metadata, unit: int) -> int:
+    key = "vision.image_max_pixels" if metadata.architecture == "clip" else "vision.max_pixels"
+    return max(1, metadata.get_size(key, MOST_PIXELS) // unit**2)
+
+
+def _full_every(config: Configuration) -> int:
+    """As files of llama.cpp say which layers see the whole picture."""
+    listed: Sequence[int] = config.require("fullatt_block_indexes")
+    every = listed[0] + 1
+    if list(listed) != list(range(every - 1, config.layers, every)):
+        raise UnsupportedModelError(
+            f"{config.path}: the layers {list(listed)} see the whole picture; files of this "
+            f"flavour can only tell every so many-th of {config.layers}."
+        )
+    return every
+
+
+_MODULES = (
+    ("norm1", "ln1"),
+    ("attn.proj", "attn_out"),
+    ("norm2", "ln2"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+)
+VISION = Conversion(
+    serves=("Qwen2_5_VLForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "qwen25vl"},
+    keys=(
+        *towers.SIZES,
+        Key("vision.spatial_merge_size", "spatial_merge_size"),
+        Key("vision.temporal_patch_size", "temporal_patch_size", flavours=(OLLAMA,)),
+        Key("vision.num_channels", "in_channels", flavours=(OLLAMA,)),
+        Key("vision.window_size", "window_size"),
+        Key("vision.fullatt_block_indexes", "fullatt_block_indexes", flavours=(OLLAMA,)),
+        Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
+        Key("vision.max_pixels", towers.most_pixels, flavours=(OLLAMA,)),
+        towers.epsilon(EPS, OLLAMA),
+        *towers.clip("qwen2.5vl_merger", towers.CLIP, eps=EPS),
+        Key("use_silu", lambda c: True, flavours=(LLAMA_CPP,)),
+        # Of no meaning, but readers want it.
+        Key("vision.image_size", lambda c: 560, flavours=(LLAMA_CPP,)),
+        Key("vision.n_wa_pattern", _full_every, flavours=(LLAMA_CPP,)),
+        Key("vision.image_max_pixels", towers.most_pixels, flavours=(LLAMA_CPP,)),
+        Key("vision.image_min_pixels", towers.least_pixels, flavours=(LLAMA_CPP,)),
+    ),
+    rules=(
+        *(
+            rule
+            for index in range(FRAMES)
+            for rule in towers.both(
+                "patch_embed.proj.weight",
+                f"v.{FILE_FRAMES[index]}",
+                f"v.{OLLAMA_FRAMES[index]}",
+                towers.frame(index),
+            )
+        ),
+        *towers.split_qkv("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_{}.*", LLAMA_CPP, OLLAMA),
+        *(Rule(f"blocks.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*") for module, name in _MODULES),
+        *towers.both("merger.ln_q.weight", "v.post_ln.weight", "v.merger.ln_q.weight"),
+        *towers.both("merger.mlp.0.*", "mm.0.*", "v.merger.mlp.0.*"),
+        *towers.both("merger.mlp.2.*", "mm.2.*", "v.merger.mlp.2.*"),
+    ),
+    roots=towers.roots("visual"),
+    drop=towers.TEXT,
+    defaults={
+        "spatial_merge_size": 2,
+        "temporal_patch_size": FRAMES,
+        "in_channels": 3,
+        "window_size": WINDOW,
+        "fullatt_block_indexes": list(FULL_LAYERS),
+        "num_attention_heads": 16,
+        "patch_size": 14,
+    },
+    spellings={
+        "num_hidden_layers": "depth",
+        "num_attention_heads": "num_heads",
+        "in_channels": "in_chans",
+    },
+    check=checks.all_of(
+        towers.known_setting("hidden_act", "silu"),
+        towers.known_setting("in_channels", 3),
+        towers.known_setting("temporal_patch_size", FRAMES),
+    ),
+    checks={
+        LLAMA_CPP: checks.all_of(
+            towers.known_rope_base(DEFAULT_BASE), towers.known_setting("window_size", WINDOW)
+        )
+    },
+)

@@ -1,0 +1,72 @@
+"""Rows of images in a step: which of its rows they replace, and where models place them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.model import RowSpan
+from runtime.request import ImageSpan
+from runtime.scheduler import Chunk
+
+AXES = 3  # time, row, column
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """The rows [begin, end) of the features of image `digest`."""
+
+    digest: bytes
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Insertions:
+    """The rows of a batch whose embeddings are replaced, and by what, in the same order."""
+
+    rows: tuple[int, ...]
+    parts: tuple[FeatureRows, ...]
+
+
+def plan_insertions(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> Insertions:
+    """`spans`: the rows of each chunk, which may hold a part of an image."""
+    rows: list[int] = []
+    parts: list[FeatureRows] = []
+    for chunk, span in zip(chunks, spans, strict=True):
+        for image in chunk.sequence.inserted:
+            start = max(image.start, chunk.start)
+            end = min(image.end, chunk.start + chunk.length)
+            if start < end:
+                before, first = span.begin - chunk.start, image.first_row - image.start
+                rows += range(before + start, before + end)
+                parts.append(FeatureRows(image.digest, first + start, first + end))
+    return Insertions(tuple(rows), tuple(parts))
+
+
+def places(images: Sequence[ImageSpan], start: int, end: int) -> NDArray[np.int32]:
+    """Time, row and column [3, end - start] of the positions [start, end) of a sequence.
+
+    Text counts on in all three. An image with a grid stands still in time and spreads over rows
+    and columns; what follows begins behind the longer side (Bai et al., "Qwen2.5-VL Technical
+    Report", section 2.1.2).
+    """
+    found = np.tile(np.arange(start, end, dtype=np.int32), (AXES, 1))
+    shift = 0
+    for image in images:
+        if image.grid is None or image.start >= end:
+            continue
+        rows, columns = image.grid
+        assert rows * columns == image.length, "the grid is not the image's"
+        inside = np.arange(max(image.start, start), min(image.end, end), dtype=np.int32)
+        if len(inside):
+            offsets = inside - image.start
+            part = found[:, inside[0] - start : inside[-1] + 1 - start]
+            part[:] = image.start + shift
+            part[1] += offsets // columns
+            part[2] += offsets % columns
+        saved = image.length - max(rows, columns)
+        shift -= saved
+        found[:, max(image.end - start, 0) :] -= saved
+    return found

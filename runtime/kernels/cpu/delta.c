@@ -1,0 +1,156 @@
+/* The gated delta rule and the short convolution before it, one row of a sequence after the other.
+ *
+ * A sequence's rows are computed in their order, whatever steps they come in, and a head's columns
+ * know nothing of each other; so a row has the same bits however its sequence is cut into steps. */
+#include <math.h>
+#include <stddef.h>
+
+#include "curves.h"
+
+extern int omp_get_thread_num(void);
+
+#define COLUMNS 64 /* of a state, that one thread works on at once */
+#define LANES (COLUMNS / 16)
+#define NORM_EPS 1e-6f
+
+typedef struct {
+    const float *mixed; /* [rows][2 key_heads key_dim + heads value_dim]: queries, keys, values */
+    const float *alphas, *betas; /* [rows][heads]: what gates forgetting and learning */
+    const float *rates, *offsets; /* [heads]; of a state, e^(rate softplus(alpha + offset)) stays */
+    const int32_t *begins, *ends, *starts; /* [spans]: rows begin..end, the first at position start */
+    const int64_t *pages; /* [spans] */
+    float *states; /* [pages][heads][key_dim][value_dim] */
+    float *result; /* [rows][heads][value_dim] */
+    int32_t spans, heads, key_heads, key_dim, value_dim;
+    int32_t tiled; /* head h has key head h % key_heads, else h / (heads / key_heads) */
+} caravan_delta_job;
+
+typedef caravan_delta_job job;
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
+
+EXPORT int64_t caravan_delta_scratch(const job *j) { return (int64_t)j->key_dim * (COLUMNS + 2); }
+
+/* x / sqrt(sum(x^2) + eps) * scale */
+static void normal(const float *x, int n, float scale, float *y) {
+    v16 squares = v_zero();
+    for (int i = 0; i < n; i += 16) {
+        float last[16] = {0};
+        const v16 some = v_load(n - i < 16 ? memcpy(last, x + i, (n - i) * sizeof(float)) : x + i);
+        squares = v_fma(some, some, squares);
+    }
+    const float factor = scale / sqrtf(v_sum(squares) + NORM_EPS);
+    for (int i = 0; i < n; i++) y[i] = x[i] * factor;
+}
+
+/* e^(rate softplus(x)) */
+static float left_over(float rate, float x) {
+    return expf(rate * (x > 20.0f ? x : log1pf(expf(x))));
+}
+
+/* One row: state [key_dim][COLUMNS] forgets, learns value at key, and answers query. */
+static void advance(float *state, const float *key, const float *query, const float *value, float stays,
+                    float beta, int key_dim, float *answer) {
+    v16 known[LANES], change[LANES], sum[LANES];
+    const v16 factor = v_all(stays);
+    UNROLL(4)
+    for (int l = 0; l < LANES; l++) known[l] = sum[l] = v_zero();
+    for (int d = 0; d < key_dim; d++) {
+        const v16 weight = v_all(key[d]);
+        UNROLL(4)
+        for (int l = 0; l < LANES; l++) {
+            float *at = state + d * COLUMNS + 16 * l;
+            const v16 left = v_mul(v_load(at), factor);
+            v_store(at, left);
+            known[l] = v_fma(left, weight, known[l]);
+        }
+    }
+    UNROLL(4)
+    for (int l = 0; l < LANES; l++)
+        change[l] = v_mul(v_add(v_load(value + 16 * l), v_negative(known[l])), v_all(beta));
+    for (int d = 0; d < key_dim; d++) {
+        const v16 weight = v_all(key[d]), asked = v_all(query[d]);
+        UNROLL(4)
+        for (int l = 0; l < LANES; l++) {
+            float *at = state + d * COLUMNS + 16 * l;
+            const v16 learnt = v_fma(change[l], weight, v_load(at));
+            v_store(at, learnt);
+            sum[l] = v_fma(learnt, asked, sum[l]);
+        }
+    }
+    UNROLL(4)
+    for (int l = 0; l < LANES; l++) v_store(answer + 16 * l, sum[l]);
+}
+
+/* Columns `first`.. of one head's state, through all rows of one span. */
+static void run_head(const job *j, int span, int head, int first, float *scratch) {
+    const int dim = j->key_dim, width = least(COLUMNS, j->value_dim - first);
+    const int keys = j->key_heads * dim;
+    const int key_head = j->tiled ? head % j->key_heads : head / (j->heads / j->key_heads);
+    const ptrdiff_t row_size = 2 * (ptrdiff_t)keys + (ptrdiff_t)j->heads * j->value_dim;
+    float *state = scratch, *key = state + dim * COLUMNS, *query = key + dim;
+    float *stored = j->states + (j->pages[span] * j->heads + head) * dim * j->value_dim + first;
+    memset(state, 0, (size_t)dim * COLUMNS * sizeof(float));
+    if (j->starts[span])
+        for (int d = 0; d < dim; d++)
+            memcpy(state + d * COLUMNS, stored + (ptrdiff_t)d * j->value_dim, width * sizeof(float));
+    for (int row = j->begins[span]; row < j->ends[span]; row++) {
+        const float *mixed = j->mixed + row * row_size;
+        const ptrdiff_t at = (ptrdiff_t)row * j->heads + head;
+        float value[COLUMNS] = {0}, answer[COLUMNS];
+        normal(mixed + key_head * dim, dim, 1.0f / sqrtf((float)dim), query);
+        normal(mixed + keys + key_head * dim, dim, 1.0f, key);
+        memcpy(value, mixed + 2 * keys + head * j->value_dim + first, width * sizeof(float));
+        const float stays = left_over(j->rates[head], j->alphas[at] + j->offsets[head]);
+        const float beta = 1.0f / (1.0f + expf(-j->betas[at]));
+        advance(state, key, query, value, stays, beta, dim, answer);
+        memcpy(j->result + at * j->value_dim + first, answer, width * sizeof(float));
+    }
+    for (int d = 0; d < dim; d++)
+        memcpy(stored + (ptrdiff_t)d * j->value_dim, state + d * COLUMNS, width * sizeof(float));
+}
+
+/* scratch [threads][caravan_delta_scratch] */
+EXPORT void caravan_delta(const job *j, float *scratch, int threads) {
+    const int parts = (j->value_dim + COLUMNS - 1) / COLUMNS, per_span = j->heads * parts;
+    const int64_t size = caravan_delta_scratch(j);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int item = 0; item < j->spans * per_span; item++) {
+        const int part = item % per_span;
+        run_head(j, item / per_span, part / parts, part % parts * COLUMNS,
+                 scratch + omp_get_thread_num() * size);
+    }
+}
+
+/* y[row][c] = sum over t of weight[t][c] * the input `taps - t` rows before, the row itself at t = taps.
+ * x, y [rows][channels], weight [taps + 1][channels], states [pages][taps][channels]: the last inputs. */
+EXPORT void caravan_short_convolution(const float *x, const float *weight, const int32_t *begins,
+                                      const int32_t *ends, const int32_t *starts, const int64_t *pages,
+                                      int spans, int channels, int taps, float *states, float *y,
+                                      int threads) {
+    const int parts = (channels + 511) / 512;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int item = 0; item < spans * parts; item++) {
+        const int span = item / parts, first = item % parts * 512, rows = ends[span] - begins[span];
+        const int width = least(512, channels - first);
+        const float *in = x + (ptrdiff_t)begins[span] * channels + first;
+        float *out = y + (ptrdiff_t)begins[span] * channels + first;
+        float *before = states + pages[span] * taps * channels + first;
+        if (!starts[span])
+            for (int t = 0; t < taps; t++)
+                memset(before + (ptrdiff_t)t * channels, 0, width * sizeof(float));
+        for (int r = 0; r < rows; r++)
+            for (int t = 0; t <= taps; t++) {
+                const float *from = r + t < taps ? before + (ptrdiff_t)(r + t) * channels
+                                                 : in + (ptrdiff_t)(r + t - taps) * channels;
+                const float *w = weight + (ptrdiff_t)t * channels + first;
+                float *to = out + (ptrdiff_t)r * channels;
+                for (int c = 0; c < width; c++) to[c] = (t ? to[c] : 0.0f) + w[c] * from[c];
+            }
+        for (int t = 0; t < taps; t++)
+            memmove(before + (ptrdiff_t)t * channels,
+                    rows + t < taps ? before + (ptrdiff_t)(rows + t) * channels
+                                    : in + (ptrdiff_t)(rows + t - taps) * channels,
+                    width * sizeof(float));
+    }
+}

@@ -1,0 +1,244 @@
+"""The gated delta rule over states of sequences, and the short convolution before it."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.kernels.attention import TWIN_ELEMENTS
+from runtime.kernels.native import address, library
+from runtime.kernels.pointwise import silu
+from runtime.model import AttentionPlan, LayerPages, RowSpan
+
+# Rows that the twin takes at once, and what keeps its norms of nought finite.
+CHUNK, NORM_EPS = 64, 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaGates:
+    """What gates the heads: of a state e^(rate * softplus(alpha + offset)) stays, and a row is
+    learnt by sigmoid(beta).
+
+    alphas, betas [tokens, heads]; rates, offsets float32 [heads], the rates below 0.
+    """
+
+    alphas: Tensor
+    betas: Tensor
+    rates: Tensor
+    offsets: Tensor
+
+
+def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
+    """silu of each channel's sum over this row and the `taps` before it, in x's type.
+
+    x [tokens, channels], weight float32 [taps + 1, channels], the row's own factors last. What
+    lies before a sequence's first row is nought; pages.keys [pages, taps, channels] has the inputs
+    of earlier steps, and then the last ones of this.
+    """
+    if x.device.type != "cpu" or (kernels := library()) is None:
+        return silu(short_convolution_twin(x, weight, pages, plan))
+    wide, spans, states = x.float().contiguous(), _Spans.of(plan), pages.keys
+    assert states.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and states.dtype == torch.float32
+    result = torch.empty_like(wide)
+    kernels.caravan_short_convolution(
+        address(wide), address(weight), *spans.addresses, len(plan.spans), x.shape[1],
+        states.shape[1], address(states), address(result), torch.get_num_threads(),
+    )  # fmt: skip
+    return silu(result).to(x.dtype)
+
+
+def gated_delta(
+    mixed: Tensor,
+    gates: DeltaGates,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    key_heads: int,
+    tiled: bool,
+) -> Tensor:
+    """Yang, Kautz and Hatamizadeh, "Gated Delta Networks" -> [tokens, heads, value_dim].
+
+    Each head has a state S [key_dim, value_dim]. A row with query q, key k and value v makes of it
+    S' = e^g S + sigmoid(beta) k (v - (e^g S)^T k)^T and answers S'^T q. Queries and keys are
+    divided by their lengths first, queries then by sqrt(key_dim).
+
+    mixed [tokens, 2 * key_heads * key_dim + heads * value_dim]: queries, keys, values. Value head h
+    goes with key head h % key_heads where they are `tiled`, else h // (heads / key_heads). States
+    begin with noughts at position 0; pages.values [pages, heads, key_dim, value_dim] has those of
+    the steps before, and then those of this. Computed in float32, the result is in mixed's type.
+    On a CPU with a C compiler, the bits of a row depend neither on other sequences nor on how its
+    own is cut into steps.
+    """
+    if mixed.device.type != "cpu" or (kernels := library()) is None:
+        return gated_delta_twin(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
+    states, spans = pages.values, _Spans.of(plan)
+    assert states.dtype == torch.float32
+    _, heads, key_dim, value_dim = states.shape
+    wide, alphas, betas = (t.float().contiguous() for t in (mixed, gates.alphas, gates.betas))
+    result = torch.empty(len(wide), heads, value_dim)
+    job = _Job(
+        address(wide), address(alphas), address(betas), address(gates.rates),
+        address(gates.offsets), *spans.addresses, address(states), address(result),
+        len(plan.spans), heads, key_heads, key_dim, value_dim, tiled,
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    scratch = torch.empty(threads * kernels.caravan_delta_scratch(ctypes.byref(job)))
+    kernels.caravan_delta(ctypes.byref(job), address(scratch), threads)
+    return result.to(mixed.dtype)
+
+
+def short_convolution_twin(
+    x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan
+) -> Tensor:
+    """The specification of `short_convolution`, before silu."""
+    result = torch.empty_like(x)
+    taps = weight.shape[0] - 1
+    for spans, rows in _alike(plan.spans, x.device):
+        states = _States(pages.keys, plan, rows)
+        inputs = torch.cat([states.begun(spans), x[rows].float()], dim=1)
+        windows = inputs.unfold(1, taps + 1, 1)
+        result[rows] = torch.einsum("srct,tc->src", windows, weight).to(x.dtype)
+        states.store(inputs[:, inputs.shape[1] - taps :])
+    return result
+
+
+def gated_delta_twin(
+    mixed: Tensor,
+    gates: DeltaGates,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    key_heads: int,
+    tiled: bool,
+) -> Tensor:
+    """The specification of `gated_delta`: `CHUNK` rows at once, by solving for what each learns."""
+    _, heads, key_dim, value_dim = pages.values.shape
+    result = mixed.new_empty(len(mixed), heads, value_dim)
+    sizes = (key_heads * key_dim, key_heads * key_dim, heads * value_dim)
+    decays = gates.rates * F.softplus(gates.alphas.float() + gates.offsets)
+    betas = gates.betas.float().sigmoid()
+    at_once = max(1, TWIN_ELEMENTS // (heads * key_dim * value_dim))
+    for spans, rows in _alike(plan.spans, mixed.device, at_once=at_once):
+        queries, keys, values = (
+            part.unflatten(2, (-1, dim)).transpose(1, 2)
+            for part, dim in zip(
+                mixed[rows].float().split(sizes, dim=2), (key_dim, key_dim, value_dim), strict=True
+            )
+        )
+        queries, keys = _per_head(queries, heads, tiled), _per_head(keys, heads, tiled)
+        states = _States(pages.values, plan, rows)
+        state, answers = states.begun(spans), []
+        for first in range(0, rows.shape[1], CHUNK):
+            some = slice(first, first + CHUNK)
+            decay, beta = (t[rows[:, some]].transpose(1, 2) for t in (decays, betas))
+            answer, state = _advance(
+                queries[:, :, some] * key_dim**-0.5,
+                keys[:, :, some],
+                values[:, :, some],
+                decay,
+                beta,
+                state,
+            )
+            answers.append(answer)
+        states.store(state)
+        result[rows] = torch.cat(answers, dim=2).transpose(1, 2).to(mixed.dtype)
+    return result
+
+
+def _advance(
+    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows [spans, heads, rows, dim] and the state before them -> their answers, the state after.
+
+    What row i learns is d_i = beta_i (v_i - what e^(g_1 + .. + g_i) S and the d_j before it say of
+    k_i): a triangular system.
+    """
+    exact = decays.double().cumsum(dim=2)  # neighbours' sums are large and their difference small
+    between = (exact.unsqueeze(3) - exact.unsqueeze(2)).float()  # from row j to row i
+    total = exact.float()
+    later = torch.ones(between.shape[2:], dtype=torch.bool, device=total.device).triu(1)
+    between = between.masked_fill_(later, -torch.inf).exp_()
+    fade, rate = total.exp().unsqueeze(3), betas.unsqueeze(3)
+    system = rate * (keys @ keys.mT) * between
+    system.diagonal(dim1=2, dim2=3).fill_(1.0)
+    unknown = rate * (values - fade * (keys @ state))
+    learnt = torch.linalg.solve_triangular(system, unknown, upper=False)
+    answers = fade * (queries @ state) + ((queries @ keys.mT) * between) @ learnt
+    kept = (exact[:, :, -1:] - exact).float().exp().unsqueeze(3) * keys
+    return answers, fade[:, :, -1:] * state + kept.mT @ learnt
+
+
+def _per_head(x: Tensor, heads: int, tiled: bool) -> Tensor:
+    """[spans, key heads, rows, dim], of length 1 -> [spans, heads, rows, dim]."""
+    x = x * torch.rsqrt(x.square().sum(dim=3, keepdim=True) + NORM_EPS)
+    times = heads // x.shape[1]
+    return x.repeat(1, times, 1, 1) if tiled else x.repeat_interleave(times, dim=1)
+
+
+class _States:
+    """The pages of some spans, whose rows are [spans, rows] of the batch."""
+
+    def __init__(self, stored: Tensor, plan: AttentionPlan, rows: Tensor) -> None:
+        self._stored, self._pages = stored, plan.write_cell[rows[:, 0]]
+
+    def begun(self, spans: list[RowSpan]) -> Tensor:
+        """What was left there, or noughts where a sequence begins."""
+        states = self._stored.index_select(0, self._pages)
+        for number, span in enumerate(spans):
+            if span.start == 0:
+                states[number] = 0.0
+        return states
+
+    def store(self, states: Tensor) -> None:
+        self._stored.index_copy_(0, self._pages, states)
+
+
+def _alike(
+    spans: tuple[RowSpan, ...], device: torch.device, *, at_once: int = 1 << 30
+) -> Iterator[tuple[list[RowSpan], Tensor]]:
+    """Spans of one length together, `at_once` at most, with their rows int64 [spans, rows]."""
+    by_length: dict[int, list[RowSpan]] = {}
+    for span in spans:
+        by_length.setdefault(span.end - span.begin, []).append(span)
+    for members in by_length.values():
+        for first in range(0, len(members), at_once):
+            some = members[first : first + at_once]
+            rows = [range(span.begin, span.end) for span in some]
+            yield some, torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spans:
+    """A plan's spans as the C kernels want them: [3, spans] int32 and pages [spans] int64."""
+
+    numbers: Tensor
+    pages: Tensor
+
+    @classmethod
+    def of(cls, plan: AttentionPlan) -> "_Spans":
+        rows = [[s.begin for s in plan.spans], [s.end for s in plan.spans]]
+        starts = [span.start for span in plan.spans]
+        numbers = torch.tensor([*rows, starts], dtype=torch.int32)
+        return cls(numbers, plan.write_cell[numbers[0].long()])
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        begins, ends, starts = self.numbers
+        return address(begins), address(ends), address(starts), address(self.pages)
+
+
+class _Job(ctypes.Structure):
+    """`caravan_delta_job` in cpu/delta.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "mixed", "alphas", "betas", "rates", "offsets", "begins", "ends", "starts", "pages",
+            "states", "result",
+        )),
+        *((name, ctypes.c_int32) for name in (
+            "spans", "heads", "key_heads", "key_dim", "value_dim", "tiled",
+        )),
+    )  # fmt: skip

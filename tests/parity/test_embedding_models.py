@@ -1,0 +1,202 @@
+"""Embedding models from checkpoint to answer: their tokenizers, pooling and endpoints.
+
+Each is saved by `transformers`, converted, loaded and asked over HTTP; what it answers is what the
+saved model and tokenizer make of the same texts.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertTokenizer,
+    NomicBertConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+from model_zoo.conversion.convert import convert
+from serve_app.loading import load_replica
+from serve_app.settings import ModelSettings
+from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
+from tests.unit.serve_app.pretend import http_client
+
+TOLERANCE = 2e-5  # of components of vectors of length one
+CONTEXT = 128
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": CONTEXT,
+}
+PIECES = (
+    "[PAD] [UNK] [CLS] [SEP] [MASK] the quick brown fox jump over lazy dog cafe hello world "
+    "##s ##ed ##ing ##ly ##er un ##believ ##able a b c . , ! ? - 日 本 7 ##7"
+).split()
+TEXTS = (
+    "the quick brown fox jumps over the lazy dog",
+    "The QUICK Brown-Fox jumped!?",
+    "  unbelievable\tlazy \n dogs  ",
+    "Café CAFÉ cafe\u0301",
+    "日本 hello, World 77",
+    "zebra [MASK] quick [SEP] fox",
+    "x" * 101 + " hello",
+    ".",
+)
+FAR_TOO_LONG = "the quick brown fox jumps over the lazy dog. " * 40
+# Longer in characters than any text of as many tokens, but not in tokens.
+LONG_IN_CHARACTERS = (" " * 3000 + "hello world", "hello " + "z" * 3000 + " world")
+
+
+@dataclass(frozen=True)
+class Original:
+    """A saved model and its tokenizer, as `transformers` runs them; `pool`: states [n, hidden]."""
+
+    model: Any
+    tokenizer: Any
+    pool: Callable[[torch.Tensor], torch.Tensor]
+    path: Path
+
+    def tokens(self, text: str, at_most: int = CONTEXT) -> list[int]:
+        return self.tokenizer(text, truncation=True, max_length=at_most)["input_ids"]
+
+    def raw(self, tokens: Sequence[int]) -> np.ndarray:
+        with torch.inference_mode():
+            states = self.model(torch.tensor([list(tokens)])).last_hidden_state[0]
+        return self.pool(states).numpy()
+
+    def vectors(self, texts: Sequence[str], at_most: int = CONTEXT) -> np.ndarray:
+        return np.stack([unit(self.raw(self.tokens(text, at_most))) for text in texts])
+
+
+MODELS = {
+    "bert_mean": (BertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
+    "bert_cls": (BertConfig(**SIZES), "cls_token", lambda states: states[0]),
+    "nomic_bert_mean": (NomicBertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
+    "qwen3_last": (
+        Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True),
+        "lasttoken",
+        lambda states: states[-1],
+    ),
+    "qwen3_mean": (
+        Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True),
+        "mean_tokens",
+        lambda states: states.mean(0),
+    ),
+}
+ENCODERS = [name for name in MODELS if "bert" in name]
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def original(request, tmp_path_factory) -> Original:
+    return made(request.param, tmp_path_factory.mktemp("models"))
+
+
+def made(name: str, place: Path) -> Original:
+    config, mode, pool = MODELS[name]
+    folder = place / name
+    model = write_tiny_folder(folder, config, maker=AutoModel)
+    (folder / "chat_template.jinja").unlink()
+    (save_word_pieces if name in ENCODERS else save_byte_pieces)(folder)
+    (folder / "1_Pooling").mkdir()
+    modes = {"cls_token": False, "mean_tokens": False, "lasttoken": False} | {mode: True}
+    settings = {f"pooling_mode_{key}": value for key, value in modes.items()}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    convert(folder, place / "model.gguf", type="f32")
+    return Original(model, AutoTokenizer.from_pretrained(folder), pool, place / "model.gguf")
+
+
+def save_word_pieces(folder: Path) -> None:
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    BertTokenizer(vocab=str(folder / "vocab.txt"), do_lower_case=True).save_pretrained(folder)
+
+
+def save_byte_pieces(folder: Path) -> None:
+    """As Qwen 3's embedding models: a text ends in another token than a turn of a chat."""
+    tokenizer = tiny_tokenizer()
+    own = tokenizer.from_str(tokenizer.to_str())
+    ends = [(END_OF_TEXT, own.token_to_id(END_OF_TEXT))]
+    own.post_processor = TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=ends)
+    saved = PreTrainedTokenizerFast(tokenizer_object=own, eos_token=END, pad_token=END_OF_TEXT)
+    saved.save_pretrained(folder)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}
+    path.write_text(json.dumps(settings))
+
+
+def ask(original: Original, path: str, **body: Any) -> httpx.Response:
+    """One request to the whole way from HTTP to the engine."""
+
+    async def main() -> httpx.Response:
+        async with http_client(replica) as client:
+            return await client.post(path, json={"model": "demo", **body})
+
+    settings = ModelSettings(name="demo", source=str(original.path), device="cpu", threads=1)
+    replica = load_replica(settings)
+    try:
+        return asyncio.run(main())
+    finally:
+        replica.close()
+
+
+def test_texts_become_the_vectors_that_transformers_makes(original) -> None:
+    reply = ask(original, "/api/embed", input=list(TEXTS)).json()
+    assert np.abs(np.array(reply["embeddings"]) - original.vectors(TEXTS)).max() <= TOLERANCE
+    assert reply["prompt_eval_count"] == sum(len(original.tokens(text)) for text in TEXTS)
+
+
+def test_openai_and_the_older_endpoint_give_the_same_vectors(original) -> None:
+    body = {"input": list(TEXTS), "encoding_format": "base64"}
+    data = ask(original, "/v1/embeddings", **body).json()["data"]
+    found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in data]
+    assert np.abs(np.stack(found) - original.vectors(TEXTS)).max() <= TOLERANCE
+    older = ask(original, "/api/embeddings", prompt=TEXTS[1]).json()["embedding"]
+    raw = original.raw(original.tokens(TEXTS[1]))
+    assert np.abs(np.array(older) - raw).max() <= TOLERANCE * np.linalg.norm(raw)
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_one(original) -> None:
+    reply = ask(original, "/v1/embeddings", input=TEXTS[0], dimensions=10).json()
+    expected = unit(original.vectors(TEXTS[:1])[0, :10])
+    assert np.abs(np.array(reply["data"][0]["embedding"]) - expected).max() <= TOLERANCE
+
+
+def test_a_long_text_is_cut_as_the_tokenizer_cuts_it(original) -> None:
+    for most in (CONTEXT, 16):
+        options = {} if most == CONTEXT else {"options": {"num_ctx": most}}
+        reply = ask(original, "/api/embed", input=FAR_TOO_LONG, **options).json()
+        expected = original.vectors([FAR_TOO_LONG], most)
+        assert np.abs(np.array(reply["embeddings"]) - expected).max() <= TOLERANCE
+        assert reply["prompt_eval_count"] == most
+
+
+def test_a_long_text_that_may_not_be_cut_is_refused(original) -> None:
+    response = ask(original, "/api/embed", input=FAR_TOO_LONG, truncate=False)
+    assert response.status_code == 400
+    assert "the input length exceeds the context length" in response.json()["error"]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("truncate", [True, False])
+def test_words_behind_many_spaces_and_long_ones_are_read(tmp_path, name, truncate) -> None:
+    original = made(name, tmp_path)
+    reply = ask(original, "/api/embed", input=list(LONG_IN_CHARACTERS), truncate=truncate).json()
+    expected = original.vectors(LONG_IN_CHARACTERS)
+    assert np.abs(np.array(reply["embeddings"]) - expected).max() <= TOLERANCE

@@ -1,0 +1,79 @@
+"""Features of Idefics 3 and SmolVLM's tower against `transformers`, on tiny random models."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Idefics3Config, PreTrainedConfig, SmolVLMConfig
+
+from model_zoo.towers.idefics3 import build_tower
+from tests.parity.agreement import CHECKS, Pair, load_decoder
+from tests.parity.towers import (
+    TOLERANCE,
+    Eyes,
+    check_limits,
+    encoded,
+    make_eyes,
+    random_pixels,
+    worst,
+)
+from tests.tiny_models import tiny_tokenizer
+
+TEXT = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96,
+}  # fmt: skip
+
+
+def config(kind: type[PreTrainedConfig], shuffled: int = 2, **changes) -> PreTrainedConfig:
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "image_size": 36, "patch_size": 6}
+    text = {"model_type": "llama", **TEXT}
+    return kind(text_config=text, vision_config=sizes | changes, scale_factor=shuffled)
+
+
+CONFIGS = {
+    "idefics3": config(Idefics3Config),
+    "smolvlm": config(SmolVLMConfig),
+    "shuffles_three_by_three": config(SmolVLMConfig, shuffled=3),
+    "other_eps": config(Idefics3Config, layer_norm_eps=1e-2),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def eyes(request, tmp_path_factory) -> Eyes:
+    folder = tmp_path_factory.mktemp("models")
+    return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="llama.cpp")
+
+
+def tiles_of(eyes: Eyes, images: int, tiles: int) -> Tensor:
+    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
+
+
+def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return torch.stack(
+            [torch.cat(eyes.twin.get_image_features(image[None]).pooler_output) for image in pixels]
+        )
+
+
+@pytest.mark.parametrize("tiles", [1, 5])
+@pytest.mark.parametrize("images", [1, 2])
+def test_features_agree(eyes, images, tiles) -> None:
+    pixels = tiles_of(eyes, images, tiles)
+    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+
+
+def test_declared_limits_hold(eyes) -> None:
+    check_limits(eyes.tower, images=1)
+
+
+def test_features_do_not_depend_on_the_other_images(eyes) -> None:
+    pixels = tiles_of(eyes, 3, 2)
+    together = encoded(eyes.tower, pixels)
+    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+
+
+def test_the_text_model_beside_is_a_file_of_its_own_family(tmp_path) -> None:
+    eyes = make_eyes(build_tower, CONFIGS["smolvlm"], tmp_path, flavour="llama.cpp")
+    pair = Pair(load_decoder(tmp_path / "tiny.gguf"), eyes.twin, tiny_tokenizer().get_vocab_size())
+    CHECKS["whole_prompt"](pair)

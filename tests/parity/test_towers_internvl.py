@@ -1,0 +1,96 @@
+"""Features of InternVL's tower against `transformers`, on tiny random models."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import InternVLConfig
+
+from model_zoo.towers.internvl import build_tower
+from tests.gguf_files import matrices, rewrite
+from tests.parity.agreement import CHECKS, Pair, load_decoder
+from tests.parity.towers import (
+    TOLERANCE,
+    Eyes,
+    check_limits,
+    encoded,
+    load_tower,
+    make_eyes,
+    random_pixels,
+    worst,
+)
+from tests.tiny_models import tiny_tokenizer
+
+TEXT = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96,
+}  # fmt: skip
+
+
+def config(ratio: float = 0.5, **changes) -> InternVLConfig:
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "image_size": [36, 36], "patch_size": [6, 6]}
+    text = {"model_type": "qwen2", **TEXT}
+    return InternVLConfig(text_config=text, vision_config=sizes | changes, downsample_ratio=ratio)
+
+
+CONFIGS = {
+    "plain": config(),
+    "biases": config(attention_bias=True),
+    "norms_of_queries_and_keys": config(use_qk_norm=True, norm_type="rms_norm"),
+    "shuffles_nothing": config(ratio=1.0),
+    "norm_after_the_layers": config(use_mean_pooling=False),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def eyes(request, tmp_path_factory) -> Eyes:
+    folder = tmp_path_factory.mktemp("models")
+    return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="llama.cpp")
+
+
+def tiles_of(eyes: Eyes, images: int, tiles: int) -> Tensor:
+    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
+
+
+def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+    with torch.inference_mode():
+        features = eyes.twin.get_image_features(pixels.flatten(0, 1)).pooler_output
+    return features.reshape(len(pixels), -1, features.shape[-1])
+
+
+@pytest.mark.parametrize("tiles", [1, 5])
+@pytest.mark.parametrize("images", [1, 2])
+def test_features_agree(eyes, images, tiles) -> None:
+    pixels = tiles_of(eyes, images, tiles)
+    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+
+
+def test_declared_limits_hold(eyes) -> None:
+    check_limits(eyes.tower, images=1)
+
+
+def test_features_do_not_depend_on_the_other_images(eyes) -> None:
+    pixels = tiles_of(eyes, 3, 2)
+    together = encoded(eyes.tower, pixels)
+    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+
+
+def test_tables_may_have_dimensions_of_one_before_the_others(tmp_path) -> None:
+    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    tables = {
+        name: array.reshape(1, -1, array.shape[-1])
+        for name, array in matrices(eyes.path).items()
+        if name in ("v.class_embd", "v.position_embd.weight")
+    }
+    assert len(tables) == 2
+    keys = {"general.architecture": "clip"}
+    path = rewrite(eyes.path, tmp_path / "deeper.gguf", keys=keys, tensors=tables)
+    pixels = tiles_of(eyes, 1, 2)
+    features = encoded(load_tower(build_tower, path), pixels)
+    assert torch.equal(features, encoded(eyes.tower, pixels))
+
+
+def test_the_text_model_beside_is_a_file_of_its_own_family(tmp_path) -> None:
+    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    pair = Pair(load_decoder(tmp_path / "tiny.gguf"), eyes.twin, tiny_tokenizer().get_vocab_size())
+    CHECKS["whole_prompt"](pair)

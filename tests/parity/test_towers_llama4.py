@@ -1,0 +1,109 @@
+"""Features of Llama 4's tower against `transformers`, on tiny random models."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Llama4Config
+
+from model_zoo.towers.llama4 import build_tower
+from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.gguf_files import matrices, rewrite
+from tests.parity.towers import (
+    FLAVOURS,
+    TOLERANCE,
+    Eyes,
+    check_limits,
+    encoded,
+    load_tower,
+    make_eyes,
+    random_pixels,
+    worst,
+)
+
+TEXT = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "intermediate_size": 96, "intermediate_size_mlp": 96,
+    "num_local_experts": 2,
+}  # fmt: skip
+TURNS = {"rope_type": "default", "rope_theta": 100.0}
+
+
+def config(hidden: int = 48, ratio: float = 0.5, **changes) -> Llama4Config:
+    sizes = {"hidden_size": hidden, "intermediate_size": int(hidden / ratio**2)}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 36, "patch_size": 6}
+    sizes |= {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40}
+    return Llama4Config(
+        text_config=TEXT, vision_config=sizes | {"pixel_shuffle_ratio": ratio} | changes
+    )
+
+
+CONFIGS = {
+    "plain": (config(), FLAVOURS),
+    "one_row_of_two_by_two_patches": (config(image_size=12), FLAVOURS),
+    "shuffles_nothing": (config(ratio=1.0), FLAVOURS),
+    "turns_more": (config(rope_parameters=TURNS), ("ollama",)),
+}
+CASES = [(name, flavour) for name, (_, flavours) in CONFIGS.items() for flavour in flavours]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def eyes(request, tmp_path_factory) -> Eyes:
+    name, flavour = request.param
+    folder = tmp_path_factory.mktemp("models")
+    return make_eyes(build_tower, CONFIGS[name][0], folder, flavour=flavour)
+
+
+def tiles_of(eyes: Eyes, images: int, tiles: int) -> Tensor:
+    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
+
+
+def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+    with torch.inference_mode():
+        rows = eyes.twin.get_image_features(pixels.flatten(0, 1), return_dict=True)
+        features = eyes.twin.multi_modal_projector(rows.last_hidden_state)
+    return features.view(len(pixels), -1, features.shape[-1])
+
+
+@pytest.mark.parametrize("tiles", [1, 3, 7])
+@pytest.mark.parametrize("images", [1, 2])
+def test_features_agree(eyes, images, tiles) -> None:
+    pixels = tiles_of(eyes, images, tiles)
+    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+
+
+def test_declared_limits_hold(eyes) -> None:
+    check_limits(eyes.tower, images=1)
+
+
+def test_features_do_not_depend_on_the_other_images(eyes) -> None:
+    pixels = tiles_of(eyes, 3, 2)
+    together = encoded(eyes.tower, pixels)
+    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+
+
+def test_another_name_of_the_second_norm_is_known(tmp_path) -> None:
+    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    norms = {name: array for name, array in matrices(eyes.path).items() if ".ln2." in name}
+    renamed = {name.replace(".ln2.", ".attn_post_norm."): array for name, array in norms.items()}
+    path = rewrite(
+        eyes.path,
+        tmp_path / "renamed.gguf",
+        keys={"general.architecture": "clip"},
+        tensors=dict.fromkeys(norms) | renamed,
+    )
+    pixels = tiles_of(eyes, 1, 2)
+    features = encoded(load_tower(build_tower, path), pixels)
+    assert torch.equal(features, encoded(eyes.tower, pixels))
+
+
+def test_another_rotary_base_is_refused_where_files_do_not_state_it(tmp_path) -> None:
+    with pytest.raises(UnsupportedModelError, match="rotary base"):
+        make_eyes(build_tower, config(rope_parameters=TURNS), tmp_path, flavour="llama.cpp")
+
+
+def test_tiles_that_cannot_be_shuffled_are_refused(tmp_path) -> None:
+    eyes = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
+    keys = {"general.architecture": "llama4", "llama4.vision.pixel_shuffle_ratio": 0.25}
+    path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys)
+    with pytest.raises(ModelFileError, match="6 patches across, which 4 does not divide"):
+        load_tower(build_tower, path)

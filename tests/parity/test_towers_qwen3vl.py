@@ -1,0 +1,89 @@
+"""Features of Qwen3-VL's tower against `transformers`, on tiny random models."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3VLConfig
+
+from model_zoo.towers.qwen3vl import build_tower
+from tests.parity.towers import (
+    FLAVOURS,
+    TOLERANCE,
+    Eyes,
+    check_limits,
+    encoded,
+    make_eyes,
+    random_pixels,
+    worst,
+)
+
+TEXT = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "intermediate_size": 96,
+}  # fmt: skip
+
+
+def config(**changes) -> Qwen3VLConfig:
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
+    sizes |= {"patch_size": 4, "num_position_embeddings": 49, "out_hidden_size": 64}
+    sizes |= {"deepstack_visual_indexes": [0, 2]}
+    return Qwen3VLConfig(text_config=TEXT, vision_config=sizes | changes)
+
+
+CONFIGS = {
+    "plain": config(),
+    "merges_nothing": config(spatial_merge_size=1),
+    "one_place": config(num_position_embeddings=1),
+    "the_last_layer_is_deep": config(deepstack_visual_indexes=[1, 2, 3]),
+}
+
+
+@pytest.fixture(scope="module", params=[(c, f) for c in CONFIGS for f in FLAVOURS], ids=str)
+def eyes(request, tmp_path_factory) -> Eyes:
+    name, flavour = request.param
+    folder = tmp_path_factory.mktemp("models")
+    build = partial(build_tower, most_rows=53)
+    return make_eyes(build, CONFIGS[name], folder, flavour=flavour)
+
+
+def pixels_of(eyes: Eyes, images: int, grid: tuple[int, int]) -> Tensor:
+    """As the model's own processor lays them out; here frames differ."""
+    patches = grid[0] * grid[1] * eyes.twin.config.vision_config.spatial_merge_size**2
+    return random_pixels(images, patches, 3 * 2 * 4**2)
+
+
+def expected(eyes: Eyes, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    merge = eyes.twin.config.vision_config.spatial_merge_size
+    sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
+    with torch.inference_mode():
+        found = eyes.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
+    deep = [torch.stack(part) for part in found.deepstack_features]
+    return torch.cat([torch.stack(found.pooler_output), *deep], dim=-1)
+
+
+# Of merged rows.
+GRIDS = [(6, 6), (7, 5), (1, 4), (5, 2), (3, 8)]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("images", [1, 2])
+def test_features_agree(eyes, images, grid) -> None:
+    pixels = pixels_of(eyes, images, grid)
+    assert worst(encoded(eyes.tower, pixels, grid), expected(eyes, pixels, grid)) <= TOLERANCE
+
+
+def test_declared_limits_hold(eyes) -> None:
+    check_limits(eyes.tower, images=2)
+
+
+def test_features_do_not_depend_on_the_other_images(eyes) -> None:
+    pixels = pixels_of(eyes, 3, (4, 5))
+    together = encoded(eyes.tower, pixels, (4, 5))
+    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2], (4, 5)))
+
+
+def test_rows_have_parts_for_as_many_text_layers(eyes) -> None:
+    deep = len(eyes.twin.config.vision_config.deepstack_visual_indexes)
+    assert eyes.tower.limits.width == (1 + deep) * 64

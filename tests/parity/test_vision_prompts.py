@@ -1,0 +1,343 @@
+"""Prompts with pictures, token by token as each family's processor in `transformers` makes them."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.llama4.processing_llama4 import Llama4Processor
+from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
+from transformers.models.mllama.processing_mllama import (
+    MllamaProcessor,
+    get_cross_attention_token_mask,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from model_zoo.chat import ChatTemplate, ImagePart, Message
+from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.eyes.seeing import Eyes
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.images.normalise import CLIP, STANDARD
+from model_zoo.images.prepared import ImageProcessor
+from model_zoo.placement import gemma3, llama4, mllama, pixtral, qwen
+from model_zoo.placement.pieces import Placement
+from model_zoo.processors.llama4 import Llama4Processor as LlamaTiles
+from model_zoo.processors.mllama import MllamaProcessor as MllamaTiles
+from model_zoo.processors.pixtral import PixtralProcessor as PixtralShape
+from model_zoo.processors.qwen_vl import QwenVLProcessor
+from model_zoo.processors.square import SquareProcessor
+from model_zoo.tokenizer import Tokenizer
+from tests.chat_templates import template_source
+from tests.vision_prompts import (
+    TEMPLATE,
+    TEXT_TEMPLATE,
+    as_transformers,
+    library_tokenizer,
+    own_tokenizer,
+    pictures,
+    png,
+)
+
+BOS = "<|begin_of_text|>"
+WIDE, TALL = ImagePart(png(40, 150)), ImagePart(png(170, 60, seed=1))
+SMALL = ImagePart(png(20, 20, seed=2))
+
+TALKS = {
+    "one image": [Message("user", (WIDE, "What is this?"))],
+    "an image alone": [Message("user", (TALL,))],
+    "an image behind the text": [Message("user", ("See:", WIDE))],
+    "an image in the middle": [Message("user", ("Before\n", TALL, "\n\nafter."))],
+    "spaces around an image": [Message("user", ("one ", SMALL, " two"))],
+    "two images in one message": [Message("user", (WIDE, TALL, "Compare."))],
+    "two images with text between": [Message("user", ("A:", WIDE, "\nB:\n", TALL, "!"))],
+    "images in two turns": [
+        Message("system", "Be brief."),
+        Message("user", ("This?", WIDE)),
+        Message("assistant", "A hill."),
+        Message("user", (TALL, "And this?")),
+    ],
+    "the same image twice": [
+        Message("user", (SMALL, "This?")),
+        Message("assistant", "A dot."),
+        Message("user", (SMALL, "And\nthis?")),
+    ],
+    "text alone": [Message("user", "hello\n\n\nthere")],
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """`place`: the token of places; `theirs` makes the library's processor of its tokenizer."""
+
+    placement: Callable[[Tokenizer], Placement]
+    processor: ImageProcessor
+    theirs: Callable[[Any], Any]
+    reserved: tuple[str, ...]
+    place: str
+    named: dict[str, str]
+
+
+class Tiles:
+    """The library has no processor for these images that runs without torchvision."""
+
+    def __init__(self, ours: LlamaTiles) -> None:
+        self._ours = ours
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
+        made = [self._ours.prepare(np.asarray(image), tower=b"") for image in images]
+        pixels = np.zeros((1, 3, self._ours.side, self._ours.side))
+        return {"pixel_values": pixels, "aspect_ratios": [image.grid for image in made]}
+
+
+@cache
+def pixtral_module() -> Any:
+    """Its neighbour, of which it only takes a function not used here, needs torchvision."""
+    package = "transformers.models.pixtral"
+    neighbour = ModuleType(f"{package}.image_processing_pixtral")
+    neighbour.get_resize_output_image_size = None  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, {neighbour.__name__: neighbour}):
+        return importlib.import_module(f"{package}.processing_pixtral")
+
+
+def pixtral_processor(tokenizer: Any) -> Any:
+    images = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=28)
+    kind = pixtral_module().PixtralProcessor
+    return kind(images, tokenizer, patch_size=14, spatial_merge_size=2)
+
+
+def llama4_processor(tokenizer: Any) -> Any:
+    processor = object.__new__(Llama4Processor)
+    processor.check_argument_for_proper_class = lambda *_: None
+    Llama4Processor.__init__(processor, None, tokenizer, patch_size=14, chat_template=None)
+    processor.image_processor = Tiles(LLAMA_TILES)
+    return processor
+
+
+def qwen_processor(kind: Any) -> Callable[[Any], Any]:
+    def made(tokenizer: Any) -> Any:
+        processor = object.__new__(kind)
+        processor.check_argument_for_proper_class = lambda *_: None
+        size = {"shortest_edge": QWEN.min_pixels, "longest_edge": QWEN.max_pixels}
+        images = Qwen2VLImageProcessorPil(size=size, patch_size=14, merge_size=2)
+        kind.__init__(processor, images, tokenizer, SimpleNamespace())
+        return processor
+
+    return made
+
+
+LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
+QWEN = QwenVLProcessor(14, 2, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
+SQUARE = {"height": 56, "width": 56}
+FAMILIES = {
+    "gemma3": Family(
+        gemma3.GemmaPlacement,
+        SquareProcessor(56, 9, normalisation=STANDARD),
+        lambda t: Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), t, image_seq_length=9),
+        gemma3.GemmaPlacement.reserved,
+        gemma3.PLACE,
+        {
+            "image_token": gemma3.PLACE,
+            "boi_token": gemma3.START,
+            "eoi_token": gemma3.END,
+        },
+    ),
+    "pixtral": Family(
+        pixtral.PixtralPlacement,
+        PixtralShape(140, 14, 2),
+        pixtral_processor,
+        pixtral.PixtralPlacement.reserved,
+        pixtral.PLACE,
+        {},
+    ),
+    "qwen25vl": Family(
+        qwen.QwenPlacement,
+        QWEN,
+        qwen_processor(Qwen2_5_VLProcessor),
+        qwen.QwenPlacement.reserved,
+        qwen.PLACE,
+        {},
+    ),
+    "qwen3vl": Family(
+        qwen.QwenPlacement,
+        QWEN,
+        qwen_processor(Qwen3VLProcessor),
+        qwen.QwenPlacement.reserved,
+        qwen.PLACE,
+        {},
+    ),
+    "llama4": Family(
+        llama4.LlamaPlacement,
+        LLAMA_TILES,
+        llama4_processor,
+        llama4.LlamaPlacement.reserved,
+        llama4.PLACE,
+        {},
+    ),
+    "mllama": Family(
+        lambda tokenizer: mllama.MllamaPlacement(tokenizer, 4),
+        MllamaTiles(side=56, tile_rows=17),
+        lambda t: MllamaProcessor(MllamaImageProcessorPil(size=SQUARE, max_image_tiles=4), t),
+        mllama.MllamaPlacement.reserved,
+        mllama.PLACE,
+        {},
+    ),
+}
+
+
+def model_of(
+    family: Family, source: str = TEMPLATE, special: Sequence[str] = (), **tokens: str
+) -> ChatModel:
+    tokenizer = own_tokenizer((BOS, *family.reserved, *special))
+    placement = family.placement(tokenizer)
+    eyes = Eyes(
+        tower=None,  # type: ignore[arg-type]
+        processor=family.processor,
+        placement=placement,
+        name=b"tower",
+        limits=DecodingLimits(),
+    )
+    facts: Any = SimpleNamespace(name="tiny")
+    decoder: Any = SimpleNamespace(context_length=4096)
+    template = ChatTemplate(source.replace("IMAGE", placement.spelled), **tokens)
+    return ChatModel(decoder, tokenizer, template, facts, eyes=eyes)
+
+
+def expected(family: Family, messages: Sequence[Message]) -> tuple[list[int], Any]:
+    tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
+    spelled = family.placement(own_tokenizer((BOS, *family.reserved))).spelled
+    source = TEMPLATE.replace("IMAGE", spelled)
+    processor = family.theirs(tokenizer)
+    if family is FAMILIES["mllama"]:
+        source = BOS + source  # which the processor itself would put elsewhere
+    processor.chat_template = source
+    text = processor.apply_chat_template(as_transformers(messages), add_generation_prompt=True)
+    shown = pictures(messages)
+    nested = [shown] if family is FAMILIES["mllama"] else shown
+    made = processor(text=[text], images=nested if shown else None, add_special_tokens=False)
+    ids = np.asarray(made["input_ids"][0]).tolist()
+    if family is FAMILIES["mllama"]:
+        assert ids.pop(0) == tokenizer.convert_tokens_to_ids(BOS)
+    return ids, made
+
+
+def places(prompt: Prompt) -> list[int]:
+    return [p for span in prompt.spans for p in range(span.start, span.end)]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.mark.parametrize("about", TALKS)
+def test_tokens_and_places_are_those_of_transformers(family: Family, about: str) -> None:
+    model = model_of(family)
+    prompt = model.prepare(TALKS[about])
+    ids, _ = expected(family, TALKS[about])
+    place = model.tokenizer.id_of(family.place)
+    assert list(prompt.tokens) == ids
+    assert places(prompt) == [index for index, token in enumerate(ids) if token == place]
+
+
+@pytest.mark.parametrize("about", TALKS)
+def test_a_template_that_knows_of_no_images_is_shown_them_all_the_same(
+    family: Family, about: str
+) -> None:
+    prompt = model_of(family, TEXT_TEMPLATE).prepare(TALKS[about])
+    assert prompt.tokens == model_of(family).prepare(TALKS[about]).tokens
+
+
+def test_every_row_of_features_has_one_place_in_order(family: Family) -> None:
+    if family is FAMILIES["mllama"]:
+        pytest.skip("its places are not for rows")
+    prompt = model_of(family).prepare(TALKS["images in two turns"])
+    for image in prompt.images:
+        spans = [span for span in prompt.spans if span.digest == image.digest]
+        rows = [span.first_row + row for span in spans for row in range(span.length)]
+        assert rows == list(range(image.rows))
+    starts = [span.start for span in prompt.spans]
+    assert starts == sorted(starts)
+
+
+def test_only_gemma_sees_an_image_in_both_directions() -> None:
+    for name, family in FAMILIES.items():
+        spans = model_of(family).prepare(TALKS["two images in one message"]).spans
+        assert {span.whole for span in spans} == {name == "gemma3"}
+
+
+def test_an_image_that_comes_again_is_computed_once(family: Family) -> None:
+    prompt = model_of(family).prepare(TALKS["the same image twice"])
+    assert len(prompt.images) == 1
+    assert {span.digest for span in prompt.spans} == {prompt.images[0].digest}
+    both = model_of(family).prepare(TALKS["two images in one message"])
+    assert len(both.images) == 2
+
+
+@pytest.mark.parametrize("name", ["qwen25vl", "qwen3vl"])
+def test_qwen_places_are_the_rectangle_of_the_image(name: str) -> None:
+    family = FAMILIES[name]
+    _, made = expected(family, TALKS["two images in one message"])
+    spans = model_of(family).prepare(TALKS["two images in one message"]).spans
+    merged = [(rows // 2, columns // 2) for _, rows, columns in np.asarray(made["image_grid_thw"])]
+    assert [span.grid for span in spans] == merged
+
+
+@pytest.mark.parametrize("about", [about for about in TALKS if about != "text alone"])
+def test_text_sees_from_the_side_what_the_processor_lets_it_see(about: str) -> None:
+    """The tiles of each image, and none of their padding."""
+    family = FAMILIES["mllama"]
+    prompt = model_of(family).prepare(TALKS[about])
+    ids, made = expected(family, TALKS[about])
+    mask = np.asarray(made["cross_attention_mask"])[0]  # [tokens, images, tiles]
+    tiles = mask.max(0).sum(-1)
+    assert [span.cross_rows for span in prompt.spans] == [17 * count for count in tiles]
+    assert [span.cross_padding for span in prompt.spans] == [17 * (4 - n) for n in tiles]
+    first = get_cross_attention_token_mask(ids, ids[prompt.spans[0].start])
+    assert [begin for begin, _ in first] == [span.start for span in prompt.spans]
+
+
+MARKER = re.compile(r"<\|[^<>|\s]+\|>|\[/?[A-Z_]+\]")
+
+
+def published(family: str) -> str:
+    if family == "llama4":
+        return importlib.import_module("transformers.models.llama4.processing_llama4").chat_template
+    return template_source("Mistral-Small-3.2-24B-Instruct-2506")
+
+
+@pytest.mark.parametrize("name", ["pixtral", "llama4"])
+@pytest.mark.parametrize("about", TALKS)
+def test_published_templates_show_images_as_in_transformers(name: str, about: str) -> None:
+    family, source = FAMILIES[name], published(name)
+    written = set(MARKER.findall(source)) - {BOS, *family.reserved}
+    special = tuple(sorted(written))
+    processor = family.theirs(
+        library_tokenizer((BOS, *family.reserved, *special), bos_token=BOS, **family.named)
+    )
+    processor.chat_template = source
+    chat = as_transformers(TALKS[about])
+    text = processor.apply_chat_template(chat, add_generation_prompt=True)
+    images = pictures(TALKS[about]) or None
+    made = processor(text=[text], images=images, add_special_tokens=False)
+    model = model_of(family, source, special, bos_token=BOS, eos_token="<|im_end|>")
+    talk = [replace(m, content=m.content if m.images else (m.content,)) for m in TALKS[about]]
+    prompt = model.prepare(talk)
+    ids = np.asarray(made["input_ids"][0]).tolist()
+    assert list(prompt.tokens) == ids
+    place = model.tokenizer.id_of(family.place)
+    assert places(prompt) == [index for index, token in enumerate(ids) if token == place]

@@ -1,0 +1,85 @@
+"""Tiny models with eyes: both flavours of their files, and features against `transformers`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedConfig
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import META, TensorScope
+from runtime.vision import VisionTower
+from tests.memory_profile import peak_bytes
+from tests.tiny_models import write_tiny
+
+TOLERANCE = 3e-5  # of a row's largest feature
+FLAVOURS = ("llama.cpp", "ollama")
+Build = Callable[[TensorScope, Metadata], VisionTower]
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """A tower and the model of `transformers` that its file was made of."""
+
+    tower: VisionTower
+    twin: Any
+    path: Path
+
+
+def make_eyes(
+    build: Build, config: PreTrainedConfig, folder: Path, *, flavour: str, type: str = "f32"
+) -> Eyes:
+    """Write the tiny model of `config` and load the part of it that sees."""
+    path = folder / "tiny.gguf"
+    twin = write_tiny(path, config, flavour=flavour, type=type)
+    own = folder / "mmproj-tiny.gguf"
+    assert own.exists() == (flavour == "llama.cpp")
+    path = own if own.exists() else path
+    return Eyes(load_tower(build, path), twin, path)
+
+
+def load_tower(build: Build, path: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
+    """No tensor of the part that sees may be missing, misshapen or left over."""
+    file = GGUFFile.open(path)
+    metadata = Metadata(file.metadata, path=path)
+    draft = TensorScope(file, device=META, dtype=dtype)
+    build(draft, metadata)
+    for name, tensor in file.tensors.items():
+        if not name.startswith(("v.", "vision.", "mm.")):
+            draft.table(name, shape=tensor.shape)
+    draft.check()
+    return build(TensorScope(file, device=torch.device("cpu"), dtype=dtype), metadata)
+
+
+def random_pixels(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def encoded(tower: VisionTower, pixels: Tensor, grid: tuple[int, int] = (1, 1)) -> Tensor:
+    with torch.inference_mode():
+        return tower.encode(pixels, grid)
+
+
+def worst(features: Tensor, expected: Tensor) -> float:
+    """The largest difference of a row, as a part of its largest element."""
+    assert features.shape == expected.shape, (features.shape, expected.shape)
+    largest = expected.abs().amax(-1, keepdim=True)
+    return ((features.float() - expected) / largest).abs().max().item()
+
+
+def check_limits(tower: VisionTower, images: int) -> None:
+    """The largest image has as many rows as declared, and takes no more memory than declared."""
+    image = tower.largest()
+    pixels = torch.stack([image.pixels] * images)
+    encoded(tower, pixels, image.grid)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        features = encoded(tower, pixels, image.grid)
+    assert features.shape == (images, image.rows, tower.limits.width)
+    assert features.dtype == tower.limits.dtype
+    assert 0.95 * tower.limits.rows <= image.rows <= tower.limits.rows
+    assert 0 < peak_bytes(recorded) <= tower.activation_bytes(images)

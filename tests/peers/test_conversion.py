@@ -1,0 +1,162 @@
+"""Converted files in llama.cpp: it loads every architecture and computes as the checkpoint does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    Mistral3Config,
+    MixtralConfig,
+    NomicBertConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
+from tests.tiny_models import tiny_tokenizer, write_tiny
+
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 300, 40)]
+# llama.cpp keeps keys, values and its table of GELU in half precision.
+NEAR_NATS = 0.1
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+HEADS = {**SIZES, "head_dim": 16}
+GEMMA = {**HEADS, "query_pre_attn_scalar": 16, "sliding_window": 8}
+GEMMA_4 = {**HEADS, "num_hidden_layers": 6, "sliding_window": 8, "global_head_dim": 32}
+CAPPED = {**GEMMA_4, "final_logit_softcapping": 30.0}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 10 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+    "original_max_position_embeddings": 256,
+}
+STRETCHED = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+DECODERS = {
+    "llama": LlamaConfig(**HEADS, rope_parameters=LLAMA_3),
+    "mixtral": MixtralConfig(**HEADS, num_local_experts=4),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen2, stretched": Qwen2Config(**SIZES, rope_parameters=YARN),
+    "qwen3": Qwen3Config(**HEADS, tie_word_embeddings=True),
+    "qwen3moe": Qwen3MoeConfig(
+        **HEADS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    ),
+    "gemma2": Gemma2Config(**GEMMA),
+    "gemma3": Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 7}, rope_parameters=STRETCHED),
+    "gemma4": Gemma4TextConfig(**CAPPED, hidden_size_per_layer_input=0),
+    "gemma4 with experts": Gemma4TextConfig(
+        **CAPPED,
+        hidden_size_per_layer_input=0,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
+    "gemma4 with shared layers": Gemma4TextConfig(
+        **CAPPED,
+        num_kv_shared_layers=2,
+        layer_types=[SLIDING, SLIDING, SLIDING, FULL, SLIDING, FULL],
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=tiny_tokenizer().get_vocab_size(),
+    ),
+    # With YaRN it rounds the ends of the range to whole frequencies, which this family does not.
+    "gpt-oss": GptOssConfig(
+        **HEADS,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
+    ),
+    # It knows one size of chunks only, the published models'.
+    "llama4": Llama4TextConfig(
+        **HEADS, num_local_experts=4, intermediate_size_mlp=80, interleave_moe_layer_step=2
+    ),
+    "phi3": Phi3Config(**SIZES, original_max_position_embeddings=256, rope_parameters=LONG),
+    "mistral3": Mistral3Config(
+        text_config={**HEADS, "model_type": "ministral3", "rope_parameters": MINISTRAL},
+        vision_config=PIXTRAL,
+    ),
+}
+ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}
+TEXT = "the quick brown fox says: don't! 12 straße\n\n  東京 <|im_end|>"
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_llama_cpp_computes_what_the_checkpoint_does(name, tmp_path) -> None:
+    twin = write_tiny(tmp_path / "out.gguf", DECODERS[name])
+    with torch.inference_mode():
+        expected = twin(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    found = their_log_probabilities(tmp_path / "out.gguf", TOKENS)
+    assert (found - expected).abs().max() < NEAR_NATS
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_llama_cpp_embeds_as_the_checkpoint_does(name, tmp_path) -> None:
+    path, text = tmp_path / "out.gguf", "the quick brown fox"
+    twin = write_tiny(path, ENCODERS[name], maker=AutoModel)
+    with torch.inference_mode():
+        states = twin(torch.tensor([tiny_tokenizer().encode(text).ids])).last_hidden_state[0]
+    model = llama_cpp.Llama(
+        str(path), embedding=True, pooling_type=1, n_ctx=64, n_threads=1, verbose=False
+    )
+    found = torch.tensor(model.embed(text))
+    model.close()
+    assert torch.allclose(found, states.mean(0), atol=0.02)
+
+
+def test_llama_cpp_cuts_text_as_the_checkpoint_does(tmp_path) -> None:
+    path: Path = tmp_path / "out.gguf"
+    write_tiny(path, DECODERS["qwen3"])
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    found = model.tokenize(TEXT.encode(), add_bos=False, special=True)
+    assert found == tiny_tokenizer().encode(TEXT).ids
+    assert model.token_eos() == tiny_tokenizer().token_to_id("<|im_end|>")
+    model.close()

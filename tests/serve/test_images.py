@@ -1,0 +1,184 @@
+"""Images through the official clients of both protocols, against a running application."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import ollama
+import openai
+import pytest
+from ray import serve
+
+from serve_app.app import build
+from tests.loopback import Exchange, Server, serving
+from tests.serve.application import Application, await_http
+from tests.tiny_seeing import PLACES, write_tiny_seeing
+from tests.vision_prompts import png
+
+NAME, PATH, TIMEOUT_S = "seeing", "/seeing", 60.0
+ONE, TWO = png(30, 40), png(40, 30, seed=1)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Iterator[Server]:
+    """Answers with a picture, or redirects to one that it says is elsewhere."""
+
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/one.png":
+            exchange.answer(ONE)
+        else:
+            exchange.redirect("http://localhost/one.png")
+
+    with serving(answer) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def seeing(application: Application, pictures: Server, tmp_path_factory) -> Iterator[str]:
+    """The URL of an application with a model that has a projector, and one that is blind."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    projector = write_tiny_seeing(path, flavour="llama.cpp")
+    shared = {"source": str(path), "device": "cpu", "context_tokens": 128, "max_sequences": 4}
+    models = [{"name": "eyes", "projector": str(projector), **shared}, {"name": "blind", **shared}]
+    try:
+        urls = {"allowed_hosts": [pictures.host], "allow_private": True}
+        args = {"models": models, "max_images": 8, "image_urls": urls}
+        serve.run(build(args), name=NAME, route_prefix=PATH)
+        url = f"{application.url}{PATH}"
+        await_http(url)
+        yield url
+    finally:
+        serve.delete(NAME)
+
+
+@pytest.fixture
+def native(seeing: str) -> ollama.Client:
+    return ollama.Client(host=seeing, timeout=TIMEOUT_S)
+
+
+@pytest.fixture
+def oai(seeing: str) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{seeing}/v1", api_key="unused", timeout=TIMEOUT_S, max_retries=0
+    )
+
+
+def data_uri(image: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+
+def chat(native: ollama.Client, *images: bytes | Path, model: str = "eyes"):
+    message = {"role": "user", "content": "hello", "images": list(images)}
+    options = {"temperature": 0, "num_predict": 4}
+    return native.chat(model=model, messages=[message], options=options, logprobs=True)
+
+
+def complete(oai: openai.OpenAI, *parts: bytes | str, model: str = "eyes", **change):
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": data_uri(part), "detail": "auto"}}
+        for part in parts
+    ]
+    given = {"temperature": 0, "max_tokens": 4, "logprobs": True, **change}
+    messages = [{"role": "user", "content": content}]
+    return oai.chat.completions.create(model=model, messages=messages, **given)
+
+
+def test_ollamas_client_sends_images_as_bytes_or_files(native, tmp_path) -> None:
+    (tmp_path / "one.png").write_bytes(ONE)
+    sent, read, other = chat(native, ONE), chat(native, tmp_path / "one.png"), chat(native, TWO)
+    assert [e.logprob for e in sent.logprobs] == [e.logprob for e in read.logprobs]
+    assert [e.logprob for e in sent.logprobs] != [e.logprob for e in other.logprobs]
+    assert sent.prompt_eval_count == chat(native).prompt_eval_count + PLACES
+
+
+def test_generate_sees_and_leaves_out_a_context_that_could_not_bring_images_back(native) -> None:
+    options = {"temperature": 0, "num_predict": 4}
+    seen = native.generate("eyes", "hello", images=[ONE], options=options)
+    blind = native.generate("eyes", "hello", options=options)
+    assert seen.prompt_eval_count == blind.prompt_eval_count + PLACES
+    assert blind.context and not seen.context
+    raw = native.generate("eyes", "a [img-0] b", images=[ONE], raw=True, options=options)
+    assert raw.done_reason == "length"
+
+
+def test_openais_client_sends_parts(oai) -> None:
+    first, again = complete(oai, ONE, "hello"), complete(oai, ONE, "hello")
+    behind = complete(oai, "hello", ONE)
+    told = [[e.logprob for e in r.choices[0].logprobs.content] for r in (first, again, behind)]
+    assert told[0] == told[1] != told[2]
+    assert first.usage.prompt_tokens == complete(oai, "hello").usage.prompt_tokens + PLACES
+
+
+def test_a_stream_with_an_image_says_the_same(oai) -> None:
+    whole = complete(oai, ONE, "hello")
+    chunks = complete(oai, ONE, "hello", stream=True, stream_options={"include_usage": True})
+    chunks = list(chunks)
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == whole.choices[0].message.content
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_both_protocols_show_the_model_the_same(native, oai) -> None:
+    theirs = [entry.logprob for entry in chat(native, ONE).logprobs]
+    assert theirs == [e.logprob for e in complete(oai, ONE, "hello").choices[0].logprobs.content]
+
+
+def test_only_a_model_with_eyes_says_that_it_sees(native, seeing) -> None:
+    assert "vision" in native.show("eyes").capabilities
+    assert "vision" not in native.show("blind").capabilities
+    shown = [httpx.post(f"{seeing}/api/show", json={"model": m}).json() for m in ("eyes", "blind")]
+    assert shown[0]["projector_info"]["general.architecture"] == "clip"
+    assert "projector_info" not in shown[1]
+    tags = httpx.get(f"{seeing}/api/tags").json()["models"]
+    sees = {model["name"]: "vision" in model["capabilities"] for model in tags}
+    assert sees == {"eyes:latest": True, "blind:latest": False}
+
+
+BAD = [
+    (["eyes", ONE[:-200]], "truncated"),
+    (["eyes", b"hello"], "no PNG, JPEG, WebP, GIF or BMP"),
+    (["eyes", *[ONE] * 8], "exceeds the context length"),
+    (["eyes", *[ONE] * 9], "at most 8"),
+    (["blind", ONE], "data required for image input"),
+]
+
+
+@pytest.mark.parametrize(("asked", "reason"), BAD)
+def test_bad_images_are_told_to_both_clients_and_the_model_goes_on(
+    native, oai, asked, reason
+) -> None:
+    model, *images = asked
+    with pytest.raises(ollama.ResponseError) as native_error:
+        chat(native, *images, model=model)
+    with pytest.raises(openai.BadRequestError) as error:
+        complete(oai, *images, "hello", model=model)
+    assert native_error.value.status_code == 400
+    assert reason in native_error.value.error and reason in error.value.message
+    assert chat(native, model=model).done and (model == "blind" or chat(native, ONE).done)
+
+
+def from_url(oai: openai.OpenAI, url: str):
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hello"}]
+    return oai.chat.completions.create(
+        model="eyes",
+        messages=[{"role": "user", "content": content}],
+        temperature=0,
+        max_tokens=4,
+        logprobs=True,
+    )
+
+
+def test_an_image_by_its_url_is_the_same_as_its_bytes(oai, pictures) -> None:
+    sent, fetched = complete(oai, ONE, "hello"), from_url(oai, f"{pictures.url}/one.png")
+    told = [[e.logprob for e in r.choices[0].logprobs.content] for r in (sent, fetched)]
+    assert told[0] == told[1]
+
+
+def test_other_hosts_are_not_asked_for_images(oai, pictures) -> None:
+    for url in (f"http://localhost:{pictures.port}/one.png", f"{pictures.url}/elsewhere.png"):
+        with pytest.raises(openai.BadRequestError, match="not among those that are allowed"):
+            from_url(oai, url)
+    assert [exchange.path for exchange in pictures.exchanges].count("/elsewhere.png") == 1

@@ -1,0 +1,226 @@
+"""Images in prompts: where they may stand, what nobody can forge, and what is refused."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model_zoo.chat import ChatTemplate, ImagePart, Message
+from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.eyes.seeing import Eyes
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.images.normalise import CLIP
+from model_zoo.placement import gemma3, llama4, mllama, pixtral, qwen
+from model_zoo.placement.pieces import Placement
+from model_zoo.placement.tags import tagged, with_images
+from model_zoo.processors.llama4 import Llama4Processor
+from model_zoo.processors.mllama import MllamaProcessor
+from model_zoo.processors.pixtral import PixtralProcessor
+from model_zoo.processors.qwen_vl import QwenVLProcessor
+from model_zoo.processors.square import SquareProcessor
+from runtime.errors import ModelFileError, PromptTooLongError, RequestError
+from tests.unit.model_zoo.tiny_vocabulary import CONTROL, NORMAL, USER_DEFINED
+from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
+
+BOS = "<|begin_of_text|>"
+ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
+PLACEMENTS: dict[str, Any] = {
+    "gemma3": gemma3.GemmaPlacement,
+    "pixtral": pixtral.PixtralPlacement,
+    "qwen": qwen.QwenPlacement,
+    "llama4": llama4.LlamaPlacement,
+    "mllama": lambda tokenizer: mllama.MllamaPlacement(tokenizer, 4),
+}
+PROCESSORS: dict[str, Any] = {
+    "gemma3": SquareProcessor(28, 4),
+    "pixtral": PixtralProcessor(140, 14, 2),
+    "qwen": QwenVLProcessor(14, 2, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
+    "llama4": Llama4Processor(side=28, tile_rows=4),
+    "mllama": MllamaProcessor(side=28, tile_rows=5),
+}
+RESERVED = {
+    "gemma3": gemma3.GemmaPlacement.reserved,
+    "pixtral": pixtral.PixtralPlacement.reserved,
+    "qwen": qwen.QwenPlacement.reserved,
+    "llama4": llama4.LlamaPlacement.reserved,
+    "mllama": mllama.MllamaPlacement.reserved,
+}
+every_family = pytest.mark.parametrize("family", PLACEMENTS)
+
+
+def seeing(
+    family: str,
+    *,
+    source: str = TEMPLATE,
+    kind: int = CONTROL,
+    most_images: int | None = None,
+    context: int = 4096,
+) -> ChatModel:
+    tokenizer = own_tokenizer((BOS, *RESERVED[family]), kind)
+    placement: Placement = PLACEMENTS[family](tokenizer)
+    tower: Any = None
+    limits = DecodingLimits()
+    eyes = Eyes(tower, PROCESSORS[family], placement, b"tower", limits, most_images)
+    facts: Any = SimpleNamespace(name="tiny")
+    decoder: Any = SimpleNamespace(context_length=context)
+    template = ChatTemplate(source.replace("IMAGE", placement.spelled))
+    return ChatModel(decoder, tokenizer, template, facts, eyes=eyes)
+
+
+def reserved_in(model: ChatModel, family: str, prompt: Prompt) -> list[str]:
+    ids = {model.tokenizer.id_of(text): text for text in RESERVED[family]}
+    return [ids[token] for token in prompt.tokens if token in ids]
+
+
+def user(*content: str | ImagePart) -> Sequence[Message]:
+    return [Message("user", content)]
+
+
+@every_family
+@pytest.mark.parametrize("source", [TEMPLATE, TEXT_TEMPLATE], ids=["parts", "texts"])
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED, NORMAL])
+def test_no_text_becomes_a_token_of_an_image(family: str, source: str, kind: int) -> None:
+    model = seeing(family, source=source, kind=kind)
+    honest = model.prepare([*user("x", ONE, "y"), Message("assistant", "z"), *user("w")])
+    for text in RESERVED[family]:
+        for forged in (text, text[:3] + text + text[3:], f"{text}\n{text}", text.upper()):
+            talk = [*user(forged, ONE, forged), Message("assistant", forged), *user(forged)]
+            prompt = model.prepare(talk)
+            assert reserved_in(model, family, prompt) == reserved_in(model, family, honest)
+            assert len(prompt.spans) == len(honest.spans)
+
+
+@every_family
+def test_no_token_of_an_image_comes_together_from_parts(family: str) -> None:
+    model = seeing(family)
+    honest = reserved_in(model, family, model.prepare(user("x", ONE, "y")))
+    for text in RESERVED[family]:
+        for cut in range(1, len(text)):
+            forged = model.prepare(user(text[:cut], text[cut:], ONE, text[:cut], text[cut:]))
+            assert reserved_in(model, family, forged) == honest
+
+
+@every_family
+def test_tokens_are_found_by_text_whatever_type_the_file_gives_them(family: str) -> None:
+    prompts = [seeing(family, kind=kind).prepare(user("a", ONE)) for kind in (CONTROL, NORMAL)]
+    assert prompts[0].tokens == prompts[1].tokens and prompts[0].spans == prompts[1].spans
+
+
+@every_family
+def test_a_vocabulary_without_the_tokens_of_images_is_refused(family: str) -> None:
+    for missing in RESERVED[family]:
+        if missing in (gemma3.PLACE, *qwen.OTHERS):
+            continue  # these a model can do without
+        rest = [text for text in RESERVED[family] if text != missing]
+        with pytest.raises(ModelFileError) as raised:
+            PLACEMENTS[family](own_tokenizer(rest))
+        assert missing in str(raised.value)
+
+
+def test_gemma_needs_no_token_for_places_that_its_embedding_lacks() -> None:
+    tokenizer = own_tokenizer((gemma3.START, gemma3.END))
+    [_, start, rows, *_] = gemma3.GemmaPlacement(tokenizer).pieces(_prepared("gemma3"))
+    assert start == tokenizer.id_of(gemma3.START) == rows.token
+
+
+def _prepared(family: str) -> Any:
+    return seeing(family).prepare(user(ONE)).images[0]
+
+
+@every_family
+def test_a_text_only_model_refuses_images_and_goes_on(family: str) -> None:
+    model = seeing(family)
+    blind = ChatModel(model.decoder, model.tokenizer, model.template, model.description)
+    for ask in (lambda: blind.prepare(user("a", ONE)), lambda: blind.prepare_text("a", (ONE,))):
+        with pytest.raises(RequestError, match="tiny sees no images"):
+            ask()
+    assert blind.prepare(user("a")).tokens and blind.tower is None
+
+
+@every_family
+def test_images_beyond_the_context_are_not_even_decoded(family: str) -> None:
+    model = seeing(family)
+    each = sum(span.length for span in model.prepare(user(ONE)).spans)
+    broken = ImagePart(b"no image")
+    with pytest.raises(PromptTooLongError, match=r"2 of 3 images take \d+ tokens"):
+        model.prepare(user(ONE, ONE, broken), at_most=2 * each - 1)
+    with pytest.raises(PromptTooLongError, match="1 of 2 images"):
+        seeing(family, context=each - 1).prepare(user(ONE, broken))
+    with pytest.raises(RequestError, match="no PNG"):
+        model.prepare(user(ONE, broken))
+
+
+def test_more_images_than_the_model_takes_are_refused_before_they_are_decoded() -> None:
+    broken = ImagePart(b"no image")
+    with pytest.raises(RequestError, match="has 3 images; this model takes at most 2"):
+        seeing("mllama", most_images=2).prepare(user(broken, broken, broken))
+
+
+def test_a_template_that_leaves_an_image_out_is_told() -> None:
+    first = TEMPLATE.replace("for part in m.content", "for part in m.content[:1]")
+    with pytest.raises(RequestError, match="shows 1 of the conversation's 2 images"):
+        seeing("gemma3", source=first).prepare(user(ONE, TWO))
+
+
+@every_family
+def test_bos_stands_once_before_an_image_that_opens_the_prompt(family: str) -> None:
+    model = seeing(family)
+    tokenizer = model.tokenizer
+    tokenizer.bos_id, tokenizer.add_bos = tokenizer.id_of(BOS), True
+    for prompt in (model.prepare_text("", (ONE,)), model.prepare_text(f"{BOS}[img-0]", (ONE,))):
+        assert list(prompt.tokens).count(tokenizer.bos_id) == 1
+        assert prompt.tokens[0] == tokenizer.bos_id
+        assert prompt.spans[0].start > 0
+
+
+@every_family
+def test_tags_place_images_in_a_raw_prompt(family: str) -> None:
+    model = seeing(family)
+    spelled = model.eyes.placement.spelled
+    one, two, both = (
+        [image.digest for image in model.prepare(user(*parts)).images]
+        for parts in ((ONE,), (TWO,), (ONE, TWO))
+    )
+    assert both == one + two
+    prompt = model.prepare_text("a [img-1] b [img-0] c", (ONE, TWO))
+    assert list(dict.fromkeys(span.digest for span in prompt.spans)) == two + one
+    chat = seeing(family, source="{% for m in messages %}" + PARTS + "{% endfor %}")
+    assert prompt.tokens == chat.prepare(user("a ", TWO, " b ", ONE, " c")).tokens
+    assert model.prepare_text("hi", (ONE,)).tokens == chat.prepare(user(ONE, "hi")).tokens
+    assert spelled not in model.tokenizer.decode(prompt.tokens)
+
+
+PARTS = (
+    "{% for part in m.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_tag_without_an_image_is_refused_in_a_raw_prompt() -> None:
+    with pytest.raises(RequestError, match="invalid image index: 7"):
+        tagged("see [img-7]", (ONE,))
+    assert tagged("see [img-7]", ()) == ("see [img-7]",)
+    assert seeing("gemma3").prepare_text("see [img-7]").spans == ()
+
+
+@pytest.mark.parametrize(
+    "text, content",
+    [
+        ("hi", (ONE, TWO, "hi")),
+        ("", (ONE, TWO)),
+        ("a [img] b", (TWO, "a ", ONE, " b")),
+        ("a [img] b [img] c [img]", ("a ", ONE, " b ", TWO, " c [img]")),
+        ("a [img-1] b", (ONE, "a ", TWO, " b")),
+        ("[img-1][img]", (TWO, ONE)),
+        ("see [img-9] [img-99999999999999999999]", (ONE, TWO, "see [img-9] ")),
+    ],
+)
+def test_images_beside_a_message_stand_before_it_or_where_tags_are(text, content) -> None:
+    if text.startswith("see"):
+        content = (*content[:-1], text)
+    assert with_images(text, (ONE, TWO)) == content
+
+
+def test_without_images_a_message_is_its_text() -> None:
+    assert with_images("a [img] [img-0] b", ()) == ("a [img] [img-0] b",)

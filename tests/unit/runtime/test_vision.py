@@ -1,0 +1,101 @@
+"""A tower on a thread of its own: one image's lot is never another one's."""
+
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+import torch
+
+from runtime.vision import LocalEncoder
+from tests.unit.runtime.eyes import PretendTower, features_of, picture
+
+CPU = torch.device("cpu")
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def encoder_of():
+    """A function from a tower to its encoder, which is closed in the end."""
+    made = []
+
+    def build(tower: PretendTower, **options) -> LocalEncoder:
+        made.append(LocalEncoder(tower, device=CPU, **options))
+        return made[-1]
+
+    yield build
+    for encoder in made:
+        encoder.close()
+
+
+def test_features_come_from_another_thread_for_each_image_its_own(encoder_of) -> None:
+    tower = PretendTower()
+    encoder = encoder_of(tower)
+    futures = [encoder.submit(picture(number)) for number in (5, 7, 5)]
+    for number, future in zip((5, 7, 5), futures, strict=True):
+        assert torch.equal(future.result(PATIENCE_S), features_of(bytes([number]), 3, 16))
+    assert tower.batches == [[5], [7], [5]]
+    assert threading.get_ident() not in tower.threads
+
+
+def test_images_that_are_alike_go_together_and_others_keep_their_turn(encoder_of) -> None:
+    gate = threading.Semaphore(0)
+    tower = PretendTower(gate=gate)
+    encoder = encoder_of(tower, most_at_once=2)
+    futures = [encoder.submit(picture(1))]
+    assert tower.entered.acquire(timeout=PATIENCE_S)
+    sizes = {2: 3, 3: 5, 4: 3, 5: 3, 6: 5}
+    futures += [encoder.submit(picture(number, rows)) for number, rows in sizes.items()]
+    gate.release(100)
+    results = [future.result(PATIENCE_S) for future in futures]
+    assert tower.batches == [[1], [2, 4], [3, 6], [5]]
+    for number, result in enumerate(results, 1):
+        assert torch.equal(result, features_of(bytes([number]), sizes.get(number, 3), 16))
+
+
+def test_an_image_that_fails_does_not_fail_those_beside_it(encoder_of) -> None:
+    gate = threading.Semaphore(0)
+    tower = PretendTower(gate=gate, broken=frozenset([3]))
+    encoder = encoder_of(tower, most_at_once=4)
+    futures = {number: encoder.submit(picture(number)) for number in (1, 2, 3, 4)}
+    gate.release(100)
+    for number, future in futures.items():
+        if number == 3:
+            with pytest.raises(ValueError, match="upside down"):
+                future.result(PATIENCE_S)
+        else:
+            assert torch.equal(future.result(PATIENCE_S), features_of(bytes([number]), 3, 16))
+
+
+def test_a_cancelled_image_is_never_encoded(encoder_of) -> None:
+    gate = threading.Semaphore(0)
+    tower = PretendTower(gate=gate)
+    encoder = encoder_of(tower)
+    first, second, third = (encoder.submit(picture(number)) for number in (1, 2, 3))
+    assert tower.entered.acquire(timeout=PATIENCE_S)
+    assert not first.cancel(), "it is being encoded"
+    assert second.cancel()
+    gate.release(100)
+    third.result(PATIENCE_S)
+    assert tower.encoded == [1, 3]
+
+
+def test_closing_ends_what_waits() -> None:
+    gate = threading.Semaphore(0)
+    tower = PretendTower(gate=gate)
+    encoder = LocalEncoder(tower, device=CPU)
+    first, second = encoder.submit(picture(1)), encoder.submit(picture(2))
+    assert tower.entered.acquire(timeout=PATIENCE_S)
+    closing = threading.Thread(target=encoder.close)
+    closing.start()
+    with pytest.raises(CancelledError):
+        second.result(PATIENCE_S)
+    gate.release()
+    closing.join(PATIENCE_S)
+    assert first.done() and tower.encoded == [1]
+
+
+def test_a_tower_that_breaks_its_word_is_seen_at_start(encoder_of) -> None:
+    tower = PretendTower(rows=8)
+    tower.largest = lambda: picture(0, 9)
+    with pytest.raises(AssertionError):
+        encoder_of(tower).warm_up()

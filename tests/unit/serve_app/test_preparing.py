@@ -1,0 +1,127 @@
+"""Prompts made in threads: few with images at once, and none of them on the event loop."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from model_zoo.chat import ImagePart, Message
+from model_zoo.chat_model import Prompt
+from runtime.errors import OverloadedError, RequestError
+from serve_app import preparing
+from serve_app.preparing import Preparer
+from serve_app.task import Conversation, RawText, TokenIds
+
+SEEING = [
+    Conversation((Message("user", ("a", ImagePart(b"x"))),)),
+    RawText("[img-0]", (ImagePart(b"x"),)),
+]
+BLIND = [Conversation((Message("user", "a"),)), RawText("a"), TokenIds((1,))]
+
+
+class SlowModel:
+    """Makes no prompt before it may; notes the threads it works in, and how many at once."""
+
+    tokenizer = SimpleNamespace(bos_id=0)
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.threads: set[threading.Thread] = set()
+        self.at_once = self.most_at_once = 0
+        self.rooms: list[int | None] = []
+        self._lock = threading.Lock()
+
+    def prepare(self, messages, *, thinking=None, at_most=None) -> Prompt:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.at_once, self.most_at_once)
+            self.threads.add(threading.current_thread())
+            self.rooms.append(at_most)
+        assert self.may.wait(10)
+        with self._lock:
+            self.at_once -= 1
+        return Prompt((1,))
+
+    def prepare_text(self, text, images=(), *, at_most=None) -> Prompt:
+        return self.prepare((), at_most=at_most)
+
+
+async def running(model: SlowModel, count: int) -> None:
+    async with asyncio.timeout(10):
+        while model.at_once < count:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("source", SEEING)
+async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) -> None:
+    model = SlowModel()
+    preparer = Preparer(model)
+    asked = [asyncio.create_task(preparer.prompt(source, at_most=9)) for _ in range(9)]
+    await running(model, preparing.IMAGE_THREADS)
+    await asyncio.sleep(0.05)
+    model.may.set()
+    assert [prompt.tokens for prompt in await asyncio.gather(*asked)] == [(1,)] * 9
+    assert model.most_at_once == preparing.IMAGE_THREADS
+    assert threading.current_thread() not in model.threads
+    preparer.close()
+
+
+async def test_texts_do_not_wait_for_images() -> None:
+    model = SlowModel()
+    preparer = Preparer(model)
+    images = [asyncio.create_task(preparer.prompt(SEEING[0], at_most=9)) for _ in range(9)]
+    await running(model, preparing.IMAGE_THREADS)
+    texts = [asyncio.create_task(preparer.prompt(source, at_most=9)) for source in BLIND]
+    await running(model, preparing.IMAGE_THREADS + 2)
+    assert (await texts[2]).tokens == (1,)
+    model.may.set()
+    await asyncio.gather(*images, *texts)
+    preparer.close()
+
+
+async def test_who_leaves_makes_no_room_before_the_work_is_done(monkeypatch) -> None:
+    monkeypatch.setattr(preparing, "MOST_WAITING", 0)
+    model = SlowModel()
+    preparer = Preparer(model)
+    asked = [asyncio.create_task(preparer.prompt(SEEING[0], at_most=9)) for _ in range(2)]
+    await running(model, 2)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    with pytest.raises(OverloadedError, match="2 prompts with images"):
+        await preparer.prompt(SEEING[0], at_most=9)
+    model.may.set()
+    async with asyncio.timeout(10):
+        while preparer.at_work:
+            await asyncio.sleep(0.01)
+    assert (await preparer.prompt(SEEING[0], at_most=9)).tokens == (1,)
+    preparer.close()
+
+
+async def test_a_bad_image_makes_room_again(monkeypatch) -> None:
+    monkeypatch.setattr(preparing, "MOST_WAITING", 0)
+    model = SlowModel()
+    model.may.set()
+    preparer = Preparer(model)
+
+    def refuse(*_, **__) -> Prompt:
+        raise RequestError("The image is truncated.")
+
+    model.prepare = refuse
+    for _ in range(9):
+        with pytest.raises(RequestError, match="truncated"):
+            await preparer.prompt(SEEING[0], at_most=9)
+        await asyncio.sleep(0.01)
+    preparer.close()
+
+
+async def test_tokens_of_an_earlier_answer_take_of_the_room() -> None:
+    model = SlowModel()
+    model.may.set()
+    preparer = Preparer(model)
+    for after, room in (((), 9), ((1, 2), 7), ((1,) * 12, 0)):
+        source = Conversation((Message("user", "a"),), after=after)
+        await preparer.prompt(source, at_most=9)
+        assert model.rooms[-1] == room
+    preparer.close()

@@ -1,0 +1,258 @@
+"""Dialogues about pictures that the demo model learns from, and the questions held out of them.
+
+A held-out question is new in words and in sight: its sentence and every item of its pictures are
+reserved (see `demo_picture_questions` and `demo_pictures`), whatever the seed.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NotRequired, TypedDict
+
+from tools import demo_dialogues
+from tools.demo_picture_pairs import changed, compared
+from tools.demo_picture_questions import (
+    ABOUT_IT,
+    ELLIPSES,
+    FIRST,
+    SECOND,
+    SKILLS,
+    THIS,
+    Turn,
+    View,
+    colour_answer,
+    in_words,
+    place_answer,
+    shape_answer,
+    worded,
+)
+from tools.demo_pictures import COLOURS, SHAPES, Picture, draw, invent
+
+Told = tuple[list["Message"], str]
+
+NO_PICTURE = "I see no picture. Please send me one."
+# Words that say something; all others of an answer may differ.
+FACT_WORDS = {
+    *COLOURS,
+    *SHAPES,
+    *"yes no nothing first second both more fewer light dark gone new different".split(),
+    *"left right top bottom middle above below".split(),
+}
+COUNT_WORDS = "zero one two three four five six seven eight nine ten".split()
+
+
+class Message(TypedDict):
+    """A turn; its pictures come before its words."""
+
+    role: str
+    content: str
+    pictures: NotRequired[list[Picture]]
+
+
+@dataclass(frozen=True, slots=True)
+class PictureQuestion:
+    """A conversation that ends in a user's question, and the only right reply."""
+
+    skill: str
+    messages: list[Message]
+    answer: str
+
+
+def held_out(seed: int = 0, *, per_skill: int = 60) -> list[PictureQuestion]:
+    """Questions never trained on, of pictures never trained on: at once or after other turns."""
+    rng = Random(f"held out pictures {seed}")
+    return [_question(rng, skill, held=True) for skill in SHARE for _ in range(per_skill)]
+
+
+def training_dialogues(seed: int) -> Iterator[list[Message]]:
+    """Endless dialogues of one to four turns about pictures; some talk of other things as well."""
+    rng = Random(f"training pictures {seed}")
+    texts = demo_dialogues.training_dialogues(rng.getrandbits(32))
+    while True:
+        skill = rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
+        question = _question(rng, skill, held=False)
+        messages = [*question.messages, _reply(question.answer)]
+        if rng.random() < 0.15:
+            text = [
+                Message(role=turn["role"], content=turn["content"])
+                for turn in next(texts)
+                if turn["role"] != "system"
+            ]
+            messages = text + messages if rng.random() < 0.5 else messages + text
+        system = rng.choice(demo_dialogues.SYSTEM_MESSAGES)
+        yield [Message(role="system", content=system)] * (rng.random() < 0.2) + messages
+
+
+def is_right(answer: str, given: str) -> bool:
+    """Whether a reply says the same: its facts in the same order, whatever the words around."""
+    return facts(answer) == facts(given)
+
+
+def facts(answer: str) -> list[str]:
+    words = re.findall(r"[a-z]+|[0-9]+", answer.casefold())
+    singular = (word if word in FACT_WORDS else re.sub("(?<=ss)es$|s$", "", word) for word in words)
+    digits = (str(COUNT_WORDS.index(word)) if word in COUNT_WORDS else word for word in singular)
+    return [word for word in digits if word in FACT_WORDS or word.isdigit()]
+
+
+def as_requests(messages: list[Message], *, size: int) -> list[dict[str, Any]]:
+    """The messages as `/api/chat` takes them: each picture as PNG bytes, `size` pixels a side."""
+    requests = []
+    for message in messages:
+        request: dict[str, Any] = {"role": message["role"], "content": message["content"]}
+        if "pictures" in message:
+            request["images"] = [_png(picture, size) for picture in message["pictures"]]
+        requests.append(request)
+    return requests
+
+
+def _png(picture: Picture, size: int) -> bytes:
+    data = io.BytesIO()
+    draw(picture, size).save(data, "PNG")
+    return data.getvalue()
+
+
+def _question(rng: Random, skill: str, *, held: bool) -> PictureQuestion:
+    """Tries until chance has made a picture that the skill can ask about."""
+    tell = CONVERSATIONS.get(skill, _about_one)
+    while True:
+        told = tell(rng, skill, held)
+        if told is not None:
+            messages, answer = told
+            return PictureQuestion(skill, messages, answer)
+
+
+def _about_one(rng: Random, skill: str, held: bool) -> Told | None:
+    picture = _invent_for(rng, skill, held)
+    before = _context(rng, picture)
+    turn = _asked(rng, skill, picture, THIS, held)
+    if turn is None:
+        return None
+    return _shown([picture], [*before, turn])
+
+
+def _context(rng: Random, picture: Picture) -> list[Turn]:
+    """No turns or some, in sentences that training may use."""
+    skills = rng.choices(list(SKILLS), k=rng.choice((0, 0, 1, 2, 3)))
+    turns = (_asked(rng, skill, picture, THIS, held=False) for skill in skills)
+    return [turn for turn in turns if turn is not None]
+
+
+def _follow_up(rng: Random, skill: str, held: bool) -> Told | None:
+    """A question that only the one before it makes clear."""
+    earlier = rng.choice(list(SKILLS))
+    picture = _invent_for(rng, earlier, held)
+    before = _asked(rng, earlier, picture, THIS, held=False)
+    if before is None:
+        return None
+    ask = _asked_again if earlier in ELLIPSES and rng.random() < 0.5 else _asked_about_it
+    turn = ask(rng, earlier, picture, before, held)
+    return turn and _shown([picture], [*_context(rng, picture), before, turn])
+
+
+def _asked_again(
+    rng: Random, skill: str, picture: Picture, before: Turn, held: bool
+) -> Turn | None:
+    ask = SKILLS[skill][0]
+    turn = in_words(lambda: ask(rng, picture, THIS[0], ELLIPSES[skill]), held=held)
+    return None if turn is None or turn.subject == before.subject else turn
+
+
+def _asked_about_it(
+    rng: Random, skill: str, picture: Picture, before: Turn, held: bool
+) -> Turn | None:
+    item = before.about
+    asked = rng.choice([kind for kind in ABOUT_IT if kind != skill])
+    if item is None or (item.is_number and asked == "shape"):
+        return None
+    answer = {"colour": colour_answer, "place": place_answer, "shape": shape_answer}[asked](item)
+    wordings = ABOUT_IT[asked]
+    return in_words(lambda: Turn(worded(rng, rng.choice(wordings), THIS[0]), answer), held=held)
+
+
+def _about_none(rng: Random, skill: str, held: bool) -> Told | None:
+    """Asked as if there were a picture."""
+    asked = rng.choice(list(SKILLS))
+    turn = _asked(rng, asked, _invent_for(rng, asked, held), THIS, held)
+    return turn and ([Message(role="user", content=turn.question)], NO_PICTURE)
+
+
+def _about_one_of_two(rng: Random, skill: str, held: bool) -> Told | None:
+    asked = rng.choice(list(SKILLS))
+    pictures = [_invent_for(rng, asked, held) for _ in range(2)]
+    index = rng.randrange(2)
+    turn = _asked(rng, asked, pictures[index], (FIRST, SECOND)[index], held)
+    return turn and _shown_two(rng, pictures, turn)
+
+
+def _comparison(rng: Random, skill: str, held: bool) -> Told | None:
+    pair = compared(rng, held=held)
+    return pair and _shown_two(rng, *pair)
+
+
+def _difference(rng: Random, skill: str, held: bool) -> Told | None:
+    pair = changed(rng, held=held)
+    return pair and _shown_two(rng, *pair)
+
+
+def _invent_for(rng: Random, skill: str, held: bool) -> Picture:
+    """Such a picture as the skill can mostly ask about."""
+    if skill == "number":
+        return invent(rng, held=held, shapes=rng.choice((0, 0, 0, 1, 2)), number=True)
+    if skill == "shape" and rng.random() < 0.4:
+        return invent(rng, held=held, shapes=1)
+    if skill == "description":
+        number = rng.random() < 0.2
+        return invent(rng, held=held, shapes=rng.choice((1, 1, 2, 3, 4)) - number, number=number)
+    return invent(rng, held=held, number=skill != "counting" and rng.random() < 0.1)
+
+
+def _asked(
+    rng: Random, skill: str, picture: Picture, views: Sequence[View], held: bool
+) -> Turn | None:
+    ask, wordings = SKILLS[skill]
+    return in_words(lambda: ask(rng, picture, rng.choice(views), wordings), held=held)
+
+
+def _shown(pictures: list[Picture], turns: list[Turn]) -> Told:
+    """The pictures come with the first question."""
+    messages: list[Message] = []
+    for turn in turns:
+        messages += [Message(role="user", content=turn.question), _reply(turn.answer)]
+    messages[0]["pictures"] = pictures
+    return messages[:-1], turns[-1].answer
+
+
+def _shown_two(rng: Random, pictures: list[Picture], turn: Turn) -> Told:
+    """At once or, after a question about the first, one by one."""
+    first, second = pictures
+    before = _context(rng, first)
+    if not before or rng.random() < 0.5:
+        return _shown(pictures, [turn])
+    messages, answer = _shown([first], [*before, turn])
+    messages[-1]["pictures"] = [second]
+    return messages, answer
+
+
+def _reply(answer: str) -> Message:
+    return Message(role="assistant", content=answer)
+
+
+# What is no plain question about one picture.
+CONVERSATIONS: dict[str, Callable[[Random, str, bool], Told | None]] = {
+    "follow-up": _follow_up,
+    "one of two": _about_one_of_two,
+    "comparison": _comparison,
+    "difference": _difference,
+    "no picture": _about_none,
+}
+# In the order in which results are reported: skills with more to learn get more of the dialogues.
+SHARE = dict(
+    zip(
+        (*SKILLS, *CONVERSATIONS),
+        (6, 8, 8, 8, 10, 10, 12, 6, 5, 6, 2, 10, 8, 8, 10, 2),
+        strict=True,
+    )
+)
