@@ -96,10 +96,9 @@ def read_header(cursor: Cursor, *, arrays: bool = True) -> Header:
     for index in range(pair_count):
         key, kind = _key(cursor, index, kinds)
         kinds[key] = kind
-        if kind == _ARRAY and not arrays:
-            _array(cursor, f"`{key}`", wanted=False)
-            continue
-        metadata[key] = value = _value(cursor, kind, f"`{key}`")
+        value = _value(cursor, kind, f"`{key}`", arrays)
+        if arrays or kind != _ARRAY:
+            metadata[key] = value
         if key == "general.alignment":
             alignment = _alignment(cursor, kind, value)
     named = metadata.get("general.architecture")
@@ -144,7 +143,7 @@ def _key(cursor: Cursor, index: int, seen: Mapping[str, int]) -> tuple[str, int]
     return key, cursor.u32(f"the type of `{key}`")
 
 
-def _value(cursor: Cursor, kind: int, thing: str) -> MetadataValue:
+def _value(cursor: Cursor, kind: int, thing: str, arrays: bool) -> MetadataValue:
     if kind in _NUMBERS:
         return cursor.scalar(_NUMBERS[kind], thing)
     if kind == _BOOL:
@@ -152,11 +151,11 @@ def _value(cursor: Cursor, kind: int, thing: str) -> MetadataValue:
     if kind == _STRING:
         return cursor.string(thing)
     if kind == _ARRAY:
-        return _array(cursor, thing)
+        return _array(cursor, thing, wanted=arrays)
     raise cursor.error(f"{thing} has the unknown value type {kind}; types 0 to 12 exist")
 
 
-def _array(cursor: Cursor, thing: str, *, wanted: bool = True) -> list[str] | np.ndarray:
+def _array(cursor: Cursor, thing: str, *, wanted: bool) -> list[str] | np.ndarray:
     """Checked as far as its size even where it is not wanted, and then empty."""
     kind = cursor.u32(f"the element type of {thing}")
     if kind == _ARRAY:

@@ -29,6 +29,12 @@ class GGUFFile:
     Texts in `metadata` are str, arrays of them list[str], arrays of numbers read-only numpy arrays;
     `kinds` has the numbers of the values' types.
     `modified_at` unix seconds. The maps live as long as the file or a weight of it.
+
+    Nobody may shorten the file meanwhile: touching a page of the map that the file has no longer
+    ends the process (SIGBUS). `fetch` looks before and after each part that it reads, and
+    refuses a file of another size; it remains that one may be shortened between two looks, while
+    its header is read, or later under weights that are computed with where they lie. A file that
+    is replaced by another, as the store and the converter do, is the old one here, whole.
     """
 
     def __init__(self, parts: Sequence["_Part"]) -> None:
@@ -108,7 +114,10 @@ class GGUFFile:
         return part.spaced(first.begin, first.type, (len(infos), *first.shape), step)
 
     def fetch(self, name: str) -> Iterator[int]:
-        """Bring a tensor from disk into memory; yields the bytes of each part once it is there."""
+        """Bring a tensor from disk into memory; yields the bytes of each part once it is there.
+
+        ModelFileError when the file has not the size any more that it was opened with.
+        """
         info = self.tensors[name]
         return self._part_of[name].fetch(info.begin, info.nbytes)
 
@@ -161,9 +170,19 @@ class _Part:
         for at in range(begin, end, _FETCH_BYTES):
             count = min(_FETCH_BYTES, end - at)
             page = at - at % mmap.PAGESIZE
+            self._check_size()
             self.map.madvise(mmap.MADV_WILLNEED, page, at + count - page)
             self._bytes[at : at + count : mmap.PAGESIZE].sum()
+            self._check_size()
             yield count
+
+    def _check_size(self) -> None:
+        found = self.map.size()  # of the file, not of the map
+        if found != self.size_bytes:
+            raise ModelFileError(
+                f"{self.path}: has {found:,} bytes by now, not the {self.size_bytes:,} that it had "
+                "when it was opened; it is being written. Wait for that, and load it again."
+            )
 
 
 def _check_kind(path: Path, status: stat_result) -> None:

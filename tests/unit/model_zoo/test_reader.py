@@ -89,28 +89,6 @@ def test_version_2_reads_like_version_3(tmp_path) -> None:
     assert files[0].metadata == files[1].metadata == {"general.architecture": "llama"}
 
 
-def test_without_arrays_all_else_is_the_same_and_checked_as_well(tmp_path) -> None:
-    path = tmp_path / "model.gguf"
-    write_tiny_llama(path)
-    whole, light = GGUFFile.open(path), GGUFFile.open(path, arrays=False)
-    plain = {
-        key for key, value in whole.metadata.items() if not isinstance(value, (list, np.ndarray))
-    }
-    assert dict(light.metadata) == {key: whole.metadata[key] for key in plain}
-    assert len(plain) < len(whole.metadata)
-    assert light.kinds == whole.kinds and light.tensors == whole.tensors
-    key = pair("a", ARRAY, array(STRING, 1, text("b")))
-    for broken in (
-        Parts(pairs=[key, key]),
-        Parts(pairs=[pair("a", ARRAY, array(STRING, 2, text("b") + u64(MANY)))]),
-        Parts(pairs=[pair("a", ARRAY, array(U32, MANY, b""))]),
-        Parts(pairs=[pair("a", ARRAY, array(99, 0, b""))]),
-    ):
-        path.write_bytes(broken.bytes())
-        with pytest.raises(ModelFileError, match="`a`|text 1 of"):
-            GGUFFile.open(path, arrays=False)
-
-
 def test_an_architecture_that_is_no_text_leaves_the_rest_readable(tmp_path) -> None:
     """Whoever needs the architecture refuses it by name."""
     names = array(U32, 2, u32(1) + u32(2))

@@ -1,0 +1,108 @@
+"""The model to be trained: what training shows it is what serving will show it, and it is small."""
+
+import io
+from itertools import islice
+
+import pytest
+import torch
+
+from model_zoo.chat import ImagePart
+from model_zoo.chat import Message as Asked
+from model_zoo.registry import load
+from tools.demo_picture_dialogues import held_out, training_dialogues
+from tools.demo_pictures import draw
+from tools.demo_vision import (
+    IMAGE_SIDE,
+    PLACE,
+    ROWS_PER_IMAGE,
+    UNSCORED,
+    batch,
+    new_model,
+    render_seeing,
+    train_tokenizer,
+    write_seeing_model,
+)
+
+LARGEST_FILE = 12_000_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(1)
+
+
+@pytest.fixture(scope="module")
+def file(tokenizer, tmp_path_factory):
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("demo") / "seeing.gguf"
+    write_seeing_model(path, new_model(tokenizer), tokenizer)
+    return path
+
+
+def png(picture):
+    data = io.BytesIO()
+    draw(picture, IMAGE_SIDE).save(data, "PNG")
+    return data.getvalue()
+
+
+def asked(messages):
+    for message in messages:
+        images = tuple(ImagePart(png(picture)) for picture in message.get("pictures", ()))
+        yield Asked(message["role"], (*images, message["content"]))
+
+
+def test_the_file_is_small_enough(file):
+    assert file.stat().st_size <= LARGEST_FILE
+
+
+def test_served_prompts_are_those_of_training(file, tokenizer):
+    model = load(file, device=torch.device("cpu"), dtype=torch.float32)
+    place = tokenizer.token_to_id(PLACE)
+    for question in held_out(5, per_skill=2):
+        served = model.prepare(list(asked(question.messages)))
+        trained = tokenizer.encode(render_seeing(question.messages, reply=True)).ids
+        assert len(served.tokens) == len(trained)
+        pairs = zip(served.tokens, trained, strict=True)
+        assert all(one == other for one, other in pairs if other != place)
+        shown = batch([question.messages], tokenizer).get("pixel_values")
+        assert len(served.images) == (0 if shown is None else len(shown))
+        for image, pixels in zip(served.images, () if shown is None else shown, strict=True):
+            assert image.rows == ROWS_PER_IMAGE
+            torch.testing.assert_close(image.pixels.float().reshape(pixels.shape), pixels)
+
+
+def test_replies_are_scored_and_nothing_else(tokenizer):
+    dialogues = list(islice(training_dialogues(2), 12))
+    rows = batch(dialogues, tokenizer)
+    for labels, ids, messages in zip(rows["labels"], rows["input_ids"], dialogues, strict=True):
+        scored = labels != UNSCORED
+        assert torch.equal(labels[scored], ids[scored])
+        replies = [turn["content"] for turn in messages if turn["role"] == "assistant"]
+        said = tokenizer.decode(ids[scored].tolist(), skip_special_tokens=False)
+        assert said == "".join(f"{reply}<|im_end|>" for reply in replies)
+
+
+def test_places_of_images_are_marked_and_padding_is_not_attended(tokenizer):
+    dialogues = list(islice(training_dialogues(2), 12))
+    rows = batch(dialogues, tokenizer)
+    images = sum(len(turn.get("pictures", ())) for messages in dialogues for turn in messages)
+    assert rows["token_type_ids"].sum() == images * ROWS_PER_IMAGE
+    assert rows["pixel_values"].shape == (images, 3, IMAGE_SIDE, IMAGE_SIDE)
+    lengths = [
+        len(tokenizer.encode(render_seeing(messages, reply=False)).ids) for messages in dialogues
+    ]
+    assert rows["attention_mask"].sum(dim=1).tolist() == lengths
+
+
+def test_every_weight_learns_from_one_step(tokenizer):
+    torch.manual_seed(0)
+    model = new_model(tokenizer)
+    rows = batch(list(islice(training_dialogues(3), 2)), tokenizer)
+    assert "pixel_values" in rows
+    model(**rows).loss.backward()
+    still = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.grad is None or not weight.grad.abs().max() > 0
+    ]
+    assert still == []

@@ -1,0 +1,230 @@
+"""The small model that is to see the drawn pictures: its sizes, its tokens, its training rows.
+
+    python -m tools.demo_vision     count parameters, take one training step, measure the file
+
+It is a Gemma 3 with eyes of 96 pixels. Words are split as in the first demo model, and turns are
+marked as there; an image is what `transformers` makes of one for Gemma 3.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    PreTrainedTokenizerFast,
+    SiglipVisionConfig,
+)
+
+from model_zoo.conversion.convert import convert
+from tools import demo_dialogues
+from tools.demo_gguf import (
+    CONTROL_TOKENS,
+    END,
+    END_OF_TEXT,
+    START,
+    byte_level_tokenizer,
+    render,
+)
+from tools.demo_picture_dialogues import Message, training_dialogues
+from tools.demo_pictures import Picture, draw
+
+VOCABULARY = 1024
+CONTEXT_TOKENS = 1024
+IMAGE_SIDE, PATCH_SIDE = 96, 8
+ROWS_PER_IMAGE = 36  # two by two of the 144 patches each: twelve rows to a third of a picture
+START_OF_IMAGE, END_OF_IMAGE, PLACE = IMAGE_TOKENS = (
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
+)
+IMAGE = f"\n\n{START_OF_IMAGE}{PLACE * ROWS_PER_IMAGE}{END_OF_IMAGE}\n\n"
+UNSCORED = -100
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def architecture(tokenizer: Tokenizer) -> Gemma3Config:
+    """Text takes half of the file, in blocks of 32 weights; eyes, stored as F16, the other half."""
+    text = Gemma3TextConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        query_pre_attn_scalar=64,
+        max_position_embeddings=CONTEXT_TOKENS,
+        sliding_window=CONTEXT_TOKENS // 2,
+        bos_token_id=tokenizer.token_to_id(END_OF_TEXT),
+        eos_token_id=tokenizer.token_to_id(END),
+        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
+    )
+    vision = SiglipVisionConfig(
+        hidden_size=192,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        image_size=IMAGE_SIDE,
+        patch_size=PATCH_SIDE,
+        vision_use_head=False,
+    )
+    start, end, place = (tokenizer.token_to_id(token) for token in IMAGE_TOKENS)
+    return Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=ROWS_PER_IMAGE,
+        boi_token_index=start,
+        eoi_token_index=end,
+        image_token_index=place,
+    )
+
+
+def new_model(tokenizer: Tokenizer) -> Gemma3ForConditionalGeneration:
+    """Random weights, also where `transformers` has zeros that let no gradient reach the eyes."""
+    model = Gemma3ForConditionalGeneration(architecture(tokenizer))
+    projection = model.model.multi_modal_projector.mm_input_projection_weight
+    torch.nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
+    return model
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Byte-level BPE over both kinds of dialogue, shown ASCII only, as for the first model."""
+    tokenizer = byte_level_tokenizer(BPE())
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY - len(IMAGE_TOKENS),
+        special_tokens=list(CONTROL_TOKENS),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pictures = islice(training_dialogues(seed), 6000)
+    texts = islice(demo_dialogues.training_dialogues(seed), 8000)
+    turns = (turn for dialogues in (pictures, texts) for dialogue in dialogues for turn in dialogue)
+    shown = (f"{turn['role']}\n{turn['content']}".encode("ascii", "ignore") for turn in turns)
+    tokenizer.train_from_iterator((text.decode() for text in shown), trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in IMAGE_TOKENS])
+    return tokenizer
+
+
+def render_seeing(messages: Sequence[Message], *, reply: bool) -> str:
+    """What the template renders, each image as the tokens that stand in its place."""
+    spoken = [
+        {
+            "role": message["role"],
+            "content": IMAGE * len(message.get("pictures", ())) + message["content"],
+        }
+        for message in messages
+    ]
+    return render(spoken, reply=reply)
+
+
+def batch(dialogues: Sequence[Sequence[Message]], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+    """One dialogue per row, what the model's `forward` takes.
+
+    input_ids, labels, attention_mask, token_type_ids [rows, tokens], padded on the right; labels
+    score the replies alone. pixel_values [images, 3, side, side] in the order of the rows.
+    """
+    rows = [tokenizer.encode(render_seeing(messages, reply=False)).ids for messages in dialogues]
+    header = tokenizer.encode(f"{START}assistant\n").ids
+    [end], [place], [padding] = (tokenizer.encode(text).ids for text in (END, PLACE, END_OF_TEXT))
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows])
+    filled = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    labels = [_scored(row, header, end) + [UNSCORED] * (width - len(row)) for row in rows]
+    shown = [
+        picture
+        for messages in dialogues
+        for message in messages
+        for picture in message.get("pictures", ())
+    ]
+    inputs = {"input_ids": ids, "labels": torch.tensor(labels), "attention_mask": filled}
+    if shown:
+        inputs["pixel_values"] = torch.stack([_pixels(picture) for picture in shown])
+    return inputs | {"token_type_ids": torch.eq(ids, place).long()}
+
+
+def _pixels(picture: Picture) -> torch.Tensor:
+    """[3, side, side], from -1 to 1, as Gemma 3's processor has it."""
+    values = np.asarray(draw(picture, IMAGE_SIDE), np.float32) / 127.5 - 1
+    return torch.from_numpy(values).permute(2, 0, 1)
+
+
+def _scored(ids: list[int], opener: list[int], end: int) -> list[int]:
+    """Labels for what follows each opener, up to and with the token that ends the reply."""
+    labels = [UNSCORED] * len(ids)
+    replying = False
+    for position, token in enumerate(ids):
+        if replying:
+            labels[position] = token
+            replying = token != end
+        else:
+            replying = ids[max(0, position + 1 - len(opener)) : position + 1] == opener
+    return labels
+
+
+def write_seeing_model(
+    path: Path, model: Gemma3ForConditionalGeneration, tokenizer: Tokenizer
+) -> None:
+    """One GGUF file with text and eyes, in Q8_0 where that is possible."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "caravan-demo"
+        model.save_pretrained(folder)
+        saved = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END, pad_token=END_OF_TEXT
+        )
+        saved.chat_template = CHAT_TEMPLATE
+        saved.save_pretrained(folder)
+        (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+        convert(folder, path, type="q8_0", flavour="ollama")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=8, help="dialogues in the one training step")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    tokenizer = train_tokenizer(1)
+    model = new_model(tokenizer)
+    print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size()} tokens")
+    inputs = batch(list(islice(training_dialogues(1), options.rows)), tokenizer)
+    print({name: tuple(value.shape) for name, value in inputs.items()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    for moment in ("before the step", "after it"):
+        loss = model(**inputs).loss
+        print(f"loss {loss.item():.3f} {moment}")
+        if moment == "before the step":
+            loss.backward()
+            unmoved = [name for name, part in model.named_parameters() if not _moved(part)]
+            print(f"{len(unmoved)} parameters without a gradient {unmoved}")
+            optimizer.step()
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "seeing.gguf"
+        write_seeing_model(path, model, tokenizer)
+        print(f"{path.stat().st_size:,} bytes as Q8_0")
+
+
+def _moved(part: torch.nn.Parameter) -> bool:
+    return part.grad is not None and bool(part.grad.abs().max() > 0)
+
+
+if __name__ == "__main__":
+    main()
