@@ -1,5 +1,6 @@
 """SentencePiece-BPE, on the `sentencepiece` library."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,10 +8,17 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, with_marks, without_marks
+from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
 from runtime.errors import ModelFileError
 
 _STAND_IN = "\uffff"  # begins names that are in no text
+
+
+# Where a space follows something else. A vocabulary whose tokens never hold this merges nothing
+# across it.
+BEFORE_SPACE = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
+NOWHERE = re.compile("(?!)")
 
 
 class SentencePieceBPE:
@@ -21,6 +29,8 @@ class SentencePieceBPE:
         self._add_prefix = True if prefix is None else prefix
         self._count = len(vocabulary.tokens)
         self._native = _build(vocabulary, token_scores(metadata, self._count))
+        joined = any(BEFORE_SPACE.search(token) for token in vocabulary.tokens)
+        self._pieces = RecurringPieces(NOWHERE if joined else BEFORE_SPACE, self._encode_all)
 
     def surface(self, text: str) -> str:
         """The form in which special tokens are looked for."""
@@ -34,7 +44,11 @@ class SentencePieceBPE:
         """Ids of a piece of text without special tokens; `opens` puts the prefix space before."""
         if opens and self._add_prefix:
             text = SPACE + text
-        return [token for token in self._native.encode(text) if token < self._count]
+        return self._pieces(text)
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        ids = self._native.encode(texts, num_threads=1)
+        return [[token for token in some if token < self._count] for some in ids]
 
     def token_bytes(self, token: str) -> bytes:
         """What an ordinary or byte token stands for."""
