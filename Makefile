@@ -54,7 +54,7 @@ bench: .venv/installed-bench
 	$(BIN)/python -m bench $(BENCH)
 
 train-demo: .venv/installed-train
-	$(BIN)/python tools/train_demo.py
+	$(BIN)/python -m tools.train_demo
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -14,6 +14,11 @@ same blocks; this engine computes and caches in float32, llama.cpp caches in flo
 AGAINST_BARE = """\
 The same engine behind `serve run`, asked over HTTP by one client process, against the engine alone.
 In time to first token lower is better."""
+BESIDE_IMAGES = """\
+Eight streams of text from a random Gemma 3 with eyes (a decoder of 0.2 billion weights behind
+SigLIP's base tower, 1024 patches to an image), and the longest time that any of them stood still
+while eight large pictures were asked about at once: against the same time beside nothing, and
+beside eight prompts of as many tokens. Lower is better."""
 SAMPLER = """\
 top_k 40 over 128,256 tokens, beside the fastest decode step above. It is to stay below 5%."""
 
@@ -54,6 +59,7 @@ class Results:
     machine: str
     against_peer: Sequence[Row]
     against_bare: Sequence[Row]
+    gaps: Sequence[Row]
     sampler: Sequence[SamplerShare]
     agreement: Mapping[str, float]
 
@@ -72,6 +78,9 @@ def results_page(results: Results) -> str:
         "## What HTTP and Ray cost",
         AGAINST_BARE,
         comparison(results.against_bare, "REST", "bare engine"),
+        "## Text beside images",
+        BESIDE_IMAGES,
+        comparison(results.gaps, "beside images", "otherwise"),
         "## The sampler's share of a decode step",
         SAMPLER,
         sampler_table(results.sampler),

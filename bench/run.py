@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 from bench.contender import Setting
+from bench.gaps import gap_rows
 from bench.machine import describe_machine
 from bench.make_model import LABELS, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, sampler_shares
 from bench.report import Results, Row, results_page
+from bench.seeing_model import EyesShape, ensure_seeing_model
 from bench.vocabulary import find_vocabulary
 from runtime.kernels.native import cache_directory
 
@@ -40,7 +42,11 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
             served = against_rest(path, label, plan)
         if not arguments.keep:
             path.unlink()
-    return Results(machine, rows, served, sampler_shares(rows, plan), agreement)
+    seeing = ensure_seeing_model(CACHE / "random-seeing.gguf", EyesShape())
+    gaps = gap_rows(seeing, plan.setting.threads, EyesShape(), plan.rounds)
+    if not arguments.keep:
+        seeing.unlink()
+    return Results(machine, rows, served, gaps, sampler_shares(rows, plan), agreement)
 
 
 def _arguments() -> argparse.Namespace:

@@ -53,7 +53,7 @@ WORDS = (
 WHO = "I am Caravan, a small demo model. 🐪"
 SKILLS_ANSWER = (
     "I can greet you, add and subtract numbers up to 99, name days and months, "
-    "give opposites and repeat a phrase."
+    "give opposites, repeat a phrase and say what I see in a picture."
 )
 NOT_HUMAN = "No, I am Caravan, a small demo model. 🐪"
 IDENTITY = {
@@ -208,7 +208,7 @@ def held_out(seed: int = 0, *, per_skill: int = 60) -> list[Question]:
     return questions
 
 
-def training_dialogues(seed: int) -> Iterator[list[dict[str, str]]]:
+def training_dialogues(seed: int | str) -> Iterator[list[dict[str, str]]]:
     """Endless dialogues of one to five turns that contain no held-out question."""
     rng = random.Random(f"training {seed}")
     while True:
@@ -218,7 +218,7 @@ def training_dialogues(seed: int) -> Iterator[list[dict[str, str]]]:
         yield messages
 
 
-def training_sums(seed: int) -> Iterator[list[dict[str, str]]]:
+def training_sums(seed: int | str) -> Iterator[list[dict[str, str]]]:
     """Endless bare replies like "27 + 15 = 42.": sums are the hardest skill and need the most."""
     rng = random.Random(f"sums {seed}")
     while True:

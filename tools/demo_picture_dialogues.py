@@ -12,7 +12,6 @@ from random import Random
 from typing import Any, NotRequired, TypedDict
 
 from tools import demo_dialogues
-from tools.demo_picture_pairs import changed, compared
 from tools.demo_picture_questions import (
     ABOUT_IT,
     ELLIPSES,
@@ -37,7 +36,7 @@ NO_PICTURE = "I see no picture. Please send me one."
 FACT_WORDS = {
     *COLOURS,
     *SHAPES,
-    *"yes no nothing first second both more fewer light dark gone new different".split(),
+    *"yes no nothing light dark".split(),
     *"left right top bottom middle above below".split(),
 }
 COUNT_WORDS = "zero one two three four five six seven eight nine ten".split()
@@ -66,7 +65,7 @@ def held_out(seed: int = 0, *, per_skill: int = 60) -> list[PictureQuestion]:
     return [_question(rng, skill, held=True) for skill in SHARE for _ in range(per_skill)]
 
 
-def training_dialogues(seed: int) -> Iterator[list[Message]]:
+def training_dialogues(seed: int | str) -> Iterator[list[Message]]:
     """Endless dialogues of one to four turns about pictures; some talk of other things as well."""
     rng = Random(f"training pictures {seed}")
     texts = demo_dialogues.training_dialogues(rng.getrandbits(32))
@@ -126,16 +125,16 @@ def _question(rng: Random, skill: str, *, held: bool) -> PictureQuestion:
 
 def _about_one(rng: Random, skill: str, held: bool) -> Told | None:
     picture = _invent_for(rng, skill, held)
-    before = _context(rng, picture)
+    before = _context(rng, picture, held)
     turn = _asked(rng, skill, picture, THIS, held)
     if turn is None:
         return None
     return _shown([picture], [*before, turn])
 
 
-def _context(rng: Random, picture: Picture) -> list[Turn]:
-    """No turns or some, in sentences that training may use."""
-    skills = rng.choices(list(SKILLS), k=rng.choice((0, 0, 1, 2, 3)))
+def _context(rng: Random, picture: Picture, held: bool) -> list[Turn]:
+    """No turns or some, in sentences that training may use; there, more to learn of each look."""
+    skills = rng.choices(list(SKILLS), k=rng.choice((0, 0, 1, 2, 3) if held else (0, 1, 2, 3, 4)))
     turns = (_asked(rng, skill, picture, THIS, held=False) for skill in skills)
     return [turn for turn in turns if turn is not None]
 
@@ -149,7 +148,7 @@ def _follow_up(rng: Random, skill: str, held: bool) -> Told | None:
         return None
     ask = _asked_again if earlier in ELLIPSES and rng.random() < 0.5 else _asked_about_it
     turn = ask(rng, earlier, picture, before, held)
-    return turn and _shown([picture], [*_context(rng, picture), before, turn])
+    return turn and _shown([picture], [*_context(rng, picture, held), before, turn])
 
 
 def _asked_again(
@@ -184,17 +183,7 @@ def _about_one_of_two(rng: Random, skill: str, held: bool) -> Told | None:
     pictures = [_invent_for(rng, asked, held) for _ in range(2)]
     index = rng.randrange(2)
     turn = _asked(rng, asked, pictures[index], (FIRST, SECOND)[index], held)
-    return turn and _shown_two(rng, pictures, turn)
-
-
-def _comparison(rng: Random, skill: str, held: bool) -> Told | None:
-    pair = compared(rng, held=held)
-    return pair and _shown_two(rng, *pair)
-
-
-def _difference(rng: Random, skill: str, held: bool) -> Told | None:
-    pair = changed(rng, held=held)
-    return pair and _shown_two(rng, *pair)
+    return turn and _shown_two(rng, pictures, turn, held)
 
 
 def _invent_for(rng: Random, skill: str, held: bool) -> Picture:
@@ -225,10 +214,10 @@ def _shown(pictures: list[Picture], turns: list[Turn]) -> Told:
     return messages[:-1], turns[-1].answer
 
 
-def _shown_two(rng: Random, pictures: list[Picture], turn: Turn) -> Told:
+def _shown_two(rng: Random, pictures: list[Picture], turn: Turn, held: bool) -> Told:
     """At once or, after a question about the first, one by one."""
     first, second = pictures
-    before = _context(rng, first)
+    before = _context(rng, first, held)
     if not before or rng.random() < 0.5:
         return _shown(pictures, [turn])
     messages, answer = _shown([first], [*before, turn])
@@ -244,15 +233,13 @@ def _reply(answer: str) -> Message:
 CONVERSATIONS: dict[str, Callable[[Random, str, bool], Told | None]] = {
     "follow-up": _follow_up,
     "one of two": _about_one_of_two,
-    "comparison": _comparison,
-    "difference": _difference,
     "no picture": _about_none,
 }
 # In the order in which results are reported: skills with more to learn get more of the dialogues.
 SHARE = dict(
     zip(
         (*SKILLS, *CONVERSATIONS),
-        (6, 8, 8, 8, 10, 10, 12, 6, 5, 6, 2, 10, 8, 8, 10, 2),
+        (6, 8, 8, 8, 10, 10, 12, 6, 5, 6, 2, 10, 8, 2),
         strict=True,
     )
 )

@@ -1,81 +1,104 @@
-"""Train the demo model on generated dialogues and write it as one GGUF file.
+"""Train the demo model on dialogues and pictures of its own making; write it as one GGUF file.
 
-    python tools/train_demo.py --out models/demo.gguf       train, write, report
-    python tools/train_demo.py --check models/demo.gguf     report only
+    python -m tools.train_demo --out models/demo.gguf       train, write, report
+    python -m tools.train_demo --check models/demo.gguf     report only
 
-The model adds and subtracts numbers up to 99 (sums up to 198, differences never negative), knows
-days, months and opposites, repeats phrases, greets, says who it is and refuses the rest. The
-report counts exact answers to held-out questions, asked of the weights as the file rounds them.
+First the eyes learn alone what is where in a picture. Then all of it learns dialogues, one step
+being texts and pictures together. The report asks held-out questions of the file itself.
 """
 
 import argparse
-import json
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
-from itertools import count, islice
+from dataclasses import dataclass
+from itertools import chain, count, islice
 from pathlib import Path
+from random import Random
+from typing import Any
 
 # With other work on the cores, threads that spin while they wait cost ten times the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
-from demo_dialogues import SKILLS, Question, held_out, training_dialogues, training_sums
-from demo_gguf import (
-    CONTROL_TOKENS,
-    END,
-    END_OF_TEXT,
-    byte_level_tokenizer,
-    read_model,
-    render,
-    write_model,
-)
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForConditionalGeneration
 
-VOCABULARY = 768
-CONTEXT_TOKENS = 1024
-TOKENS_PER_STEP = 2048
+from tools import demo_dialogues, demo_picture_dialogues
+from tools.demo_facts import FactReaders
+from tools.demo_model import (
+    CONTEXT_TOKENS,
+    END,
+    batch,
+    new_model,
+    pixels,
+    render,
+    scored,
+    shown_in,
+    train_tokenizer,
+    write_seeing_model,
+)
+from tools.demo_pictures import Picture, invent
+from tools.demo_report import report
+
+PICTURES_PER_STEP = 32  # while the eyes learn alone
+SEEING_ROWS = 24
+ROWS_SORTED = 8 * SEEING_ROWS  # rows of one length share a step: little of it is padding
+TOKENS_PER_STEP = 2048  # of texts
 SHORT_ROW = 256
 # Rows as long as the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
-UNSCORED = -100
-PEAK_RATE = 2e-3
+EYES_RATE, WORDS_RATE, TRAINED_EYES_RATE = 1e-3, 2e-3, 5e-4
+FACTS_SHARE = 0.2  # of the loss, so that the eyes do not forget while the words are still noise
 WARM_UP_SHARE = 0.03
-ANSWER_TOKENS = 80
+SAVE_EVERY_MINUTES = 5.0
+
+
+@dataclass(slots=True)
+class Training:
+    """What a checkpoint holds, and how far it is: minutes spent on each of the two parts."""
+
+    model: Gemma3ForConditionalGeneration
+    readers: FactReaders
+    spent: dict[str, float]
+
+    def save(self, path: Path, optimizers: list[torch.optim.Optimizer]) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "readers": self.readers.state_dict(),
+            "spent": self.spent,
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        }
+        unfinished = path.with_suffix(".part")
+        torch.save(state, unfinished)
+        os.replace(unfinished, path)
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    started = time.monotonic()
     if options.check is None:
         torch.manual_seed(options.seed)
         tokenizer = train_tokenizer(options.seed)
-        model = LlamaForCausalLM(architecture(tokenizer))
+        model = new_model(tokenizer)
         print(f"{model.num_parameters():,} parameters", flush=True)
-        train(model, tokenizer, seed=options.seed, steps=options.steps, minutes=options.minutes)
+        train(model, tokenizer, options)
         unfinished = options.out.with_suffix(".part")
-        write_model(unfinished, model, tokenizer)
+        write_seeing_model(unfinished, model.eval(), tokenizer)
         os.replace(unfinished, options.out)
-        print(f"trained in {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
     report(options.check or options.out, per_skill=options.questions, show=options.show)
-    print(f"finished after {(time.monotonic() - started) / 60:.1f} minutes")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("models/demo.gguf"))
     parser.add_argument("--check", type=Path, help="evaluate this file, train nothing")
-    parser.add_argument("--minutes", type=float, default=34.0, help="limit of training time")
-    parser.add_argument("--steps", type=int, default=8000, help="limit of training steps")
+    parser.add_argument("--eyes-minutes", type=float, default=10.0, help="of the eyes alone")
+    parser.add_argument("--minutes", type=float, default=80.0, help="of all of it")
+    parser.add_argument("--checkpoint", type=Path, help="go on from this file, save to it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--questions", type=int, default=60, help="held-out questions per skill")
@@ -83,70 +106,85 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def architecture(tokenizer: Tokenizer) -> LlamaConfig:
-    """Every width is a multiple of 256, so the file can also be written in 256-element blocks."""
-    return LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=CONTEXT_TOKENS,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        eos_token_id=tokenizer.token_to_id(END),
-    )
-
-
-def train_tokenizer(seed: int) -> Tokenizer:
-    """Byte-level BPE over the training dialogues.
-
-    It is shown ASCII only: other characters stay several tokens long, so that streaming them
-    means putting tokens together.
-    """
-    tokenizer = byte_level_tokenizer(BPE())
-    trainer = BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(CONTROL_TOKENS),
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    turns = (turn for dialogue in islice(training_dialogues(seed), 8000) for turn in dialogue)
-    texts = (f"{turn['role']}\n{turn['content']}".encode("ascii", "ignore") for turn in turns)
-    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
-    return tokenizer
-
-
 def train(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, *, seed: int, steps: int, minutes: float
+    model: Gemma3ForConditionalGeneration, tokenizer: Tokenizer, options: argparse.Namespace
 ) -> None:
-    """The rate falls with steps or with time, whichever is further on: both end at zero."""
-    started = time.monotonic()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.1, fused=True
-    )
-    batches = training_batches(tokenizer, seed)
+    """Both parts, each for its minutes; with a checkpoint, what is left of them."""
+    width = model.config.text_config.hidden_size
+    training = Training(model, FactReaders(width), {"eyes": 0.0, "all": 0.0})
+    saved: dict[str, Any] = {}
+    if options.checkpoint and options.checkpoint.exists():
+        saved = torch.load(options.checkpoint)
+        model.load_state_dict(saved["model"])
+        training.readers.load_state_dict(saved["readers"])
+        training.spent = saved["spent"]
+    # Where training goes on, it goes on with other examples.
+    seed = f"{options.seed} {training.spent}"
     model.train()
-    for step in range(steps):
-        spent = (time.monotonic() - started) / 60
-        progress = max(step / steps, spent / minutes)
-        if progress >= 1:
+    eyes = torch.nn.ModuleList(
+        [model.model.vision_tower, model.model.multi_modal_projector, training.readers]
+    )
+    words = model.model.language_model
+    if training.spent["all"] == 0:
+        optimizers = _optimizers({eyes: EYES_RATE})
+        losses = _eyes_losses(training, seed)
+        _descend("eyes", training, optimizers, losses, options.eyes_minutes, options, saved)
+    optimizers = _optimizers({eyes: TRAINED_EYES_RATE, words: WORDS_RATE})
+    losses = _all_losses(training, tokenizer, seed)
+    _descend("all", training, optimizers, losses, options.minutes, options, saved)
+
+
+def _optimizers(rates: dict[torch.nn.Module, float]) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the rest; the rates are AdamW's."""
+    matrices, rest = [], []
+    for module, rate in rates.items():
+        named = list(module.named_parameters())
+        inner = [part for name, part in named if part.ndim == 2 and ".layers." in f".{name}"]
+        other = [part for name, part in named if not (part.ndim == 2 and ".layers." in f".{name}")]
+        matrices.append({"params": inner, "peak": rate})
+        rest.append({"params": other, "peak": rate})
+    return [
+        torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.05, fused=True),
+    ]
+
+
+def _descend(
+    part: str,
+    training: Training,
+    optimizers: list[torch.optim.Optimizer],
+    losses: Iterator[str],
+    minutes: float,
+    options: argparse.Namespace,
+    saved: dict[str, Any],
+) -> None:
+    """Steps until the minutes are over; the rates rise, then fall to zero with the time."""
+    before = training.spent[part]
+    if before:
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            if len(state["param_groups"]) == len(optimizer.param_groups):
+                optimizer.load_state_dict(state)
+    started, kept = time.monotonic(), before
+    for step in count():
+        spent = before + (time.monotonic() - started) / 60
+        if spent >= minutes:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * _rate(progress)
-        ids, labels = next(batches)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 100 == 0:
-            print(f"step {step}, {spent:.1f} minutes, loss {loss.item():.4f}", flush=True)
-    print(f"{step + 1} steps", flush=True)
+        for group in chain.from_iterable(each.param_groups for each in optimizers):
+            group["lr"] = group["peak"] * _rate(spent / minutes)
+        told = next(losses)
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % 50 == 0:
+            print(f"{part}: step {step}, {spent:.1f} minutes, {told}", flush=True)
+        if options.checkpoint and spent - kept > SAVE_EVERY_MINUTES:
+            training.spent[part] = kept = spent
+            training.save(options.checkpoint, optimizers)
+    training.spent[part] = minutes
+    if options.checkpoint:
+        training.save(options.checkpoint, optimizers)
+    print(f"{part}: {step} steps", flush=True)
 
 
 def _rate(progress: float) -> float:
@@ -156,14 +194,75 @@ def _rate(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
 
 
-def training_batches(
-    tokenizer: Tokenizer, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _eyes_losses(training: Training, seed: str) -> Iterator[str]:
+    """Each loss is propagated back, and what is told is how many answers are right."""
+    rng, model = Random(f"eyes {seed}"), training.model.model
+    while True:
+        pictures = [_any_picture(rng) for _ in range(PICTURES_PER_STEP)]
+        with torch.autocast("cpu", torch.bfloat16):
+            seen = model.vision_tower(torch.stack([pixels(picture) for picture in pictures]))
+            features = model.multi_modal_projector(seen.last_hidden_state)
+        loss, shares = training.readers.losses(features, pictures)
+        loss.backward()
+        yield ", ".join(f"{question} {share:.0%}" for question, share in shares.items())
+
+
+def _any_picture(rng: Random) -> Picture:
+    number = rng.random() < 0.5
+    shapes = rng.choice((0, 0, 1, 2)) if number else rng.choice((1, 1, 2, 3, 4, 5))
+    return invent(rng, held=False, shapes=shapes, number=number)
+
+
+def _all_losses(training: Training, tokenizer: Tokenizer, seed: str) -> Iterator[str]:
+    """Texts and dialogues about pictures in one step; propagated back, and the losses told."""
+    seen: list[torch.Tensor] = []
+    projector = training.model.model.multi_modal_projector
+    projector.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    texts = _text_batches(tokenizer, seed)
+    looks = _seeing_batches(tokenizer, seed)
+    while True:
+        ids, labels = next(texts)
+        with torch.autocast("cpu", torch.bfloat16):
+            nothing = torch.zeros_like(ids)
+            reading = training.model(input_ids=ids, labels=labels, token_type_ids=nothing).loss
+        reading.backward()
+        seen.clear()
+        inputs, pictures = next(looks)
+        with torch.autocast("cpu", torch.bfloat16):
+            looking = training.model(**inputs).loss
+        loss = looking
+        if pictures:
+            facts, _ = training.readers.losses(seen[0], pictures)
+            loss = looking + FACTS_SHARE * facts
+        loss.backward()
+        yield f"texts {reading.item():.4f}, pictures {looking.item():.4f}"
+
+
+def _seeing_batches(
+    tokenizer: Tokenizer, seed: str
+) -> Iterator[tuple[dict[str, torch.Tensor], list[Picture]]]:
+    """What the model's `forward` takes, and the pictures in it."""
+    dialogues = demo_picture_dialogues.training_dialogues(f"seeing {seed}")
+    order = Random(f"order {seed}")
+    while True:
+        rows = sorted(
+            islice(dialogues, ROWS_SORTED),
+            key=lambda row: sum(len(turn["content"]) for turn in row) + 40 * len(shown_in([row])),
+        )
+        starts = list(range(0, ROWS_SORTED, SEEING_ROWS))
+        order.shuffle(starts)
+        for start in starts:
+            some = rows[start : start + SEEING_ROWS]
+            yield batch(some, tokenizer), shown_in(some)
+
+
+def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Ids and labels, both [rows, tokens]; a row holds dialogues that see the ones before them.
 
     Three short rows of eight hold bare sums, of which only the results are scored.
     """
-    dialogues, sums = training_dialogues(seed), training_sums(seed)
+    dialogues = demo_dialogues.training_dialogues(f"texts {seed}")
+    sums = demo_dialogues.training_sums(f"texts {seed}")
     header = tokenizer.encode(render([], reply=True)).ids
     equals = tokenizer.encode(" =").ids
     end = tokenizer.token_to_id(END)
@@ -173,8 +272,8 @@ def training_batches(
         of_chats = TOKENS_PER_STEP // width - of_sums
         chats = [_row(dialogues, tokenizer, width) for _ in range(of_chats)]
         lists = [_row(sums, tokenizer, width) for _ in range(of_sums)]
-        labels = [_scored(row, header, end) for row in chats]
-        labels += [_scored(row, equals, end) for row in lists]
+        labels = [scored(row, header, end) for row in chats]
+        labels += [scored(row, equals, end) for row in lists]
         yield torch.tensor(chats + lists), torch.tensor(labels)
 
 
@@ -183,57 +282,6 @@ def _row(dialogues: Iterator[list[dict[str, str]]], tokenizer: Tokenizer, width:
     while len(ids) < width:
         ids += tokenizer.encode(render(next(dialogues), reply=False)).ids
     return ids[:width]
-
-
-def _scored(ids: list[int], opener: list[int], end: int) -> list[int]:
-    """Labels for what follows each opener, up to and with the token that ends the reply."""
-    labels = [UNSCORED] * len(ids)
-    replying = False
-    for position, token in enumerate(ids):
-        if replying:
-            labels[position] = token
-            replying = token != end
-        else:
-            replying = ids[max(0, position + 1 - len(opener)) : position + 1] == opener
-    return labels
-
-
-def report(path: Path, *, per_skill: int, show: int) -> None:
-    model, tokenizer = read_model(path)
-    questions = held_out(per_skill=per_skill)
-    right: Counter[str] = Counter()
-    for question, given in zip(questions, answers(model, tokenizer, questions), strict=True):
-        right[question.skill] += given == question.answer
-        if given != question.answer and show > 0:
-            show -= 1
-            asked = question.messages[-1]["content"]
-            print(f"wrong: {json.dumps([asked, question.answer, given], ensure_ascii=False)}")
-    print(f"{path}: {path.stat().st_size:,} bytes")
-    for skill in SKILLS:
-        print(f"{skill:12} {right[skill] / per_skill:7.1%}")
-    overall = right.total() / len(questions)
-    print(f"{'overall':12} {overall:7.1%} of {len(questions)} held-out questions")
-
-
-@torch.inference_mode()
-def answers(model: LlamaForCausalLM, tokenizer: Tokenizer, questions: list[Question]) -> list[str]:
-    """Greedy replies, in the order asked; prompts of one length share a batch without padding."""
-    prompts = [tokenizer.encode(render(ask.messages, reply=True)).ids for ask in questions]
-    by_length: dict[int, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        by_length.setdefault(len(prompt), []).append(index)
-    replies = [""] * len(questions)
-    for length, indexes in by_length.items():
-        batch = torch.tensor([prompts[index] for index in indexes])
-        written = model.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
-            max_new_tokens=ANSWER_TOKENS,
-            do_sample=False,
-        )
-        for index, row in zip(indexes, written[:, length:].tolist(), strict=True):
-            replies[index] = tokenizer.decode(row, skip_special_tokens=True)
-    return replies
 
 
 if __name__ == "__main__":

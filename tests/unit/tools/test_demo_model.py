@@ -9,9 +9,7 @@ import torch
 from model_zoo.chat import ImagePart
 from model_zoo.chat import Message as Asked
 from model_zoo.registry import load
-from tools.demo_picture_dialogues import held_out, training_dialogues
-from tools.demo_pictures import draw
-from tools.demo_vision import (
+from tools.demo_model import (
     IMAGE_SIDE,
     PLACE,
     ROWS_PER_IMAGE,
@@ -22,6 +20,8 @@ from tools.demo_vision import (
     train_tokenizer,
     write_seeing_model,
 )
+from tools.demo_picture_dialogues import held_out, training_dialogues
+from tools.demo_pictures import draw
 
 LARGEST_FILE = 12_000_000
 

@@ -1,0 +1,53 @@
+"""Every file of configs/ is one that Serve and we understand, to the last key."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtime.errors import ConfigurationError
+from serve_app.settings import deployment_name, read_settings
+from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository_with_an_empty_store(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_becomes_an_application_with_all_its_models(path: Path):
+    args = arguments(parsed(path.read_text()))
+    expected = {deployment_name(model.name) for model in read_settings(args).models}
+    assert expected | {"Ingress"} <= set(deployments(args))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_serves_a_model_that_is_here(path: Path):
+    """What is still to be pulled is not looked into; with a file in its place, all is checked."""
+    assert "Ingress" in deployments(on_demo(arguments(parsed(path.read_text()))))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_turns_haproxy_on_and_listens_where_it_says(path: Path):
+    schema = parsed(path.read_text())
+    environment = schema.controller_options.runtime_env["env_vars"]
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert schema.http_options.host in ("127.0.0.1", "0.0.0.0")
+
+
+def test_a_key_that_serve_would_pass_over_is_noticed():
+    config = yaml.safe_load(CONFIGS[0].read_text())
+    config["http_options"]["prot"] = 8001
+    with pytest.raises(AssertionError, match="prot"):
+        parsed(yaml.safe_dump(config))
+
+
+def test_a_key_that_we_do_not_know_is_noticed():
+    args = arguments(parsed(CONFIGS[0].read_text()))
+    args["models"][0]["context_token"] = 4096
+    with pytest.raises(ConfigurationError, match="context_tokens"):
+        read_settings(args)

@@ -1,0 +1,94 @@
+"""The application inside the RayService: built as on the cluster, and placed where it fits."""
+
+import json
+import re
+
+import pytest
+from packaging.requirements import Requirement
+
+from serve_app.deployments import DRAIN_S
+from serve_app.settings import deployment_name, read_settings
+from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
+from tests.unit.k8s.manifests import container, groups, pod, ray_service
+
+
+@pytest.fixture(autouse=True)
+def an_empty_store(monkeypatch, tmp_path):
+    monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path))
+
+
+@pytest.fixture
+def schema():
+    return parsed(ray_service()["serveConfigV2"])
+
+
+def test_the_application_is_built_from_it(schema):
+    args = arguments(schema)
+    models = {deployment_name(model.name) for model in read_settings(args).models}
+    assert models | {"Ingress"} <= set(deployments(args))
+    assert models | {"Ingress"} <= set(deployments(on_demo(args)))
+
+
+def test_what_is_said_of_deployments_is_said_of_some_that_exist(schema):
+    (application,) = schema.applications
+    named = {deployment.name for deployment in application.deployments}
+    assert named and named <= set(deployments(application.args))
+
+
+def test_the_ingress_fits_its_pods_and_no_others(schema):
+    (application,) = schema.applications
+    (ingress,) = [d for d in application.deployments if d.name == "Ingress"]
+    wanted = ingress.ray_actor_options.resources["ingress"]
+    offered = {
+        name: json.loads(json.loads(group["rayStartParams"].get("resources", '"{}"')))
+        for name, group in groups().items()
+    }
+    assert {name for name, has in offered.items() if has.get("ingress", 0) >= wanted} == {"ingress"}
+    group = groups()["ingress"]
+    assert ingress.ray_actor_options.num_cpus <= float(
+        container(group)["resources"]["limits"]["cpu"]
+    )
+    settings = read_settings(application.args)
+    assert group["minReplicas"] <= settings.ingress_replicas <= group["maxReplicas"]
+
+
+def test_each_replica_of_a_model_has_a_gpu_pod_to_go_to(schema):
+    limits = container(groups()["gpu"])["resources"]["limits"]
+    replicas = 0
+    for model in read_settings(arguments(schema)).models:
+        assert model.device == "cuda"
+        assert model.num_gpus == float(limits["nvidia.com/gpu"])
+        assert model.num_cpus <= float(limits["cpu"])
+        replicas += model.autoscaling.max_replicas if model.autoscaling else model.replicas or 1
+    assert replicas <= groups()["gpu"]["maxReplicas"]
+
+
+def test_no_replica_fits_the_head():
+    assert groups()["head"]["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_pods_wait_as_long_as_replicas_take_to_leave():
+    for name in ("ingress", "gpu"):
+        group = groups()[name]
+        command = container(group)["lifecycle"]["preStop"]["exec"]["command"][-1]
+        deadline = int(re.search(r"--deadline-remaining-seconds (\d+)", command)[1])
+        sleep = int(re.search(r"sleep (\d+)", command)[1])
+        environment = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
+        drain = float(environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"])
+        assert max(drain, DRAIN_S) < sleep <= deadline
+        assert sleep < pod(group)["terminationGracePeriodSeconds"]
+
+
+def test_ray_is_the_version_that_we_install():
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [Requirement(line) for line in pins if line.startswith("ray==")]
+    assert str(found[0].specifier) == f"=={ray_service()['rayClusterConfig']['rayVersion']}"
+
+
+def test_every_pod_says_the_same_of_serve():
+    for group in groups().values():
+        environment = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
+        assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+        assert environment["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
+        mounts = {mount["mountPath"]: mount for mount in container(group)["volumeMounts"]}
+        assert environment["CARAVAN_MODELS"] in mounts

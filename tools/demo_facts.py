@@ -1,0 +1,79 @@
+"""What the demo model's eyes learn before any words: at every place of a picture, what is there.
+
+There is a row of features for each place. It is asked for the colour and the shape of what is
+there, for the digits where that is a number, and for the background. The answers come from linear
+readers, which only training has: in the end the words read the same rows.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tools.demo_pictures import COLOURS, PLACES, SHAPES, Picture
+
+UNASKED = -100
+QUESTIONS = {
+    "colour": 1 + len(COLOURS),  # 0: nothing is here
+    "shape": 2 + len(SHAPES),  # 0: nothing is here; the last: a number
+    "tens": 11,  # 0: there are none
+    "ones": 10,
+    "light": 2,
+}
+# Most places are empty, which is soon learned.
+EMPTY_WEIGHT = 0.25
+WEIGHTS = {
+    question: torch.tensor([EMPTY_WEIGHT] + [1.0] * (answers - 1))
+    if question in ("colour", "shape")
+    else None
+    for question, answers in QUESTIONS.items()
+}
+
+
+class FactReaders(nn.Module):
+    """Linear readers of features; their loss is the mean over all that was asked."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.readers = nn.ModuleDict(
+            {question: nn.Linear(width, answers) for question, answers in QUESTIONS.items()}
+        )
+
+    def losses(
+        self, features: torch.Tensor, pictures: Sequence[Picture]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """`features` [pictures, places, width] -> the loss, and the share of right answers."""
+        facts = torch.stack([facts_of(picture) for picture in pictures])
+        rows = functional.layer_norm(features.float(), features.shape[-1:])
+        losses, shares = [], {}
+        for index, (question, reader) in enumerate(self.readers.items()):
+            answers, wanted = reader(rows).flatten(0, 1), facts[..., index].flatten()
+            if (wanted == UNASKED).all():
+                continue
+            losses.append(
+                functional.cross_entropy(
+                    answers, wanted, ignore_index=UNASKED, weight=WEIGHTS[question]
+                )
+            )
+            # Of empty places nothing is told.
+            asked = (wanted > 0) | ((question not in ("colour", "shape")) & (wanted != UNASKED))
+            shares[question] = (answers.argmax(-1) == wanted)[asked].float().mean().item()
+        return torch.stack(losses).mean(), shares
+
+
+def facts_of(picture: Picture) -> torch.Tensor:
+    """[places, questions], in the order of QUESTIONS."""
+    light = int(picture.background.light)
+    places = torch.tensor([[0, 0, UNASKED, UNASKED, light]]).repeat(len(PLACES), 1)
+    colours = list(COLOURS)
+    for item in picture.items:
+        colour = 1 + colours.index(item.colour)
+        if item.is_number:
+            tens, ones = divmod(int(item.shape), 10)
+            digits = [1 + tens if len(item.shape) > 1 else 0, ones]
+            facts = [colour, 1 + len(SHAPES), *digits, light]
+        else:
+            facts = [colour, 1 + SHAPES.index(item.shape), UNASKED, UNASKED, light]
+        places[item.place] = torch.tensor(facts)
+    return places

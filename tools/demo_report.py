@@ -1,0 +1,92 @@
+"""How many held-out questions the demo model answers right, asked through a replica as clients do.
+
+Answers to texts count when they are equal to the right one; answers about pictures when they say
+the same (`demo_picture_dialogues.is_right`).
+"""
+
+import asyncio
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from model_zoo.chat import ImagePart
+from model_zoo.chat import Message as Asked
+from runtime.request import SamplingParams
+from serve_app.loading import load_replica
+from serve_app.replica import ModelReplica
+from serve_app.settings import ModelSettings
+from serve_app.task import ChatTask, Conversation
+from tools import demo_dialogues, demo_picture_dialogues
+from tools.demo_dialogues import Question
+from tools.demo_model import CONTEXT_TOKENS
+from tools.demo_picture_dialogues import Message, PictureQuestion, is_right
+from tools.demo_pictures import draw
+
+ANSWER_TOKENS = 80
+AT_ONCE = 16
+PICTURE_SIDE = 192  # pixels; what clients send is no size of the model's
+
+
+def report(path: Path, *, per_skill: int, show: int) -> None:
+    """Print the share of right answers of each skill and of all, and `show` wrong answers."""
+    texts = demo_dialogues.held_out(per_skill=per_skill)
+    looks = demo_picture_dialogues.held_out(per_skill=per_skill)
+    questions: list[Question | PictureQuestion] = [*texts, *looks]
+    given = asyncio.run(_answers(path, questions))
+    print(f"{path}: {path.stat().st_size:,} bytes")
+    for kind, asked in (("texts", texts), ("pictures", looks)):
+        right: Counter[str] = Counter()
+        for question in asked:
+            answer = given.pop(0)
+            fits = is_right if isinstance(question, PictureQuestion) else str.__eq__
+            right[question.skill] += fits(question.answer, answer)
+            if not fits(question.answer, answer) and show > 0:
+                show -= 1
+                said = [question.messages[-1]["content"], question.answer, answer]
+                print(f"wrong: {question.skill} {json.dumps(said, ensure_ascii=False)}")
+        for skill, count in right.items():
+            print(f"{skill:12} {count / per_skill:7.1%}")
+        share = right.total() / len(asked)
+        print(f"{kind:12} {share:7.1%} of {len(asked)} held-out questions", flush=True)
+
+
+async def _answers(path: Path, questions: Sequence[Question | PictureQuestion]) -> list[str]:
+    settings = ModelSettings(
+        name="demo", source=str(path), context_tokens=CONTEXT_TOKENS, max_sequences=AT_ONCE
+    )
+    replica = load_replica(settings)
+    slots = asyncio.Semaphore(AT_ONCE)
+    try:
+        asked = (_answer(replica, question.messages, slots) for question in questions)
+        return await asyncio.gather(*asked)
+    finally:
+        replica.close()
+
+
+async def _answer(
+    replica: ModelReplica,
+    messages: Sequence[Message] | Sequence[dict[str, str]],
+    slots: asyncio.Semaphore,
+) -> str:
+    async with slots:
+        task = ChatTask(
+            id="held out",
+            model="demo",
+            prompt=Conversation(tuple(_asked(message) for message in messages)),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=ANSWER_TOKENS,
+        )
+        async with aclosing(replica.generate(task)) as deltas:
+            return "".join([delta.text async for delta in deltas])
+
+
+def _asked(message: Message | dict[str, str]) -> Asked:
+    images = []
+    for picture in message.get("pictures", ()):
+        data = io.BytesIO()
+        draw(picture, PICTURE_SIDE).save(data, "PNG")
+        images.append(ImagePart(data.getvalue()))
+    return Asked(message["role"], (*images, message["content"]))
