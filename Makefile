@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-peers lint fuzz bench train-demo clean
+.PHONY: help serve test test-peers lint fuzz bench chaos train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
+	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
 
@@ -53,8 +54,12 @@ fuzz: .venv/installed-fuzz
 bench: .venv/installed-bench
 	$(BIN)/python -m bench $(BENCH)
 
+chaos: .venv/installed
+	$(BIN)/python -m bench.chaos $(CHAOS)
+
 train-demo: .venv/installed-train
-	$(BIN)/python -m tools.train_demo
+	@mkdir -p .cache
+	$(BIN)/python -m tools.train_demo --checkpoint .cache/demo-training.pt
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

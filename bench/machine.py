@@ -15,14 +15,17 @@ def describe_machine(threads: int) -> str:
     return "\n".join(
         [
             f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- processor: {_field('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores; "
-            f"instruction sets among others: {_instruction_sets()}",
+            f"- {describe_processor()}; instruction sets among others: {_instruction_sets()}",
             f"- memory: {_memory_gib():.0f} GiB",
             f"- threads for every engine: {threads}",
             f"- load average when it began: {load:.1f} (0 is an idle machine)",
             f"- Python {platform.python_version()}, {versions}",
         ]
     )
+
+
+def describe_processor() -> str:
+    return f"processor: {_field('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores"
 
 
 def _field(path: str, name: str) -> str:

@@ -14,6 +14,11 @@ same blocks; this engine computes and caches in float32, llama.cpp caches in flo
 AGAINST_BARE = """\
 The same engine behind `serve run`, asked over HTTP by one client process, against the engine alone.
 In time to first token lower is better."""
+STREAMS = """\
+The demo model behind `serve run` and behind plain uvicorn, the same ingress and the same replica in
+one process: streams that begin at once, 64 tokens each, asked by one client process on the same
+cores. Its steps are so short that this shows what surrounds them. In milliseconds and seconds lower
+is better."""
 BESIDE_IMAGES = """\
 Eight streams of text from a random Gemma 3 with eyes (a decoder of 0.2 billion weights behind
 SigLIP's base tower, 1024 patches to an image), and the longest time that any of them stood still
@@ -59,6 +64,7 @@ class Results:
     machine: str
     against_peer: Sequence[Row]
     against_bare: Sequence[Row]
+    streams: Sequence[Row]
     gaps: Sequence[Row]
     sampler: Sequence[SamplerShare]
     agreement: Mapping[str, float]
@@ -78,6 +84,9 @@ def results_page(results: Results) -> str:
         "## What HTTP and Ray cost",
         AGAINST_BARE,
         comparison(results.against_bare, "REST", "bare engine"),
+        "## What Ray costs a stream",
+        STREAMS,
+        comparison(results.streams, "through Ray", "plain uvicorn"),
         "## Text beside images",
         BESIDE_IMAGES,
         comparison(results.gaps, "beside images", "otherwise"),

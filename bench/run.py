@@ -10,7 +10,9 @@ from bench.machine import describe_machine
 from bench.make_model import LABELS, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, sampler_shares
 from bench.report import Results, Row, results_page
+from bench.sections import ROUTING, section_of
 from bench.seeing_model import EyesShape, ensure_seeing_model
+from bench.streams import stream_rows
 from bench.vocabulary import find_vocabulary
 from runtime.kernels.native import cache_directory
 
@@ -25,7 +27,7 @@ def main() -> None:
     page = results_page(_measure(arguments, plan))
     print(page)
     if not arguments.quick:
-        RESULTS.write_text(page)
+        RESULTS.write_text(page + section_of(RESULTS.read_text(), ROUTING))
 
 
 def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
@@ -46,7 +48,9 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
     gaps = gap_rows(seeing, plan.setting.threads, EyesShape(), plan.rounds)
     if not arguments.keep:
         seeing.unlink()
-    return Results(machine, rows, served, gaps, sampler_shares(rows, plan), agreement)
+    streams = stream_rows(plan.setting.threads, plan.rounds)
+    sampler = sampler_shares(rows, plan)
+    return Results(machine, rows, served, streams, gaps, sampler, agreement)
 
 
 def _arguments() -> argparse.Namespace:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from model_zoo.sentinel import breaker, unused_sentinel, without_sentinel
@@ -18,6 +20,7 @@ _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 # Under these names templates look for what an assistant thought before it spoke.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_PROBE = "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,20 @@ class ChatTemplate:
         """Whether it looks for images among a message's texts."""
         return self.reads("image", "image_url")
 
+    @cached_property
+    def wants_parts(self) -> bool:
+        """Whether it shows a text only as a part in a list, as some do that see images."""
+        if not (self.reads("type") and self.reads("text")):
+            return False
+        return not self._shows(_PROBE) and self._shows(_parts(_PROBE))
+
+    def _shows(self, content: str | list[dict[str, str]]) -> bool:
+        message = {"role": "user", "content": content}
+        try:
+            return _PROBE in self.render_values([message], _given(None, True))
+        except RequestError:
+            return False
+
     def render(
         self,
         messages: Sequence[Message],
@@ -99,16 +116,23 @@ class ChatTemplate:
         the template refuses or stumbles over; what it merely leaves out `encode_chat` refuses.
         """
         return self.render_values(
-            [_as_values(message) for message in messages],
+            [_as_values(message, parts=self.wants_parts) for message in messages],
             {**variables, **_given(tools, add_generation_prompt)},
         )
 
-    def render_values(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-        """`render` with the messages as the plain dicts that templates read."""
-        return render_bounded(
-            self._template,
-            {"documents": None, **self._tokens, **variables, "messages": messages},
-        )
+    def render_values(
+        self,
+        messages: list[dict[str, Any]],
+        variables: dict[str, Any],
+        *,
+        now: datetime | None = None,
+    ) -> str:
+        """`render` with the messages as the plain dicts that templates read.
+
+        `now`: the time that it is, where the template asks; by default this machine's.
+        """
+        given = {"documents": None, **self._tokens, **variables, "messages": messages}
+        return render_bounded(self._template, given, now=now)
 
 
 def encode_chat(
@@ -154,11 +178,12 @@ def render_unforged(
     *,
     image: str | None = None,
     reserved: tuple[str, ...] = (),
+    now: datetime | None = None,
 ) -> Unforged:
     """What `encode_chat` encodes; `variables` are those of a template, tools among them.
 
     `image`: what stands for an image where the template knows of none; it then gets texts alone.
-    `reserved`: further texts that nobody may write but the template.
+    `reserved`: further texts that nobody may write but the template. `now` as in `render_values`.
     """
     for message in messages:
         if message.role not in ROLES:
@@ -167,11 +192,11 @@ def render_unforged(
     image = None if template.sees_images else image
     variables = _given(None, True) | variables
     _refuse_unsupported(template, messages, variables["tools"], blind=image is None)
-    values = [_as_values(message) for message in messages]
+    values = [_as_values(message, parts=template.wants_parts) for message in messages]
     breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.wished]
     sentinel = unused_sentinel(given)
-    rendered = _render_unforged(template, values, variables, breakable, sentinel, image)
+    rendered = _render_unforged(template, values, variables, breakable, sentinel, image, now)
     return Unforged(rendered, sentinel)
 
 
@@ -217,6 +242,7 @@ def _render_unforged(
     breakable: _Breakable,
     sentinel: str,
     image: str | None,
+    now: datetime | None,
 ) -> str:
     def breaking(texts: tuple[str, ...]) -> Callable[[Any], Any]:
         chosen = breaker(texts, breakable.kept, template.names)
@@ -226,17 +252,20 @@ def _render_unforged(
 
     def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         given = breaking(texts)
-        broken_messages = [_broken_message(message, given, spoken, image) for message in messages]
+        broken_messages = [
+            _broken_message(message, given, spoken, image, parts=template.wants_parts)
+            for message in messages
+        ]
         return broken_messages, {name: given(value) for name, value in variables.items()}
 
     needed = broken(breakable.control + breakable.markers)
-    rendered = template.render_values(*needed)
+    rendered = template.render_values(*needed, now=now)
     if not breakable.wished:
         return rendered
     wished = broken(breakable.control + breakable.markers + breakable.wished)
     if wished == needed:
         return rendered
-    stricter = template.render_values(*wished)
+    stricter = template.render_values(*wished, now=now)
     same = without_sentinel(stricter, sentinel) == without_sentinel(rendered, sentinel)
     return stricter if same else rendered
 
@@ -246,12 +275,15 @@ def _broken_message(
     given: Callable[[Any], Any],
     spoken: Callable[[Any], Any],
     image: str | None,
+    *,
+    parts: bool,
 ) -> dict[str, Any]:
     """Roles are no text of anybody's; what the assistant said may hold what templates look for."""
     said = spoken if message["role"] == "assistant" else given
     by_key = {"role": lambda role: role, "content": said}
     if image is not None and not isinstance(message["content"], str):
-        by_key["content"] = lambda parts: _joined(parts, said, image)
+        joined = _joined(message["content"], said, image)
+        by_key["content"] = lambda _: _parts(joined) if parts else joined
     return {key: by_key.get(key, given)(value) for key, value in message.items()}
 
 
@@ -289,9 +321,12 @@ def _given(
     return {"tools": offered, "add_generation_prompt": add_generation_prompt}
 
 
-def _as_values(message: Message) -> dict[str, Any]:
-    """The message as templates read it; what is absent has no key."""
-    values: dict[str, Any] = {"role": message.role, "content": _content(message.content)}
+def _as_values(message: Message, *, parts: bool) -> dict[str, Any]:
+    """The message as templates read it; what is absent has no key. `parts`: texts are some, too."""
+    content = _content(message.content)
+    if parts and isinstance(content, str):
+        content = _parts(content)
+    values: dict[str, Any] = {"role": message.role, "content": content}
     if message.thinking is not None:
         values |= dict.fromkeys(_THOUGHTS, message.thinking)
     if message.tool_calls:
@@ -310,6 +345,10 @@ def _content(content: str | tuple[str | ImagePart, ...]) -> str | list[dict[str,
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
         for part in content
     ]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _called(call: ToolCall) -> dict[str, Any]:

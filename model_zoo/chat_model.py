@@ -1,7 +1,8 @@
 """A loaded model: conversations become prompts, and its facts can be told."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from model_zoo.chat import (
@@ -10,10 +11,12 @@ from model_zoo.chat import (
     Message,
     render_unforged,
 )
+from model_zoo.eyes.album import Loan
 from model_zoo.eyes.seeing import Eyes, Seen
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.placement.layout import lay_out
 from model_zoo.placement.tags import tagged
+from model_zoo.template_choice import template_of
 from model_zoo.tokenizer import Tokenizer
 from runtime.errors import RequestError
 from runtime.model import DecoderModel
@@ -85,6 +88,12 @@ class ChatModel:
     def tower(self) -> VisionTower | None:
         return None if self.eyes is None else self.eyes.tower
 
+    def with_template(self, source: str, *, origin: str) -> "ChatModel":
+        """The same model with another chat template; ModelFileError when that is not Jinja."""
+        told = replace(self.description, chat_template=source, template_source=origin)
+        template = template_of(source, self.tokenizer)
+        return replace(self, template=template, variants={}, description=told)
+
     def prepare(
         self,
         messages: Sequence[Message],
@@ -92,13 +101,17 @@ class ChatModel:
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | str | None = None,
         at_most: int | None = None,
+        now: datetime | None = None,
+        loan: Loan | None = None,
     ) -> Prompt:
         """The conversation with the answer left open.
 
         `tools` are function schemas; the variant "tool_use" takes them where the file has one.
         `thinking`: whether to think, or with which of `EFFORTS`; None leaves it to the template.
         `at_most`: how many tokens there is room for, by default what the file allows; images beyond
-        are not decoded. RequestError names what the template or the model does not support.
+        are not decoded. `now`: the time that it is, where the template asks; by default this
+        machine's. `loan`: where room for images is found, as in `Eyes.see`. RequestError names what
+        the template or the model does not support.
         """
         if self.template is None:
             raise RequestError(
@@ -116,6 +129,7 @@ class ChatModel:
             {"tools": tools or None, **_thinking_variables(thinking)},
             image=None if placement is None else placement.spelled,
             reserved=() if placement is None else placement.reserved,
+            now=now,
         )
         texts = [rendered.text] if placement is None else rendered.text.split(placement.marker)
         if len(texts) != len(images) + 1:
@@ -123,14 +137,20 @@ class ChatModel:
                 f"The model's chat template shows {len(texts) - 1} of the conversation's "
                 f"{len(images)} images; put images in the user's turns."
             )
-        return self._prompt(texts, images, at_most, rendered.sentinel)
+        return self._prompt(texts, images, at_most, rendered.sentinel, loan)
 
     def prepare_text(
-        self, text: str, images: Sequence[ImagePart] = (), *, at_most: int | None = None
+        self,
+        text: str,
+        images: Sequence[ImagePart] = (),
+        *,
+        at_most: int | None = None,
+        loan: Loan | None = None,
     ) -> Prompt:
         """Raw text to continue; BOS by the file's own rule.
 
-        `[img-N]` in the text is image N, from 0; images without a tag stand before the text.
+        `[img-N]` in the text is image N, from 0; images without a tag stand before the text. Line
+        breaks around them are the writer's part.
         """
         self._refuse_unseen(images)
         if self.eyes is None or not images:
@@ -143,9 +163,9 @@ class ChatModel:
                 texts[-1] += part
             else:
                 placed.append(part)
-                texts[-1] += before
-                texts.append(after)
-        return self._prompt(texts, placed, at_most)
+                texts[-1] += before.strip()
+                texts.append(after.strip())
+        return self._prompt(texts, placed, at_most, loan=loan)
 
     def _prompt(
         self,
@@ -153,12 +173,14 @@ class ChatModel:
         images: Sequence[ImagePart],
         at_most: int | None,
         sentinel: str = "",
+        loan: Loan | None = None,
     ) -> Prompt:
         """`texts` with an image between each and the next."""
         seen = Seen()
         if self.eyes is not None and images:
             room = self.decoder.context_length if at_most is None else at_most
-            seen = self.eyes.see([image.data for image in images], at_most=room)
+            files = [image.data for image in images]
+            seen = self.eyes.see(files, at_most=room, loan=loan)
         laid = lay_out(self.tokenizer, texts, seen.shown, sentinel=sentinel)
         return Prompt(laid.tokens, laid.spans, seen.images)
 

@@ -1,5 +1,6 @@
 """Manifests: which blobs make a model, in the form that registries and Ollama's store use."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -82,11 +83,18 @@ class Manifest:
         return cls(layers, config, MappingProxyType(stated.annotations or {}), raw)
 
     @classmethod
-    def of(cls, layers: Iterable[Layer], annotations: Mapping[str, str]) -> "Manifest":
+    def of(
+        cls,
+        layers: Iterable[Layer],
+        annotations: Mapping[str, str],
+        *,
+        config: Layer | None = None,
+    ) -> "Manifest":
         """A manifest of our own, for sources that have none."""
         stated = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
+            **({} if config is None else {"config": _stated(config)}),
             "layers": [_stated(layer) for layer in layers],
             "annotations": dict(annotations),
         }
@@ -97,6 +105,11 @@ class Manifest:
         """Every blob once."""
         stated = self.layers if self.config is None else (*self.layers, self.config)
         return tuple({layer.digest: layer for layer in stated}.values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its own bytes, in hex: what tells one state of a model from another."""
+        return hashlib.sha256(self.raw).hexdigest()
 
     @property
     def size_bytes(self) -> int:

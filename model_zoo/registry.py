@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -12,134 +12,23 @@ import torch
 from gguf import LlamaFileType
 
 from model_zoo.chat_model import ChatModel, ModelDescription
-from model_zoo.eyes.loading import EyeFamily, EyeFile, find_eyes, opened
+from model_zoo.divisible import refuse_indivisible, refuse_unstageable
+from model_zoo.eyes.loading import PREFIXES, EyeFile, find_eyes, opened
 from model_zoo.eyes.parts import EyeParts
+from model_zoo.families import ARCHITECTURES, EYES
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, Progress, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META, Progress
+from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.model import DecoderModel
-
-# `general.architecture` -> "module:function"; the module is imported when a file needs it.
-ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {
-        "bert": "model_zoo.architectures.bert:build_decoder",
-        "gemma2": "model_zoo.architectures.gemma2:build_decoder",
-        "gemma3": "model_zoo.architectures.gemma3:build_decoder",
-        "gemma3n": "model_zoo.architectures.gemma3n:build_decoder",
-        "gemma4": "model_zoo.architectures.gemma4:build_decoder",
-        "gpt-oss": "model_zoo.architectures.gptoss:build_decoder",
-        "gptoss": "model_zoo.architectures.gptoss:build_decoder",
-        "llama": "model_zoo.architectures.llama:build_decoder",
-        "llama4": "model_zoo.architectures.llama4:build_decoder",
-        "mllama": "model_zoo.architectures.mllama:build_decoder",
-        "mistral3": "model_zoo.architectures.mistral3:build_decoder",
-        "nomic-bert": "model_zoo.architectures.nomic_bert:build_decoder",
-        "phi3": "model_zoo.architectures.phi3:build_decoder",
-        "qwen2": "model_zoo.architectures.qwen2:build_decoder",
-        "qwen25vl": "model_zoo.architectures.qwen25vl:build_decoder",
-        "qwen2vl": "model_zoo.architectures.qwen25vl:build_decoder",
-        "qwen3": "model_zoo.architectures.qwen3:build_decoder",
-        "qwen35": "model_zoo.architectures.qwen3next:build_decoder",
-        "qwen35moe": "model_zoo.architectures.qwen3next:build_decoder",
-        "qwen3moe": "model_zoo.architectures.qwen3moe:build_decoder",
-        "qwen3next": "model_zoo.architectures.qwen3next:build_decoder",
-        "qwen3vl": "model_zoo.architectures.qwen3vl:build_decoder",
-        "qwen3vlmoe": "model_zoo.architectures.qwen3vl:build_decoder",
-    }
-)
-
-# Names in the `architectures` of a config.json -> "module:TABLE" that makes GGUF of it.
-CONVERSIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "BertForMaskedLM": "model_zoo.architectures.bert:CONVERSION",
-        "BertModel": "model_zoo.architectures.bert:CONVERSION",
-        "Gemma2ForCausalLM": "model_zoo.architectures.gemma2:CONVERSION",
-        "Gemma3ForCausalLM": "model_zoo.architectures.gemma3:CONVERSION",
-        "Gemma3ForConditionalGeneration": "model_zoo.architectures.gemma3:CONVERSION",
-        "Gemma3nForCausalLM": "model_zoo.architectures.gemma3n:CONVERSION",
-        "Gemma3nForConditionalGeneration": "model_zoo.architectures.gemma3n:CONVERSION",
-        "Gemma4ForCausalLM": "model_zoo.architectures.gemma4:CONVERSION",
-        "Gemma4ForConditionalGeneration": "model_zoo.architectures.gemma4:CONVERSION",
-        "Gemma4UnifiedForCausalLM": "model_zoo.architectures.gemma4:UNIFIED",
-        "Gemma4UnifiedForConditionalGeneration": "model_zoo.architectures.gemma4:UNIFIED",
-        "GptOssForCausalLM": "model_zoo.architectures.gptoss:CONVERSION",
-        "Llama4ForCausalLM": "model_zoo.architectures.llama4:CONVERSION",
-        "Llama4ForConditionalGeneration": "model_zoo.architectures.llama4:CONVERSION",
-        "LlamaForCausalLM": "model_zoo.architectures.llama:CONVERSION",
-        "Ministral3ForCausalLM": "model_zoo.architectures.mistral3:CONVERSION",
-        "Mistral3ForConditionalGeneration": "model_zoo.architectures.mistral3:CONVERSION",
-        "MistralForCausalLM": "model_zoo.architectures.llama:CONVERSION",
-        "MixtralForCausalLM": "model_zoo.architectures.llama:MIXTRAL",
-        "MllamaForCausalLM": "model_zoo.architectures.mllama:CONVERSION",
-        "MllamaForConditionalGeneration": "model_zoo.architectures.mllama:CONVERSION",
-        "NomicBertModel": "model_zoo.architectures.nomic_bert:CONVERSION",
-        "Phi3ForCausalLM": "model_zoo.architectures.phi3:CONVERSION",
-        "Qwen2ForCausalLM": "model_zoo.architectures.qwen2:CONVERSION",
-        "Qwen2_5_VLForConditionalGeneration": "model_zoo.architectures.qwen25vl:CONVERSION",
-        "Qwen3ForCausalLM": "model_zoo.architectures.qwen3:CONVERSION",
-        "Qwen3MoeForCausalLM": "model_zoo.architectures.qwen3moe:CONVERSION",
-        "Qwen3NextForCausalLM": "model_zoo.architectures.qwen3next:CONVERSION",
-        "Qwen3VLForConditionalGeneration": "model_zoo.architectures.qwen3vl:CONVERSION",
-        "Qwen3VLMoeForConditionalGeneration": "model_zoo.architectures.qwen3vl:WITH_EXPERTS",
-        "Qwen3_5ForCausalLM": "model_zoo.architectures.qwen3next:QWEN35",
-        "Qwen3_5ForConditionalGeneration": "model_zoo.architectures.qwen3next:QWEN35",
-        "Qwen3_5MoeForCausalLM": "model_zoo.architectures.qwen3next:QWEN35_MOE",
-        "Qwen3_5MoeForConditionalGeneration": "model_zoo.architectures.qwen3next:QWEN35_MOE",
-    }
-)
-
-# Of models put together from another family's text model: its `model_type` -> a name above.
-TEXT_PARTS: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-    }
-)
-# The same names -> the table for the part that sees, where there is one.
-VISION_CONVERSIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "Gemma3ForConditionalGeneration": "model_zoo.towers.gemma3:VISION",
-        "Idefics3ForConditionalGeneration": "model_zoo.towers.idefics3:VISION",
-        "InternVLForConditionalGeneration": "model_zoo.towers.internvl:VISION",
-        "Llama4ForConditionalGeneration": "model_zoo.towers.llama4:VISION",
-        "LlavaForConditionalGeneration": "model_zoo.towers.llava:VISION",
-        "Mistral3ForConditionalGeneration": "model_zoo.towers.mistral3:VISION",
-        "MllamaForConditionalGeneration": "model_zoo.towers.mllama:VISION",
-        "Qwen2_5_VLForConditionalGeneration": "model_zoo.towers.qwen25vl:VISION",
-        "Qwen3VLForConditionalGeneration": "model_zoo.towers.qwen3vl:VISION",
-        "Qwen3VLMoeForConditionalGeneration": "model_zoo.towers.qwen3vl:VISION_OF_EXPERTS",
-        "SmolVLMForConditionalGeneration": "model_zoo.towers.idefics3:VISION",
-    }
-)
-
-_GEMMA3 = EyeFamily(("gemma3",), "model_zoo.eyes.gemma3:build_eyes")
-_LLAMA4 = EyeFamily(("llama4",), "model_zoo.eyes.llama4:build_eyes")
-_MLLAMA = EyeFamily(("mllama",), "model_zoo.eyes.mllama:build_eyes")
-_PIXTRAL = EyeFamily(("mistral3", "llama"), "model_zoo.eyes.mistral3:build_eyes")
-_QWEN25 = EyeFamily(("qwen25vl", "qwen2vl"), "model_zoo.eyes.qwen25vl:build_eyes")
-_QWEN3 = EyeFamily(("qwen3vl", "qwen3vlmoe"), "model_zoo.eyes.qwen3vl:build_eyes")
-# The type that a projector states, or the architecture of a file with all in one.
-EYES: Mapping[str, EyeFamily] = MappingProxyType(
-    {
-        "gemma3": _GEMMA3,
-        "llama4": _LLAMA4,
-        "mistral3": _PIXTRAL,
-        "mllama": _MLLAMA,
-        "pixtral": _PIXTRAL,
-        "qwen2.5vl_merger": _QWEN25,
-        "qwen25vl": _QWEN25,
-        "qwen3vl": _QWEN3,
-        "qwen3vl_merger": _QWEN3,
-        "qwen3vlmoe": _QWEN3,
-    }
-)
+from runtime.ranks import ALONE, Ranks
+from runtime.stages import Stages
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
 # `pooling_type`: how an embedding model makes one vector of many.
@@ -151,41 +40,51 @@ _FILE_TYPES = {
     if kind is not LlamaFileType.GUESSED
 }
 
+Place = Callable[[GGUFFile, DecoderModel], Stages | None]
+
 
 def load(
     path: Path | str,
     *,
     projector: Path | None = None,
     device: torch.device,
+    eyes_device: torch.device | None = None,
     dtype: torch.dtype,
     context_tokens: int | None = None,
     progress: Progress | None = None,
     image_limits: DecodingLimits | None = None,
+    ranks: Ranks = ALONE,
+    place: Place | None = None,
+    read: bool = True,
 ) -> ChatModel:
     """The model in a GGUF file, computing in `dtype` on `device`.
 
-    `projector`: the file with its eyes, where they are not in the same one; `image_limits`: of
-    the images that are taken in. `context_tokens`: the longest sequence that will be served, None
-    for what the file allows; some models compute otherwise where it is long.
-    `progress(done, total)` hears of bytes read. ModelFileError when a file is missing, damaged
-    or contradicts itself, UnsupportedModelError when it needs what is not served yet,
-    ConfigurationError when the projector is not for this model.
+    `projector`: the file with its eyes, where they are not in the same one; `image_limits`: of the
+    images that are taken in. `eyes_device`: where its tower is, None for `device` too; what is on
+    the device "meta" has no weights and computes nothing. `context_tokens`: the longest sequence
+    that will be served, None for what the file allows; some models compute otherwise where it is
+    long. `progress(done, total)` hears of bytes read. `ranks`: those that divide the text model
+    among them. `place`: where its layers go, of its file and of the model without weights; None
+    where all are on `device`, which is else the main one. Without `read` the weights stay on disk,
+    for an outline on a CPU. ModelFileError when a file is missing, damaged or contradicts itself,
+    UnsupportedModelError when it needs what is not served yet, ConfigurationError when the
+    projector is not for this model.
     """
-    file = GGUFFile.open(path)
+    file = (GGUFFile if read else UnreadFile).open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
+    refuse_indivisible(metadata, ranks)
     source = find_eyes(file, metadata, projector, EYES)
-    try:
-        tokenizer = load_tokenizer(_token_metadata(file), architecture=metadata.architecture)
-        chosen = choose_template(file.metadata, tokenizer, architecture=metadata.architecture)
-    except ModelFileError as error:
-        raise type(error)(f"{file.path}: {error}") from error
-    recipe = _Recipe(decoder_class, file, metadata, tokenizer, source)
-    recipe.check(dtype, context_tokens)
-    decoder, parts = recipe.built(device, dtype, context_tokens, progress)
-    eyes = None
-    if parts is not None and source is not None:
-        eyes = opened(parts, source, decoder, image_limits or DecodingLimits())
+    if source is not None and source.is_own and not read:
+        source = replace(source, file=UnreadFile.open(source.file.path))
+    tokenizer, chosen = _language(file, metadata)
+    recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, ranks)
+    outline = recipe.check(dtype, context_tokens)
+    recipe = recipe.staged(None if place is None else place(file, outline))
+    where = device, eyes_device or device
+    decoder, parts = recipe.built(where, dtype, context_tokens, progress)
+    limits = image_limits or DecodingLimits()
+    eyes = opened(parts, source, decoder, limits) if parts is not None and source else None
     return ChatModel(
         decoder,
         tokenizer,
@@ -194,6 +93,15 @@ def load(
         {} if chosen is None else chosen.alternatives,
         eyes,
     )
+
+
+def _language(file: GGUFFile, metadata: Metadata) -> tuple[Tokenizer, ChosenTemplate | None]:
+    try:
+        tokenizer = load_tokenizer(token_metadata(file), architecture=metadata.architecture)
+        chosen = choose_template(file.metadata, tokenizer, architecture=metadata.architecture)
+    except ModelFileError as error:
+        raise type(error)(f"{file.path}: {error}") from error
+    return tokenizer, chosen
 
 
 def describe(
@@ -267,10 +175,12 @@ class _Recipe:
     metadata: Metadata
     tokenizer: Tokenizer
     eyes: EyeFile | None
+    ranks: Ranks
+    stages: Stages | None = None
 
-    def check(self, dtype: torch.dtype, context_tokens: int | None) -> None:
+    def check(self, dtype: torch.dtype, context_tokens: int | None) -> DecoderModel:
         """Builds without data, so that a bad file is refused before gigabytes are read."""
-        scopes = self._scopes(META, dtype, context_tokens, None)
+        scopes = self._scopes((META, META), dtype, context_tokens, None)
         decoder, _ = self._from(*scopes)
         for scope in dict.fromkeys(scopes):
             scope.check()
@@ -282,15 +192,23 @@ class _Recipe:
                 f"token sees {sees}, which models of architecture {self.metadata.architecture} do "
                 "not support."
             )
+        return decoder
+
+    def staged(self, stages: Stages | None) -> "_Recipe":
+        """The same with layers on several devices; None: all on one."""
+        if stages is not None:
+            refuse_unstageable(self.metadata)
+        return replace(self, stages=stages)
 
     def built(
         self,
-        device: torch.device,
+        devices: tuple[torch.device, torch.device],
         dtype: torch.dtype,
         context_tokens: int | None,
         progress: Progress | None,
     ) -> tuple[DecoderModel, EyeParts | None]:
-        return self._from(*self._scopes(device, dtype, context_tokens, progress))
+        """`devices`: of the text model and of its eyes."""
+        return self._from(*self._scopes(devices, dtype, context_tokens, progress))
 
     def _from(self, w: TensorScope, seeing: TensorScope) -> tuple[DecoderModel, EyeParts | None]:
         decoder = self.decoder_class(w, self.metadata)
@@ -300,37 +218,53 @@ class _Recipe:
 
     def _scopes(
         self,
-        device: torch.device,
+        devices: tuple[torch.device, torch.device],
         dtype: torch.dtype,
         context_tokens: int | None,
         progress: Progress | None,
     ) -> tuple[TensorScope, TensorScope]:
-        """Of the text model and of its eyes; one and the same where they are in one file."""
-        files = [self.file]
-        if self.eyes is not None and self.eyes.is_own:
-            files.append(self.eyes.file)
+        """Of the text model and of its eyes; one and the same where file and device are."""
+        places = [(self.file, devices[0])]
+        if self.eyes is not None and (self.eyes.is_own or devices[0] != devices[1]):
+            places.append((self.eyes.file, devices[1]))
+        shares = _shares(progress, self._read_bytes(places))
         scopes = [
             TensorScope(
-                file, device=device, dtype=dtype, context_tokens=context_tokens, progress=heard
+                file,
+                device=device,
+                dtype=dtype,
+                context_tokens=context_tokens,
+                progress=heard,
+                ranks=self.ranks,
+                stages=self.stages,
             )
-            for file, heard in zip(files, _shares(progress, files), strict=True)
+            for (file, device), heard in zip(places, shares, strict=True)
         ]
         return scopes[0], scopes[-1]
 
+    def _read_bytes(self, places: Sequence[tuple[GGUFFile, torch.device]]) -> list[int]:
+        """How much is read for each; in a file with all, the eyes' tensors are the last one's."""
+        apart = len({id(file) for file, _ in places}) < len(places)
+        sizes = []
+        for seeing, (file, device) in enumerate(places):
+            infos = () if device == META else file.tensors.values()
+            own = (i for i in infos if not apart or i.name.startswith(PREFIXES) == bool(seeing))
+            sizes.append(sum(info.nbytes for info in own))
+        return sizes
 
-def _shares(progress: Progress | None, files: Sequence[GGUFFile]) -> list[Progress | None]:
+
+def _shares(progress: Progress | None, sizes: Sequence[int]) -> list[Progress | None]:
     """For files that are read one after the other: each tells how much of all is there."""
     if progress is None:
-        return [None] * len(files)
-    sizes = [sum(info.nbytes for info in file.tensors.values()) for file in files]
+        return [None] * len(sizes)
 
     def share(before: int) -> Progress:
         return lambda done, _: progress(before + done, sum(sizes))
 
-    return [share(sum(sizes[:index])) for index in range(len(files))]
+    return [share(sum(sizes[:index])) for index in range(len(sizes))]
 
 
-def _token_metadata(file: GGUFFile) -> Mapping[str, MetadataValue]:
+def token_metadata(file: GGUFFile) -> Mapping[str, MetadataValue]:
     """The metadata without the tokens beyond the embedding's rows, which some files list.
 
     Nothing can be computed of such a token; in Gemma 3's it stands for a place in an image.

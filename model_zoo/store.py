@@ -62,7 +62,7 @@ class Store:
 
     def find(self, name: ModelName) -> ModelName | None:
         """The name as it is spelt here; case does not tell names apart."""
-        if self._manifest_path(name).is_file():
+        if self.manifest_path(name).is_file():
             return name
         wanted = [part.lower() for part in name.parts]
         alike = (known for known in self.names() if [p.lower() for p in known.parts] == wanted)
@@ -70,7 +70,7 @@ class Store:
 
     def manifest(self, name: ModelName) -> Manifest:
         """StoreError when there is none of that name."""
-        path = self._manifest_path(self._known(name, "; pull it first"))
+        path = self.manifest_path(self._known(name, "; pull it first"))
         try:
             with path.open("rb") as file:
                 raw = file.read(MAX_MANIFEST_BYTES + 1)
@@ -89,7 +89,7 @@ class Store:
         if not files:
             raise StoreError(f"{known}: has no layer with a model in GGUF; it cannot be served.")
         projectors = tuple(self._file(known, layer) for layer in manifest.of_kind("projector"))
-        modified_at = self._manifest_path(known).stat().st_mtime
+        modified_at = self.manifest_path(known).stat().st_mtime
         return StoredModel(known, manifest, files, projectors, modified_at)
 
     def blob(self, digest: str) -> Path:
@@ -182,7 +182,7 @@ class Store:
             if missing:
                 raise StoreError(f"{name}: blob {missing[0].digest} is missing from the store.")
             self._view(known, manifest)
-            self._write(self._manifest_path(known), manifest.raw)
+            self._write(self.manifest_path(known), manifest.raw)
             return self.open(known)
 
     def remove(self, name: ModelName) -> int:
@@ -193,7 +193,7 @@ class Store:
         self._known(name)  # first without a lock, which would be written
         with self._lock("store"):
             known = self._known(name)
-            path = self._manifest_path(known)
+            path = self.manifest_path(known)
             own: list[Layer] = []
             with suppress(SourceError):  # a damaged manifest can be removed too
                 own = [layer for layer in self.manifest(known).blobs if self.holds(layer)]
@@ -259,7 +259,7 @@ class Store:
             return []
         return [layer for layer in layers if layer.digest not in used]
 
-    def _manifest_path(self, name: ModelName) -> Path:
+    def manifest_path(self, name: ModelName) -> Path:
         return self._manifests.joinpath(*name.parts)
 
     def _file(self, name: ModelName, layer: Layer) -> Path:

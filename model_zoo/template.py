@@ -38,10 +38,16 @@ def compile_template(source: str) -> Template:
         raise ModelFileError(f"The file's chat template cannot be compiled: {error}.") from error
 
 
-def render_bounded(template: Template, variables: Mapping[str, Any]) -> str:
-    """The text; RequestError where the template refuses, fails, or takes more than is allowed."""
+def render_bounded(
+    template: Template, variables: Mapping[str, Any], *, now: datetime | None = None
+) -> str:
+    """The text; RequestError where the template refuses, fails, or takes more than is allowed.
+
+    `now`: the time that the template is told, by default this machine's.
+    """
+    clock = {} if now is None else {"strftime_now": strftime_at(now)}
     try:
-        return render(template, variables, Budget(variables))
+        return render(template, {**variables, **clock}, Budget(variables))
     except SecurityError as error:
         raise RequestError(f"The chat template is not allowed what it does: {error}.") from error
     except TemplateError as error:
@@ -106,10 +112,15 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def _strftime_now(pattern: str) -> str:
-    if len(pattern) > 200 or _WIDE_DATE.search(pattern):
-        raise SecurityError("a date format is too wide")
-    return datetime.now().strftime(pattern)
+def strftime_at(now: datetime | None = None) -> Callable[[str], str]:
+    """What templates know as `strftime_now`."""
+
+    def strftime_now(pattern: str) -> str:
+        if len(pattern) > 200 or _WIDE_DATE.search(pattern):
+            raise SecurityError("a date format is too wide")
+        return (now or datetime.now()).strftime(pattern)
+
+    return strftime_now
 
 
 class _MakeDict:
@@ -148,7 +159,7 @@ def _environment() -> SandboxEnvironment:
     environment.add_filter("tojson", _to_json)
     functions: dict[str, Callable[..., Any]] = {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": strftime_at(),
         "dict": _MakeDict(),
         "namespace": _PlainNamespace,
     }

@@ -91,8 +91,8 @@ def choose_template(
         if family is None:
             return None
         source, origin = _FALLBACKS[family], f"fallback ({family})"
-    alternatives = {name: _template(text, tokenizer) for name, text in named.items()}
-    return ChosenTemplate(_template(source, tokenizer), origin, alternatives)
+    alternatives = {name: template_of(text, tokenizer) for name, text in named.items()}
+    return ChosenTemplate(template_of(source, tokenizer), origin, alternatives)
 
 
 def _named_sources(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -118,7 +118,8 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
     return None
 
 
-def _template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+def template_of(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template, given the texts of the model's tokens; ModelFileError where it is none."""
     texts = tokenizer.vocabulary.tokens
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     return ChatTemplate(

@@ -5,11 +5,17 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from runtime.engine import Deliver, Engine, EngineLimits, EngineStatistics, admissible, dead
-from runtime.errors import EngineDeadError
+from runtime.errors import (
+    CaravanError,
+    EngineDeadError,
+    GenerationFailedError,
+    ReplicaLostError,
+)
 from runtime.request import Delta, GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -27,15 +33,29 @@ class _Abort:
     request_id: str
 
 
+class Peers(Protocol):
+    """Other processes that the engine needs: `check` raises what has become of one, and `watch`
+    hears of it on any thread. They end when they are closed, which may happen twice."""
+
+    watch: Callable[[], None]
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class AsyncEngine:
     """Runs an engine on a thread of its own. Any number of event loops may stream from it.
 
     `stall_s`: with work at hand and no step finished, or no image encoded, for so long, `check`
-    calls the engine dead.
+    calls the engine dead. `peers`: with them it lives and dies.
     """
 
-    def __init__(self, engine: Engine, *, stall_s: float = 300.0) -> None:
+    def __init__(
+        self, engine: Engine, *, stall_s: float = 300.0, peers: Peers | None = None
+    ) -> None:
         self._engine = engine
+        self._peers = peers
         self._stall_s = stall_s
         self._changed = threading.Condition()
         self._inbox: list[_Submit | _Abort] = []
@@ -49,6 +69,8 @@ class AsyncEngine:
         self._features = engine.features
         if self._features is not None:
             self._features.wake = self._wake
+        if peers is not None:
+            peers.watch = self._wake
 
     @property
     def limits(self) -> EngineLimits:
@@ -69,11 +91,15 @@ class AsyncEngine:
             self._thread.join()
         if self._features is not None:
             self._features.close()
+        if self._peers is not None:
+            self._peers.close()
 
     def check(self) -> None:
         """Raise EngineDeadError unless the loop lives and makes progress."""
         if self._death is not None:
             raise dead(self._death)
+        if self._peers is not None:
+            self._peers.check()
         if not self._thread.is_alive():
             raise EngineDeadError("The engine is not running.")
         stalled = time.monotonic() - self._stall_s
@@ -124,6 +150,8 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                if self._peers is not None:
+                    self._peers.check()
                 self._busy_since = time.monotonic()
                 busy = self._engine.step()
                 self._snapshot = self._engine.statistics()
@@ -167,6 +195,17 @@ class AsyncEngine:
                 self._engine.add(command.request, command.deliver, arrived=command.arrived)
         self._engine.fail(str(dead(reason)))
         self._busy_since = None
+        if self._peers is not None:
+            self._peers.close()
+
+
+def failure(engine: AsyncEngine, delta: Delta) -> CaravanError:
+    """What a delta with FAILED means: that request alone has failed, or the engine under it."""
+    try:
+        engine.check()
+    except EngineDeadError as dead:
+        return ReplicaLostError(str(dead))
+    return GenerationFailedError(delta.error or "The model could not go on.")
 
 
 class _Mailbox:

@@ -1,7 +1,9 @@
 """From a decoder to a ready engine: everything is reserved here, or refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -10,13 +12,16 @@ from runtime.engine import Engine, EngineLimits
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.features import FeatureStore
 from runtime.kv.ledger import PageLedger
-from runtime.kv.pool import KVPool
+from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.memory import MemoryPlan, VisionBytes, plan_memory
 from runtime.model import DecoderModel
+from runtime.relay import LeadingModel, LeadingPool, follow
 from runtime.runner import DeviceRunner, is_lack_of_memory
 from runtime.scheduler import Scheduler
-from runtime.vision import ImageEncoder
+from runtime.stage_memory import plan_stages
+from runtime.team import Member, Team
+from runtime.vision import EncoderNeeds, ImageEncoder
 
 _IMAGES_KEPT = 4  # of the largest, by default
 
@@ -28,7 +33,8 @@ class EngineOptions:
     `step_tokens`: rows of one step at most. `cache_tokens`: positions the cache holds in all
     (None: as many as useful and free). `depth`: steps in flight (None: 1 on the CPU, where a
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
-    `image_cache_bytes`: for features of images (None: for a few of the largest).
+    `image_cache_bytes`: for features of images (None: for a few of the largest). `sharers`: how
+    many processes like this one share the machine's memory.
     """
 
     context_tokens: int
@@ -42,6 +48,7 @@ class EngineOptions:
     memory_bytes: int | None = None
     max_waiting: int = 512
     image_cache_bytes: int | None = None
+    sharers: int = 1
 
 
 def assemble(
@@ -51,33 +58,25 @@ def assemble(
     device: torch.device,
     options: EngineOptions,
     encoder: ImageEncoder | None = None,
+    team: Team | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that only needs `start`, and what it reserved.
 
-    `encoder`: gives the features of images; closed with the engine. Raises DoesNotFitError when the
-    device has too little memory, ConfigurationError when the options contradict each other or the
-    model.
+    `encoder`: gives the features of images; closed with the engine. `team`: the ranks of which the
+    decoder is the first one's part; they run `compute_part`, and end with the engine. Raises
+    DoesNotFitError when the device has too little memory, ConfigurationError when the options
+    contradict each other or the model.
     """
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
     depth = options.depth or (1 if device.type == "cpu" else 2)
-    memory = plan_memory(
-        decoder,
-        layout,
-        device=device,
-        kv_dtype=options.kv_dtype,
-        slots=options.max_sequences,
-        step_tokens=options.step_tokens,
-        context_tokens=options.context_tokens,
-        cache_tokens=options.cache_tokens,
-        memory_bytes=options.memory_bytes,
-        depth=depth,
-        vision=_vision_bytes(options, encoder),
-    )
+    memory = _planned(decoder, layout, device, options, depth, _vision_bytes(options, encoder))
+    if team is not None:
+        memory = team.agree(memory, layout, options.kv_dtype, _told(options, depth))
     features = _features(options, encoder)
-    runner = _runner(decoder, layout, memory, device, options, features)
+    runner = _runner(decoder, layout, memory, device, options, features, team)
     runner.warm_up(encoder.limits if encoder else None)
     if encoder is not None:
         _warm_up(encoder, device)
@@ -93,11 +92,72 @@ def assemble(
     engine = Engine(
         scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth, features=features
     )
-    return AsyncEngine(engine), memory
+    return AsyncEngine(engine, peers=team), memory
+
+
+def foresee(
+    decoder: DecoderModel,
+    *,
+    device: torch.device,
+    options: EngineOptions,
+    encoder: EncoderNeeds | None = None,
+) -> MemoryPlan:
+    """What `assemble` would reserve; raises as it does."""
+    check_options(options, decoder)
+    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    if encoder is not None:
+        options = _options_for_images(options, layout, encoder)
+    depth = options.depth or (1 if device.type == "cpu" else 2)
+    return _planned(decoder, layout, device, options, depth, _vision_bytes(options, encoder))
+
+
+def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
+    """Another rank's part of everything that the first one's engine computes, until that ends."""
+    told = member.lifeline.received_words()
+    depth, dtype = told.pop("depth"), getattr(torch, told.pop("kv_dtype"))
+    options = EngineOptions(**told, kv_dtype=dtype, sharers=member.machine_ranks)
+    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    memory = _planned(decoder, layout, device, options, depth, VisionBytes())
+    pool = _pool(layout, member.agree(memory, layout, dtype), device, options)
+    follow(decoder, pool, member.lifeline, member.ranks, device)
+
+
+def _told(options: EngineOptions, depth: int) -> dict[str, Any]:
+    """What other ranks have to know of an engine."""
+    names = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
+    plain = {name: getattr(options, name) for name in (*names, "memory_bytes")}
+    kv_dtype = str(options.kv_dtype).removeprefix("torch.")
+    return {**plain, "depth": depth, "kv_dtype": kv_dtype}
+
+
+def _planned(
+    decoder: DecoderModel,
+    layout: CacheLayout,
+    device: torch.device,
+    options: EngineOptions,
+    depth: int,
+    vision: VisionBytes,
+) -> MemoryPlan:
+    staged = decoder.cache_devices is not None
+    assert not staged or options.sharers == 1
+    plan = plan_stages if staged else partial(plan_memory, sharers=options.sharers)
+    return plan(
+        decoder,
+        layout,
+        device=device,
+        kv_dtype=options.kv_dtype,
+        slots=options.max_sequences,
+        step_tokens=options.step_tokens,
+        context_tokens=options.context_tokens,
+        cache_tokens=options.cache_tokens,
+        memory_bytes=options.memory_bytes,
+        depth=depth,
+        vision=vision,
+    )
 
 
 def _options_for_images(
-    options: EngineOptions, layout: CacheLayout, encoder: ImageEncoder
+    options: EngineOptions, layout: CacheLayout, encoder: EncoderNeeds
 ) -> EngineOptions:
     """Steps that hold the longest whole image beside a row of every other sequence, and room for
     the features that one sequence may need at once."""
@@ -130,7 +190,7 @@ def _warm_up(encoder: ImageEncoder, device: torch.device) -> None:
         ) from error
 
 
-def _vision_bytes(options: EngineOptions, encoder: ImageEncoder | None) -> VisionBytes:
+def _vision_bytes(options: EngineOptions, encoder: EncoderNeeds | None) -> VisionBytes:
     """Beside the features, a step's rows of them: gathered, and as the decoder computes."""
     if encoder is None:
         return VisionBytes()
@@ -171,15 +231,11 @@ def _runner(
     device: torch.device,
     options: EngineOptions,
     features: FeatureStore | None,
+    team: Team | None,
 ) -> DeviceRunner:
-    pool = KVPool(
-        layout,
-        pages=memory.pages,
-        slots=options.max_sequences,
-        pages_per_sequence=-(-options.context_tokens // options.page_tokens),
-        dtype=options.kv_dtype,
-        device=device,
-    )
+    pool: PagePool = _pool(layout, memory, device, options, decoder.cache_devices)
+    if team is not None:
+        pool, decoder = LeadingPool(pool, team.relay), LeadingModel(decoder, team.relay)
     return DeviceRunner(
         decoder,
         pool,
@@ -189,6 +245,24 @@ def _runner(
         context_tokens=options.context_tokens,
         device=device,
         image_features=features.lookup if features else None,
+    )
+
+
+def _pool(
+    layout: CacheLayout,
+    memory: MemoryPlan,
+    device: torch.device,
+    options: EngineOptions,
+    layer_devices: Sequence[torch.device] | None = None,
+) -> KVPool:
+    return KVPool(
+        layout,
+        pages=memory.pages,
+        slots=options.max_sequences,
+        pages_per_sequence=-(-options.context_tokens // options.page_tokens),
+        dtype=options.kv_dtype,
+        device=device,
+        layer_devices=layer_devices,
     )
 
 

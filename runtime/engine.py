@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
 from runtime.features import FeatureStore
+from runtime.pace import Pace
 from runtime.request import (
     Delta,
     FinishReason,
@@ -55,14 +56,28 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Where the engine stands (the first six) and what it has done since its start."""
+    """Where the engine stands, how fast it has been lately, what it has done since its start.
+
+    `queued_tokens`: of prompts that wait for nothing but their turn; of answers, what has to be
+    computed again. The rest of what is known of speed and waits is in runtime/pace.py; None before
+    there was any.
+    """
 
     waiting: int = 0
     running: int = 0
+    slots: int = 0
     waiting_tokens: int = 0  # tokens that exist and no step has computed yet
+    queued_tokens: int = 0
     pages_total: int = 0
     pages_owned: int = 0
+    kv_occupancy: float = 0.0
+    cacheable_tokens: int = 0  # what the prefix cache holds at most
     images_waiting: int = 0  # being encoded, or waiting for it
+    tokens_per_s: float | None = None
+    ttft_s: float | None = None
+    ttft_queue_s: float | None = None
+    computed_tokens_total: int = 0  # of prompts
+    first_tokens_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     completion_tokens_total: int = 0
@@ -109,6 +124,7 @@ class Engine:
         self._by_sequence: dict[Sequence, _Live] = {}
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._totals = EngineStatistics()
+        self._pace = Pace(scheduler.step_tokens)
 
     @property
     def limits(self) -> EngineLimits:
@@ -117,9 +133,11 @@ class Engine:
     def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
         """Queue a request that `admissible` has passed; `deliver` gets its deltas."""
         assert request.id not in self._live
-        live = _Live(
-            self._scheduler.add(request), TextStream(request.stop.strings), deliver, arrived
-        )
+        text = TextStream(request.stop.strings)
+        if request.begun is not None:
+            begun = b"".join(map(self._token_bytes, request.begun.tokens))
+            text.resume(begun, request.begun.characters)
+        live = _Live(self._scheduler.add(request), text, deliver, arrived)
         self._live[request.id] = live
         self._by_sequence[live.sequence] = live
 
@@ -152,17 +170,34 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         scheduler, ledger = self._scheduler, self._scheduler.ledger
         unfinished = [*scheduler.waiting, *scheduler.running]
+        pace, waits = self._pace, self._pace.waits
         return dataclasses.replace(
             self._totals,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
+            slots=scheduler.slots,
             waiting_tokens=sum(sequence.remaining for sequence in unfinished),
+            queued_tokens=sum(self._queued(sequence) for sequence in unfinished),
             pages_total=ledger.pages_total,
             pages_owned=ledger.pages_owned,
+            kv_occupancy=ledger.occupancy,
+            cacheable_tokens=ledger.cacheable_tokens,
             preemptions_total=scheduler.preemptions,
             images_waiting=self.features.coming if self.features else 0,
+            tokens_per_s=pace.tokens_per_s,
+            ttft_s=waits.ttft_s if waits else None,
+            ttft_queue_s=waits.queue_s if waits else None,
+            computed_tokens_total=pace.computed_tokens,
+            first_tokens_total=pace.first_tokens,
             images_encoded_total=self.features.encoded if self.features else 0,
         )
+
+    def _queued(self, sequence: Sequence) -> int:
+        """What it has of a prompt to be computed. One token is the next one of an answer."""
+        features, awaited = self.features, sequence.awaited
+        if features is not None and awaited and not all(map(features.ready, awaited)):
+            return 0
+        return sequence.remaining if sequence.remaining > 1 else 0
 
     def _plan(self) -> StepPlan | None:
         """The next step; what it and those behind it need of images is held or asked for."""
@@ -193,18 +228,28 @@ class Engine:
             live = self._by_sequence[chunk.sequence]
             if live.begun is None:
                 live.begun = now
+        self._pace.launch([chunk.length for chunk in plan.chunks], now)
+
+    def _note_first(self, live: _Live, now: int) -> None:
+        """Those that wait for images, or go on from elsewhere, tell nothing of the queue."""
+        live.first = now
+        request = live.sequence.request
+        if live.begun is not None and not request.images and request.begun is None:
+            self._pace.begin(now, queue_ns=live.begun - live.arrived, ttft_ns=now - live.arrived)
 
     def _retire(self, plan: StepPlan, launched: Any) -> None:
         results = self._runner.collect(launched)
         now = self._clock()
+        self._pace.retire(now)
         for advance in self._scheduler.retire(plan, results):
             self._deliver(advance, now)
         self._totals = dataclasses.replace(self._totals, steps_total=self._totals.steps_total + 1)
 
     def _deliver(self, advance: Advance, now: int) -> None:
         live = self._by_sequence[advance.sequence]
-        if live.first is None:
-            live.first = now
+        opening = live.first is None
+        if opening:
+            self._note_first(live, now)
         sampled, finish = advance.outcome, advance.finish
         if isinstance(sampled, Pooled):
             self._end(live, Delta(vector=sampled.vector), FinishReason.STOP)
@@ -218,7 +263,8 @@ class Engine:
             if live.text.stopped:
                 finish = FinishReason.STOP
                 self._scheduler.finish(advance.sequence)
-        delta = Delta(text, (sampled.token,), self._asked(live, shown))
+        usage = self._usage(live) if opening else None
+        delta = Delta(text, (sampled.token,), self._asked(live, shown), usage=usage)
         if finish is None:
             live.deliver(delta)
         else:
@@ -234,12 +280,13 @@ class Engine:
         last = Delta(text, (), asked, finish, usage, delta.error, delta.vector)
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
-        totals = self._totals
+        totals, begun = self._totals, live.sequence.request.begun
+        drawn = usage.completion_tokens - (len(begun.tokens) if begun else 0)
         self._totals = dataclasses.replace(
             totals,
             prompt_tokens_total=totals.prompt_tokens_total + usage.prompt_tokens,
             cached_tokens_total=totals.cached_tokens_total + usage.cached_tokens,
-            completion_tokens_total=totals.completion_tokens_total + usage.completion_tokens,
+            completion_tokens_total=totals.completion_tokens_total + drawn,
         )
         live.deliver(delta.merged(last))
 
@@ -264,7 +311,7 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
     length = len(request.prompt)
     if length == 0:
         raise RequestError("The prompt has no tokens.")
-    if not all(0 <= token < limits.vocab_size for token in request.prompt):
+    if not all(0 <= token < limits.vocab_size for token in request.known):
         raise RequestError(
             f"The prompt has a token id outside the vocabulary of {limits.vocab_size:,} tokens."
         )
@@ -284,13 +331,18 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
             f"The conversation has {images:,} images; the model takes {limits.most_images:,}. "
             "Leave some out."
         )
-    if live >= limits.max_live:
+    if live >= limits.max_live and request.begun is None:  # whoever had a place keeps one
         raise OverloadedError(
             f"{live:,} requests run and wait here already, the most that this replica takes."
         )
     if request.pooling is not None:
         return request
     stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
+    drawn = len(request.known) - length
+    if drawn >= stop.max_tokens:
+        raise RequestError(
+            f"The answer has {drawn:,} tokens already; it may have {stop.max_tokens:,}."
+        )
     return dataclasses.replace(request, stop=stop)
 
 

@@ -45,6 +45,10 @@ class OverloadedError(CaravanError):
     """Too much is queued already; the same request may be served later."""
 
 
+class ModelUnavailableError(OverloadedError):
+    """The model cannot be served as the cluster is now: it has no place, or could not be loaded."""
+
+
 class GenerationFailedError(CaravanError):
     """The model could not continue this one request; the engine goes on."""
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
+from runtime.errors import CaravanError
 from runtime.vision import ImageEncoder, PreparedImage
 
 
@@ -53,6 +54,10 @@ class FeatureStore:
     def lookup(self, digest: bytes) -> Tensor:
         """[rows, width] of an image that is ready."""
         return self._there[digest]
+
+    def touch(self, digest: bytes) -> None:
+        """An image that is ready has been of use: it goes after those that have not."""
+        self._there.move_to_end(digest)
 
     def collect(self) -> dict[bytes, str]:
         """Take in what has been encoded; why the images failed that did."""
@@ -128,7 +133,8 @@ class FeatureStore:
             return "the encoder has been closed."
         error = future.exception()
         if error is not None:
-            return f"{type(error).__name__}: {error}"
+            told = isinstance(error, CaravanError)
+            return str(error) if told else f"{type(error).__name__}: {error}"
         limits, features = self._encoder.limits, future.result()
         if features.shape == (image.rows, limits.width) and features.dtype is limits.dtype:
             return None

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from runtime.errors import DoesNotFitError
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
-from runtime.model import DecoderModel
 from runtime.sampler import Sampler
 from runtime.staging import buffer_words
 
@@ -23,7 +23,8 @@ class MemoryPlan:
 
     `vision_bytes`: what encoding images takes beside weights, and their features.
     `available_bytes` is all that the engine may use, the weights among it; `headroom_bytes` is
-    what stays free of it. `cache_tokens`: positions the cache holds in all.
+    what stays free of it. `cache_tokens`: positions the cache holds in all. `others_bytes`: what
+    other processes reserve for the same model.
     """
 
     weight_bytes: int
@@ -35,6 +36,25 @@ class MemoryPlan:
     headroom_bytes: int
     pages: tuple[int, ...]
     cache_tokens: int
+    others_bytes: int = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.available_bytes - self.headroom_bytes
+
+    def with_pages(
+        self, pages: Sequence[int], layout: CacheLayout, dtype: torch.dtype, *, cache_tokens: int
+    ) -> "MemoryPlan":
+        """The same with fewer pages, for `cache_tokens`."""
+        sizes = [page_bytes(layout, group, dtype) for group in range(len(layout.groups))]
+        cache = sum(count * size for count, size in zip(pages, sizes, strict=True))
+        return replace(
+            self,
+            cache_bytes=cache,
+            headroom_bytes=self.headroom_bytes + self.cache_bytes - cache,
+            pages=tuple(pages),
+            cache_tokens=cache_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +68,23 @@ class VisionBytes:
 _BLIND = VisionBytes()
 
 
+class Footprint(Protocol):
+    """What a plan looks at of a model; see `DecoderModel`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
+
+
 def plan_memory(
-    model: DecoderModel,
+    model: Footprint,
     layout: CacheLayout,
     *,
     device: torch.device,
@@ -61,25 +96,24 @@ def plan_memory(
     memory_bytes: int | None,
     depth: int = 2,
     vision: VisionBytes = _BLIND,
+    sharers: int = 1,
 ) -> MemoryPlan:
     """Divide the memory; with `cache_tokens` None the cache takes as much as is useful and free.
 
     `depth`: steps in flight; until one retires, its sequences keep what earlier rows saw. Raises
     DoesNotFitError when the cache cannot hold one full context beside the rest. A given
-    `memory_bytes` is used to the last byte; of measured memory a tenth is left free.
+    `memory_bytes` is used to the last byte; of measured memory a tenth is left free, and `sharers`
+    processes like this one have equal parts of it.
     """
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(step_tokens, slots)
     sampler = _sampler_bytes(model, layout, slots, step_tokens, context_tokens)
-    available = _measured(device, weights) if memory_bytes is None else memory_bytes
+    available = _measured(device, weights) // sharers if memory_bytes is None else memory_bytes
     usable = available if memory_bytes is not None else int(available * (1 - LEFT_FREE))
     room = usable - weights - activations - vision.workspace - sampler
+    flying = depth * step_tokens
     cache = _CacheSizes(
-        layout,
-        kv_dtype,
-        slots=slots,
-        in_flight=depth * step_tokens,
-        context_tokens=context_tokens,
+        layout, kv_dtype, slots=slots, in_flight=flying, context_tokens=context_tokens
     )
     tokens = cache.tokens_within(room) if cache_tokens is None else cache_tokens
     _check_one_context(tokens, context_tokens)
@@ -216,7 +250,7 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def _sampler_bytes(
-    model: DecoderModel, layout: CacheLayout, slots: int, step_tokens: int, context_tokens: int
+    model: Footprint, layout: CacheLayout, slots: int, step_tokens: int, context_tokens: int
 ) -> int:
     """Slot state, worst-case workspace, vectors, page tables, and the staging buffers (two on the
     host)."""

@@ -1,9 +1,10 @@
 """The contract with models: what a step hands them, and what they declare."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from runtime.kv.spec import LayerCache
@@ -59,6 +60,17 @@ class AttentionPlan:
     image_writes: tuple[ImageWrite, ...] = ()
     after_image: Tensor | None = None
 
+    def to(self, device: torch.device) -> "AttentionPlan":
+        return replace(
+            self,
+            page_table=self.page_table.to(device),
+            row_slot=self.row_slot.to(device),
+            visible_begin=self.visible_begin.to(device),
+            visible_end=self.visible_end.to(device),
+            write_cell=self.write_cell.to(device),
+            after_image=_moved(self.after_image, device),
+        )
+
     @property
     def sees_nothing(self) -> bool:
         """Whether no row sees anything, as far as the host knows."""
@@ -89,6 +101,18 @@ class Batch:
     image_features: Tensor | None = None
     axes: Tensor | None = None
 
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(
+            self.tokens.to(device),
+            self.positions.to(device),
+            self.output_rows.to(device),
+            tuple(plan.to(device) for plan in self.plans),
+            tuple(features.to(device) for features in self.cross_features),
+            _moved(self.image_rows, device),
+            _moved(self.image_features, device),
+            _moved(self.axes, device),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
@@ -117,7 +141,9 @@ class DecoderModel(Protocol):
     batch's keys and values into `cache` and returns the hidden states [outputs, hidden_size] of
     `batch.output_rows`; `logits` of such states, float32 [rows, vocab_size], are there only where
     the model `generates`. Where it is not `causal`, a prompt is one whole span.
-    `position_axes`: 1, or 3 where it needs `Batch.axes`.
+    `position_axes`: 1, or 3 where it needs `Batch.axes`. `cache_devices`: where each of the
+    `cache_layers` stores, where that is not the device of all; `weight_bytes_on` says what a device
+    holds of `weight_bytes`.
     `activation_bytes(tokens, outputs)` bounds what `states` for so many tokens and `logits` of so
     many rows allocate.
     """
@@ -135,10 +161,19 @@ class DecoderModel(Protocol):
     def cache_layers(self) -> Sequence[LayerCache]: ...
 
     @property
+    def cache_devices(self) -> Sequence[torch.device] | None: ...
+
+    @property
     def weight_bytes(self) -> int: ...
+
+    def weight_bytes_on(self, device: torch.device) -> int: ...
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor: ...
 
     def logits(self, states: Tensor) -> Tensor: ...
 
     def activation_bytes(self, tokens: int, outputs: int) -> int: ...
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

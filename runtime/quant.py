@@ -102,6 +102,16 @@ class Weight:
     def to(self, device: torch.device | str) -> "Weight":
         return replace(self, data=self.data.to(device))
 
+    def outputs(self, begin: int, end: int) -> "Weight":
+        """Rows [begin, end) of each matrix, as a view."""
+        shape = (*self.shape[:-2], end - begin, self.shape[-1])
+        return replace(self, data=self.data[..., begin:end, :], shape=shape)
+
+    def inputs(self, begin: int, end: int) -> "Weight":
+        """Columns [begin, end) of each matrix, as a view; both are multiples of a block."""
+        data = self.data[..., self.type.row_bytes(begin) : self.type.row_bytes(end)]
+        return replace(self, data=data, shape=(*self.shape[:-1], end - begin))
+
     def dequantize(self) -> Tensor:
         """float32, of the logical shape; may share memory with `data` where the type is F32."""
         return dequantize(self.data, self.type)

@@ -105,6 +105,18 @@ class RequestImage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What another engine has drawn of an answer, and how many characters its reader got already.
+
+    With log-probabilities these may be more than the text of `tokens`, which then end where the
+    log-probabilities do: what was drawn beyond is drawn again.
+    """
+
+    tokens: tuple[int, ...] = ()
+    characters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A tokenised prompt and the rules of its continuation; `id` is unique among live requests.
 
@@ -114,6 +126,9 @@ class GenerationRequest:
 
     With `pooling` nothing is continued: the prompt's states become one vector, and `stop` says
     one token. A prompt that is read in both directions has a single whole span over all of it.
+
+    `begun`: the answer goes on from there, as if all of it were drawn here. It had its turn
+    elsewhere, so it goes before those that wait for their first one.
     """
 
     id: str
@@ -123,6 +138,12 @@ class GenerationRequest:
     spans: tuple[ImageSpan, ...] = ()
     pooling: Pooling | None = None
     images: tuple[RequestImage, ...] = ()
+    begun: Begun | None = None
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """All tokens that exist before anything is computed here."""
+        return self.prompt + self.begun.tokens if self.begun is not None else self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +203,7 @@ class Delta:
 
     `tokens` are all ids sampled since then, also those whose text is still held back and the end
     token. `logprobs` belong to the text in this delta (nothing for text a stop string cut off).
+    `usage`: in the first delta the cost so far, in the last one all of it.
     """
 
     text: str = ""
@@ -199,7 +221,7 @@ class Delta:
             self.tokens + later.tokens,
             self.logprobs + later.logprobs,
             later.finish,
-            later.usage,
+            later.usage or self.usage,
             later.error,
             later.vector,
         )

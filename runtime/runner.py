@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.images import FeatureRows
-from runtime.kv.pool import KVPool
+from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.pooling import Pooler
@@ -60,7 +60,7 @@ class DeviceRunner:
     def __init__(
         self,
         model: DecoderModel,
-        pool: KVPool,
+        pool: PagePool,
         layout: CacheLayout,
         *,
         slots: int,

@@ -186,19 +186,19 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.wanted: tuple[Wanted, ...] = ()
-        self._slots = slots
-        self._step_tokens = step_tokens
+        self.slots = slots
+        self.step_tokens = step_tokens
         self._step_image_rows = step_image_rows
         self._free_slots = list(reversed(range(slots)))
 
     def add(self, request: GenerationRequest) -> Sequence:
         """Queue a request. A step has room for each whole span, and for all rows of images."""
         assert request.prompt and request.stop.max_tokens > 0
-        assert all(not s.whole or s.length <= self._step_tokens for s in request.spans)
-        sequence = Sequence(request, list(request.prompt))
+        assert all(not s.whole or s.length <= self.step_tokens for s in request.spans)
+        sequence = Sequence(request, list(request.known))
         rows = self.ledger.image_rows(sequence, 0, len(request.prompt))
         assert rows <= self._step_image_rows, f"{rows} rows of images"
-        self.waiting.append(sequence)
+        self.waiting.insert(len(self.waiting) if request.begun is None else 0, sequence)
         return sequence
 
     def plan(self, ready: Ready = lambda digest: True) -> StepPlan | None:
@@ -206,7 +206,7 @@ class Scheduler:
 
         No chunk takes an image that is not `ready`: it ends before, or its sequence is left out.
         """
-        draft = _Draft(self._step_tokens, self._step_image_rows, ready)
+        draft = _Draft(self.step_tokens, self._step_image_rows, ready)
         for sequence in list(self.running):
             if sequence.state is State.RUNNING:  # not preempted by an earlier one just now
                 self._continue(sequence, draft)
@@ -251,7 +251,7 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
         start = sequence.launched
-        draft.ahead += self._wanted(sequence, start, start + self._step_tokens)
+        draft.ahead += self._wanted(sequence, start, start + self.step_tokens)
         count = self._want(sequence, draft)
         if count == 0:
             return
@@ -273,7 +273,7 @@ class Scheduler:
         admitting = True
         for index, sequence in enumerate(tuple(self.waiting)):
             admitting &= bool(self._free_slots and draft.budget and not draft.short)
-            if not admitting and index >= self._slots:
+            if not admitting and index >= self.slots:
                 return
             if not self._held_up(sequence, draft, admitting) and admitting:
                 admitting = self._admit(sequence, draft)
@@ -285,7 +285,7 @@ class Scheduler:
         known = sequence.awaited
         if known is None or (admitting and not _lacking(sequence, known, draft)):
             start = self.ledger.cached_prefix(sequence) if sequence.shares_pages else 0
-            known = self.ledger.images_needed(sequence, start, start + self._step_tokens)
+            known = self.ledger.images_needed(sequence, start, start + self.step_tokens)
             sequence.awaited = known  # until it could be admitted; pages come and go
         draft.ahead += [Wanted(sequence, digest) for digest in known]
         return _lacking(sequence, known, draft)
@@ -306,7 +306,7 @@ class Scheduler:
         sequence.state = State.RUNNING
         sequence.slot = slot = self._free_slots.pop()
         if sequence.epoch == 0:
-            sequence.cached = hit
+            sequence.cached = min(hit, len(sequence.request.prompt))
         draft.slot_loads.append(SlotLoad(slot, tuple(sequence.tokens), sequence.request.sampling))
         self._launch(sequence, count, shared + grants, draft)
         return True

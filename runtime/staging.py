@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.images import AXES, FeatureRows, places, plan_insertions
-from runtime.kv.pool import KVPool
+from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.model import ImageWrite, RowSpan
 from runtime.pooling import PooledStep, plan_pooling
@@ -88,7 +88,7 @@ class Stage:
     def __init__(
         self,
         layout: CacheLayout,
-        pool: KVPool,
+        pool: PagePool,
         sampler: Sampler,
         *,
         slots: int,

@@ -22,6 +22,18 @@ class TextStream:
         self._held = b""
         self._released = 0  # bytes handed to the decoder since the beginning
         self._pieces: deque[tuple[int, int, Sampled]] = deque()  # begin, end in bytes
+        self._unsaid = ""
+        self._skip = 0  # characters that the reader has
+
+    def resume(self, begun: bytes, said: int) -> None:
+        """Take up an answer that stands at `begun`; its reader has `said` characters of the text.
+
+        Comes first, and the tokens of `begun` are not told again.
+        """
+        assert not self._released and not self._held and not self._pieces
+        self._held = begun
+        self._unsaid, _ = self._release(len(begun) - self._possible_stop())
+        self._skip = said
 
     def push(self, piece: bytes, sampled: Sampled) -> tuple[str, tuple[Sampled, ...]]:
         """One more token: the text that is now certain, and the tokens it belongs to.
@@ -48,14 +60,17 @@ class TextStream:
         return text, done + rest
 
     def _release(self, count: int) -> tuple[str, tuple[Sampled, ...]]:
-        text = self._decoder.decode(self._held[:count])
+        text = self._unsaid + self._decoder.decode(self._held[:count])
+        self._unsaid = ""
+        skipped = min(self._skip, len(text))
+        self._skip -= skipped
         self._held = self._held[count:]
         self._released += count
         certain = self._released - len(self._decoder.getstate()[0])
         done = []
         while self._pieces and self._pieces[0][1] <= certain:
             done.append(self._pieces.popleft()[2])
-        return text, tuple(done)
+        return text[skipped:], tuple(done)
 
     def _find_stop(self) -> int | None:
         places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]

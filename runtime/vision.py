@@ -77,6 +77,33 @@ class VisionTower(Protocol):
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor: ...
 
 
+class EncoderNeeds(Protocol):
+    """What an ImageEncoder takes of the device, and its worst images."""
+
+    @property
+    def limits(self) -> ImageLimits: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForeseenEncoder:
+    """The needs of a LocalEncoder that has yet to be made."""
+
+    limits: ImageLimits
+    weight_bytes: int
+    workspace_bytes: int
+
+    @classmethod
+    def of(cls, tower: VisionTower, device: torch.device) -> "ForeseenEncoder":
+        workspace = tower.activation_bytes(_MOST_AT_ONCE.get(device.type, 1))
+        return cls(tower.limits, tower.weight_bytes, workspace)
+
+
 class ImageEncoder(Protocol):
     """Computes features in its own time, here or elsewhere.
 
@@ -111,7 +138,7 @@ class LocalEncoder:
         self, tower: VisionTower, *, device: torch.device, most_at_once: int | None = None
     ) -> None:
         self._tower, self._device = tower, device
-        self._most = most_at_once or _MOST_AT_ONCE.get(device.type, 1)
+        self.most_at_once = most_at_once or _MOST_AT_ONCE.get(device.type, 1)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock = Lock()
         self._queue: deque[_Job] = deque()
@@ -127,10 +154,10 @@ class LocalEncoder:
 
     @property
     def workspace_bytes(self) -> int:
-        return self._tower.activation_bytes(self._most)
+        return self._tower.activation_bytes(self.most_at_once)
 
     def warm_up(self) -> None:
-        largest = [self._tower.largest()] * self._most
+        largest = [self._tower.largest()] * self.most_at_once
         for features in self._worker.submit(self._encode_and_wait, largest).result():
             assert features.shape == (self.limits.rows, self.limits.width)
 
@@ -162,7 +189,9 @@ class LocalEncoder:
         """The oldest image and others like it, in order."""
         with self._lock:
             waiting = [job for job in self._queue if not job.features.cancelled()]
-            taken = [job for job in waiting if job.image.is_like(waiting[0].image)][: self._most]
+            taken = [job for job in waiting if job.image.is_like(waiting[0].image)][
+                : self.most_at_once
+            ]
             self._queue = deque(job for job in waiting if job not in taken)
         return [job for job in taken if job.features.set_running_or_notify_cancel()]
 

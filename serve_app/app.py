@@ -1,5 +1,7 @@
 """`build(args) -> Application`: the import path in every Serve config file."""
 
+import os
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import ray
@@ -9,12 +11,18 @@ from ray.serve.exceptions import RayServeException
 
 from runtime.errors import CaravanError
 from serve_app.autoscaling import autoscaling_config
-from serve_app.deployments import Ingress, ModelDeployment
+from serve_app.deployments import Ingress, ModelDeployment, OnDemandDeployment, VisionEncoder
+from serve_app.directory import ON_DEMAND
+from serve_app.headers import listed_model
 from serve_app.loading import check_model
 from serve_app.logs import get_logger
+from serve_app.on_demand.settings import OnDemandSettings
+from serve_app.placement import Need, Plan
+from serve_app.routing import ROUTER
 from serve_app.settings import (
     AppSettings,
     ModelSettings,
+    VisionSettings,
     deployment_name,
     read_settings,
 )
@@ -22,8 +30,18 @@ from serve_app.settings import (
 # Streams live long and mostly wait, so the ingress takes as many as its sockets allow; requests
 # that exceed what a model can work on are told so by its engine.
 INGRESS_ONGOING_REQUESTS = 10_000
+# Nobody can take over the connection of a client, so an ingress that is replaced ends its answers.
+INGRESS_DRAIN_S = 3600
 # Calls for control only: tokens do not travel through the handle.
 CONTROL_ONGOING_REQUESTS = 1_000
+_LIFE: dict[str, Any] = {
+    "health_check_period_s": 2,
+    "graceful_shutdown_timeout_s": 30,
+    "graceful_shutdown_wait_loop_s": 0.1,
+}
+
+# With a sign that no model's name has.
+ON_DEMAND_DEPLOYMENT = "OnDemand:models"
 
 log = get_logger()
 
@@ -44,33 +62,111 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def application(settings: AppSettings) -> Application:
-    models = {model.name: _model(model) for model in settings.models}
+    encoders = _encoders(settings)
+    models = {model.name: _model(model, encoders.get(_eyes(model))) for model in settings.models}
     ingress = serve.deployment(
         Ingress,
         name="Ingress",
         num_replicas=settings.ingress_replicas,
         max_ongoing_requests=INGRESS_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,  # the next one first: it needs little, and somebody has to answer
+        graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return ingress.bind(settings, models)
+    return ingress.bind(settings, models, _on_demand(settings.on_demand), _plan(settings))
 
 
-def _model(settings: ModelSettings) -> Application:
+def _on_demand(settings: OnDemandSettings | None) -> Application | None:
+    if settings is None:
+        return None
     deployment = serve.deployment(
-        ModelDeployment,
-        name=deployment_name(settings.name),
+        OnDemandDeployment,
+        name=ON_DEMAND_DEPLOYMENT,
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
-        ray_actor_options=_resources(settings),
-        health_check_period_s=2,
-        graceful_shutdown_timeout_s=30,
-        graceful_shutdown_wait_loop_s=0.1,
+        ray_actor_options=_on_demand_resources(settings),
+        **_LIFE,
         **_scale(settings),
     )
     return deployment.bind(settings)
 
 
-def _scale(settings: ModelSettings) -> dict[str, Any]:
+def _plan(settings: AppSettings) -> Plan:
+    needs = {model.name: _need(model) for model in settings.models}
+    if settings.on_demand is not None:
+        bundle = _counted(_on_demand_resources(settings.on_demand))
+        needs[ON_DEMAND] = Need("`on_demand`", ON_DEMAND_DEPLOYMENT, (bundle,))
+    listed = {model.name: listed_model(model, os.environ) for model in settings.models}
+    known = {name: model for name, model in listed.items() if model is not None}
+    return Plan(needs, known)
+
+
+def _need(settings: ModelSettings) -> Need:
+    bundles = _bundles(settings).get("placement_group_bundles") or [_counted(_resources(settings))]
+    strict = settings.parallel.placement == "strict_pack"
+    name = deployment_name(settings.name)
+    return Need(f"model '{settings.name}'", name, tuple(bundles), together=strict)
+
+
+def _counted(options: Mapping[str, Any]) -> dict[str, float]:
+    """What an actor takes of a node."""
+    return {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+
+
+def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
+    """By the eyes that models share: the same files, and the same said of their encoders."""
+    named: dict[Hashable, ModelSettings] = {}
+    for model in settings.models:
+        if model.vision.pooled:
+            named.setdefault(_eyes(model), model)
+    return {eyes: _encoder(model) for eyes, model in named.items()}
+
+
+def _eyes(model: ModelSettings) -> Hashable:
+    return model.source, model.projector, model.vision.encoder
+
+
+def _encoder(settings: ModelSettings) -> Application:
+    deployment = serve.deployment(
+        VisionEncoder,
+        # With a sign that no model's name has.
+        name=f"VisionEncoder:{deployment_name(settings.name)}",
+        max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
+        ray_actor_options=_encoder_resources(settings.vision),
+        **_LIFE,
+        **_scale(settings.vision),
+    )
+    return deployment.bind(settings)
+
+
+def _model(settings: ModelSettings, encoders: Application | None) -> Application:
+    deployment = serve.deployment(
+        ModelDeployment,
+        name=deployment_name(settings.name),
+        max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
+        request_router_config=ROUTER,
+        ray_actor_options=_resources(settings),
+        **_bundles(settings),
+        **_LIFE,
+        **_scale(settings),
+    )
+    return deployment.bind(settings, encoders)
+
+
+def _bundles(settings: ModelSettings) -> dict[str, Any]:
+    """A replica of several ranks has a place for each of them, reserved together."""
+    parallel, resources = settings.parallel, _resources(settings)
+    if parallel.tensor == 1:
+        return {}
+    bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
+    bundle = {name: count for name, count in bundle.items() if count}
+    return {
+        "placement_group_bundles": [bundle] * parallel.tensor,
+        "placement_group_strategy": parallel.placement.upper(),
+    }
+
+
+def _scale(settings: ModelSettings | VisionSettings | OnDemandSettings) -> dict[str, Any]:
     if settings.autoscaling is not None:
         return {"autoscaling_config": autoscaling_config(settings.autoscaling)}
     return {"num_replicas": settings.replicas or 1}
@@ -81,10 +177,24 @@ def _resources(settings: ModelSettings) -> dict[str, Any]:
 
     `auto` takes a GPU where the cluster has any.
     """
-    wants_gpu = settings.device == "cuda" or (settings.device == "auto" and _cluster_has_gpus())
-    gpus = settings.num_gpus if settings.num_gpus is not None else float(wants_gpu)
+    device = settings.computing_device
+    wants_gpu = device == "cuda" or (device == "auto" and _cluster_has_gpus())
+    gpus = float(wants_gpu and len(settings.tensor_split or (1,)))
+    gpus = settings.num_gpus if settings.num_gpus is not None else gpus
     cpus = settings.num_cpus if settings.num_cpus is not None else 1.0
     return {"num_cpus": cpus, "num_gpus": gpus}
+
+
+def _on_demand_resources(settings: OnDemandSettings) -> dict[str, Any]:
+    device = settings.model.device
+    wants_gpu = device == "cuda" or (device == "auto" and _cluster_has_gpus())
+    gpus = settings.num_gpus if settings.num_gpus is not None else float(wants_gpu)
+    return {"num_cpus": 1.0 if settings.num_cpus is None else settings.num_cpus, "num_gpus": gpus}
+
+
+def _encoder_resources(settings: VisionSettings) -> dict[str, Any]:
+    gpus = settings.num_gpus if settings.num_gpus is not None else float(settings.device == "cuda")
+    return {"num_cpus": 1.0 if settings.num_cpus is None else settings.num_cpus, "num_gpus": gpus}
 
 
 def _cluster_has_gpus() -> bool:

@@ -2,130 +2,194 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
 from runtime.errors import (
     EngineDeadError,
-    ModelNotFoundError,
     OverloadedError,
     ReplicaLostError,
     RequestError,
 )
 from serve_app.card import ModelCard
-from serve_app.options import Options
-from serve_app.settings import canonical_name
+from serve_app.catalogue import Catalogue, ServedModel
+from serve_app.failover import FailoverRules, Journey
+from serve_app.logs import get_logger
 from serve_app.stream.client import ConnectionLost, StreamClient
 from serve_app.stream.wire import Address
-from serve_app.task import ChatDelta, Task
+from serve_app.task import ChatDelta, ChatTask, Task
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
-LISTING_TIMEOUT_S = 5.0
+# How long a stream may stand still because a replica that leaves has asked to be replaced.
+LOOK_S = 0.1
+
+log = get_logger()
 
 
 class Directory(Protocol):
     """Knows the replicas of each configured model."""
 
-    async def choose(self, model: str) -> Address:
-        """Where the replica listens that should take the next task. Waits until there is one."""
+    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        """Where the replica listens that should take the task. Waits until there is one.
+
+        One of `avoid`, which are names of replicas, only where there is no other.
+        """
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard: ...
 
+    async def load(self, model: str, keep_alive_s: float | None) -> None:
+        """Returns once the model is there."""
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A configured model and the options that its requests start from.
-
-    `brings_options`: it may have some of its own, which only a replica knows.
-    """
-
-    name: str
-    options: Options
-    brings_options: bool = False
+    async def unload(self, model: str) -> None: ...
 
 
 class ChatBackend:
-    """Follows each request to the replica that answers it."""
+    """Follows each request to the replica that answers it, and on to others.
+
+    `start_timeout_s`: how long a request may be without a replica, each time.
+    """
 
     def __init__(
-        self, models: Iterable[ServedModel], directory: Directory, *, start_timeout_s: float
+        self,
+        catalogue: Catalogue,
+        directory: Directory,
+        *,
+        start_timeout_s: float,
+        failover: FailoverRules | None = None,
     ) -> None:
-        self._models = {canonical_name(model.name): model for model in models}
+        self.catalogue = catalogue
         self._directory = directory
         self._start_timeout_s = start_timeout_s
-        self._client = StreamClient()
+        self._failover = failover or FailoverRules()
+        self._client = StreamClient(silence_s=self._failover.silence_s)
 
-    @property
-    def models(self) -> tuple[ServedModel, ...]:
-        return tuple(self._models.values())
-
-    def model(self, name: str) -> ServedModel:
+    async def model(self, name: str) -> ServedModel:
+        """The model of that name. ModelNotFoundError when there is none."""
         if not name:
             raise RequestError("model is required")
-        served = self._models.get(canonical_name(name))
-        if served is None:
-            raise ModelNotFoundError(f"model '{name}' not found")
-        return served
+        async with self._in_time(name):
+            return await self.catalogue.find(name)
 
     async def served(self, name: str) -> ServedModel:
         """The model with all its options: the configured ones, then its own."""
-        model = self.model(name)
+        model = await self.model(name)
         if not model.brings_options:
             return model
         card = await self.card(model)
         return replace(model, options=model.options.over(card.options))
 
-    async def cards(self) -> list[ModelCard]:
-        """Those of the models that answer soon; one that is down takes no other off the list."""
-        asked = (self.card(model, timeout_s=LISTING_TIMEOUT_S) for model in self.models)
-        cards = await asyncio.gather(*asked, return_exceptions=True)
-        return [card for card in cards if isinstance(card, ModelCard)]
+    async def card(self, model: ServedModel, *, verbose: bool = False) -> ModelCard:
+        async with self._in_time(model.name):
+            return await self._directory.describe(model.name, verbose=verbose)
 
-    async def card(
-        self, model: ServedModel, *, verbose: bool = False, timeout_s: float | None = None
-    ) -> ModelCard:
-        try:
-            async with asyncio.timeout(timeout_s or self._start_timeout_s):
-                return await self._directory.describe(model.name, verbose=verbose)
-        except TimeoutError:
-            raise self._unreachable(model.name) from None
+    async def load(self, model: ServedModel, keep_alive_s: float | None) -> None:
+        """Takes as long as it takes; `start_timeout_s` is for finding somebody who does it."""
+        await self._directory.load(model.name, keep_alive_s)
+
+    async def unload(self, model: ServedModel) -> None:
+        """RequestError when it is one that stays."""
+        async with self._in_time(model.name):
+            await self._directory.unload(model.name)
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Leaving early ends the work on the replica.
 
-        Until the first delta a lost connection or a dead engine is no loss: another replica, or
-        the same one once it is back, is asked again. After it the answer cannot be saved:
-        ReplicaLostError.
+        A replica that is lost or leaves is no loss: the answer goes on elsewhere, from what it has.
+        ReplicaLostError: that was tried too often. OverloadedError: nobody has room, or nobody is
+        there.
         """
-        deadline = time.monotonic() + self._start_timeout_s
-        pause_s = 0.0
+        if isinstance(task, ChatTask):
+            task = replace(task, now=datetime.now())
+        journey = Journey(task, self._failover)
+        waiting = _Waiting(self._start_timeout_s)
+        ended = False
+        while not ended:
+            address = await self._place(journey, waiting)
+            async with aclosing(self._leg(journey, address)) as deltas:
+                async for delta in deltas:
+                    ended = delta.finish is not None
+                    yield delta
+            if journey.fruitful:
+                waiting = _Waiting(self._start_timeout_s)
+
+    async def _leg(self, journey: Journey, address: Address) -> AsyncGenerator[ChatDelta, None]:
+        """What one replica tells, until it has answered, is lost, refuses, or is replaced."""
+        journey.begin(address)
+        asked = self._client.generate(address, journey.task, trial_tokens=journey.trial_tokens)
+        try:
+            async with aclosing(asked) as told:
+                async for each in told:
+                    if isinstance(each, ChatDelta):
+                        yield journey.taken(each)
+                    elif await self._replaceable(journey):
+                        return
+        except OverloadedError as refusal:
+            journey.refused(refusal)
+        except (ConnectionLost, EngineDeadError, ReplicaLostError) as lost:
+            at_work = isinstance(lost, ReplicaLostError) or getattr(lost, "at_work", False)
+            if at_work:
+                log.info("replica lost", **journey.facts, reason=str(lost))
+            journey.lost(str(lost), at_work=at_work)
+
+    async def _replaceable(self, journey: Journey) -> bool:
+        """Whether another replica can go on, now, for one that leaves."""
+        journey.pass_over(journey.replica)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                address = await self._directory.choose(journey.task, avoid=journey.avoid)
+        except TimeoutError:
+            return False
+        if address.replica in journey.avoid or not journey.suits(address):
+            journey.pass_over(address.replica)
+            return False
+        log.info("replica left", **journey.facts)
+        journey.next = address
+        return True
+
+    async def _place(self, journey: Journey, waiting: "_Waiting") -> Address:
+        """Where the task goes next."""
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(waiting.left_s):
+                return await self._placed(journey, waiting)
+        except TimeoutError:
+            raise self._unreachable(journey.model) from None
+        finally:
+            waiting.left_s -= time.monotonic() - begun
+
+    async def _placed(self, journey: Journey, waiting: "_Waiting") -> Address:
+        """Where there is no other, those that have failed the task get it again, after a pause."""
         while True:
-            begun = False
-            address = await self._choose(task.model, deadline)
-            try:
-                async with aclosing(self._client.generate(address, task)) as deltas:
-                    async for delta in deltas:
-                        begun = True
-                        yield delta
-                return
-            except (ConnectionLost, EngineDeadError) as lost:
-                if begun:
-                    raise ReplicaLostError(f"The model's replica is gone: {lost}") from lost
-            if time.monotonic() + pause_s > deadline:
-                raise self._unreachable(task.model)
-            await asyncio.sleep(pause_s)
-            pause_s = min(max(FIRST_PAUSE_S, 2 * pause_s), LONGEST_PAUSE_S)
+            address = journey.next or await self._directory.choose(
+                journey.task, avoid=journey.avoid
+            )
+            journey.next = None
+            suited = journey.suits(address)
+            if address.replica in journey.avoid:
+                if not suited:
+                    raise ReplicaLostError(
+                        f"Model '{journey.model}' was replaced by another one while it answered."
+                    )
+                if journey.refusal is not None and not journey.begun:
+                    raise journey.refusal
+                journey.ask_full_ones_again()
+                await waiting.pause()
+            if suited:
+                return address
+            journey.pass_over(address.replica)
 
     def close(self) -> None:
         self._client.close()
 
-    async def _choose(self, model: str, deadline: float) -> Address:
+    @asynccontextmanager
+    async def _in_time(self, model: str) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await self._directory.choose(model)
+            async with asyncio.timeout(self._start_timeout_s):
+                yield
         except TimeoutError:
             raise self._unreachable(model) from None
 
@@ -133,3 +197,15 @@ class ChatBackend:
         return OverloadedError(
             f"no replica of model '{model}' has answered within {self._start_timeout_s:g} seconds"
         )
+
+
+class _Waiting:
+    """How long a task may still be without a replica, and how long it pauses between tries."""
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
+        self._pause_s = 0.0
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)

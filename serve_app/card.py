@@ -11,12 +11,14 @@ from serve_app.options import Options
 class ModelCard:
     """The file's facts, then how this application serves it.
 
-    `digest` hex SHA-256, `modified_at` unix seconds. `metadata` holds None for arrays unless they
-    were asked for. `tensors`: name, type and shape in the file's order. `reserved_bytes`: weights,
-    cache and working memory; `device_bytes`: the part of them on an accelerator. `system` and
-    `options`: what conversations and requests get that bring none of their own. `capabilities`: in
-    Ollama's words, such as "completion" and "embedding". `projector`: like `metadata`, of the file
-    with its eyes, where that is one of its own.
+    `digest` hex SHA-256, `modified_at` unix seconds: of the store's manifest, with `file_bytes` of
+    all that belongs to it, where the model is in a store; else of its file. `metadata` holds None
+    for arrays unless they were asked for. `tensors`: name, type and shape in the file's order.
+    `reserved_bytes`: weights, cache and working memory; `device_bytes`: the part of them on an
+    accelerator. `system`, `messages` (role and text of each) and `options`: what conversations
+    begin with, and what requests get that bring none of their own. `capabilities`: in Ollama's
+    words, such as "completion" and "embedding". `projector`: like `metadata`, of the file with its
+    eyes, where that is one of its own.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ModelCard:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     system: str | None = None
+    messages: tuple[tuple[str, str], ...] = ()
     options: Options = field(default_factory=Options)
     capabilities: tuple[str, ...] = ("completion",)
     projector: Mapping[str, Any] | None = None

@@ -5,16 +5,22 @@ from dataclasses import dataclass
 from runtime.errors import (
     CaravanError,
     ModelNotFoundError,
+    ModelUnavailableError,
     OverloadedError,
     RequestError,
 )
 
 RETRY_AFTER_S = 1
+UNAVAILABLE_RETRY_AFTER_S = 30
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 
 class BodyTooLargeError(RequestError):
     """The request's body is larger than the server reads."""
+
+
+class ForbiddenError(RequestError):
+    """The server is not there for this, or not for whoever asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,14 @@ def refusal(error: Exception) -> Refusal:
     match error:
         case BodyTooLargeError():
             return Refusal(413, str(error))
+        case ForbiddenError():
+            return Refusal(403, str(error))
         case RequestError():
             return Refusal(400, str(error))
         case ModelNotFoundError():
             return Refusal(404, str(error))
+        case ModelUnavailableError():
+            return Refusal(503, str(error), UNAVAILABLE_RETRY_AFTER_S)
         case OverloadedError():
             return Refusal(503, f"{BUSY}: {error}", RETRY_AFTER_S)
         case CaravanError():

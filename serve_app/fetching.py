@@ -210,9 +210,15 @@ def _redirected(target: _Target, response: httpx.Response) -> str:
     if not location:
         raise RequestError(f'"{target.place}" redirects the image\'s URL to nowhere')
     try:
-        return str(target.url.join(location))
+        found = target.url.join(location)
     except (httpx.InvalidURL, ValueError):
         raise RequestError(f'"{target.place}" redirects the image\'s URL to none') from None
+    if target.url.scheme == "https" and found.scheme == "http":
+        raise RequestError(
+            f'"{target.place}" redirects the image\'s URL from https:// to http://, which is not '
+            "followed; send base64 data"
+        )
+    return str(found)
 
 
 def _failed(target: _Target, error: httpx.HTTPError) -> RequestError:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from model_zoo.chat import ImagePart
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from runtime.errors import RequestError
-from serve_app.backend import ChatBackend, ServedModel
+from serve_app.backend import ChatBackend
+from serve_app.catalogue import ServedModel
 from serve_app.fetching import ImageFetcher
 from serve_app.settings import AppSettings, ImageUrlSettings
 

@@ -11,6 +11,7 @@ from runtime.errors import CaravanError
 from serve_app.api.embeddings import Embeddings
 from serve_app.api.errors import on_error, on_http_error
 from serve_app.api.ollama import OllamaChat
+from serve_app.api.ollama_management import OllamaManagement
 from serve_app.api.ollama_models import OllamaModels
 from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
@@ -18,12 +19,14 @@ from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.auth import RequireKey
 from serve_app.backend import ChatBackend
 from serve_app.images import ImageReader, ImageRules
+from serve_app.on_demand.management import Management
 
 VERSION = "0.1.0"
 
 
 def ingress_app(
     backend: ChatBackend,
+    management: Management | None = None,
     *,
     api_keys: tuple[str, ...] | None,
     max_body_bytes: int,
@@ -36,6 +39,7 @@ def ingress_app(
         routes=[
             *_plain_routes(),
             *_ollama_routes(backend, images, max_body_bytes),
+            *_management_routes(management, max_body_bytes, keys=api_keys is not None),
             *_openai_routes(backend, images, max_body_bytes),
         ],
         middleware=keys,
@@ -63,6 +67,21 @@ def _ollama_routes(backend: ChatBackend, images: ImageReader, max_body_bytes: in
         Route("/api/tags", models.tags),
         Route("/api/ps", models.ps),
         Route("/api/show", models.show, methods=["POST"]),
+    ]
+
+
+def _management_routes(
+    management: Management | None, max_body_bytes: int, *, keys: bool
+) -> list[Route]:
+    models = OllamaManagement(management, max_body_bytes=max_body_bytes, has_keys=keys)
+    return [
+        Route("/api/pull", models.pull, methods=["POST"]),
+        Route("/api/create", models.create, methods=["POST"]),
+        Route("/api/copy", models.copy, methods=["POST"]),
+        Route("/api/delete", models.delete, methods=["DELETE"]),
+        Route("/api/blobs/{digest}", models.has_blob, methods=["HEAD"]),
+        Route("/api/blobs/{digest}", models.bring_blob, methods=["POST"]),
+        Route("/api/push", models.push, methods=["POST"]),
     ]
 
 

@@ -2,31 +2,56 @@
 
 import dataclasses
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.gguf.scope import META
+from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
+from model_zoo.part import file_digest, load_part
 from model_zoo.registry import load
-from runtime.assembly import EngineOptions, assemble, check_options
-from runtime.errors import CaravanError, ConfigurationError, UnsupportedModelError
-from runtime.memory import MemoryPlan
-from runtime.vision import LocalEncoder
-from serve_app.card import ModelCard
-from serve_app.logs import get_logger
-from serve_app.origin import Origin, comes_later, fetched_origin, present_origin
+from runtime.assembly import EngineOptions, assemble, check_options, compute_part
+from runtime.errors import (
+    CaravanError,
+    ConfigurationError,
+    ModelFileError,
+    UnsupportedModelError,
+)
+from runtime.lifeline import Lead, Seat
+from runtime.ranks import ALONE, Ranks, Unconnected
+from runtime.team import Member, Team
+from runtime.vision import ImageEncoder, LocalEncoder
+from serve_app.announcing import log_encoder, log_left_alone, log_model, log_vision
+from serve_app.image_memory import album_of
+from serve_app.machine import (
+    LoadingProgress,
+    computing_device,
+    log_device,
+    number_type,
+    share_threads,
+)
+from serve_app.origin import Origin, comes_later, fetched_origin, present_origin, told_of
+from serve_app.placing import placing_of
 from serve_app.replica import ModelReplica, model_card
 from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.vision.assembly import assemble_encoder
+from serve_app.vision.directory import Directory
+from serve_app.vision.encoder import EncoderReplica, check_cache
+from serve_app.vision.pool import PoolEncoder, PoolRules
 
 DEFAULT_CONTEXT_TOKENS = 4096
-PROGRESS_EVERY_S = 1.0
 
-log = get_logger()
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outline:
+    """A model without its weights, laid out for `device`."""
+
+    model: ChatModel
+    origin: Origin
+    options: EngineOptions
+    device: torch.device
 
 
 def check_model(settings: ModelSettings) -> str | None:
@@ -38,71 +63,193 @@ def check_model(settings: ModelSettings) -> str | None:
         origin = present_origin(settings, os.environ)
         if origin is None:
             return comes_later(settings, os.environ)
-        model, _ = _loaded(settings, origin, META, torch.float32)
-        options = _engine_options(settings, origin, model, torch.device("cpu"))
-        check_options(options, model.decoder)
-        _check_image_cache(settings, model)
-        _check_default_context(settings, options.context_tokens)
+        _outlined(settings, origin, META, torch.device("cpu"))
         return None
 
 
-def load_replica(settings: ModelSettings) -> ModelReplica:
-    """Everything is reserved when this returns; the engine runs."""
+def load_outline(settings: ModelSettings, origin: Origin) -> Outline:
+    """What the model is and how it would be served here; its weights stay on disk."""
     with _naming(settings):
-        return _load_replica(settings)
+        device = _main_device(settings)
+        # What the kernels of a CPU need beside the weights shows on that CPU alone.
+        return _outlined(settings, origin, device if device.type == "cpu" else META, device)
 
 
-def _load_replica(settings: ModelSettings) -> ModelReplica:
-    device = _device(settings)
-    _log_device(device)
-    origin = fetched_origin(settings, os.environ)
-    model, origin = _loaded(settings, origin, device, _dtype(settings.dtype, device))
+def load_replica(
+    settings: ModelSettings,
+    encoders: Directory | None = None,
+    lead: Lead | None = None,
+    *,
+    origin: Origin | None = None,
+) -> ModelReplica:
+    """Everything is reserved when this returns; the engine runs.
+
+    `encoders`: of the pool that encodes its images; None where it does so itself. `lead`: where
+    the processes join that compute it together with this one, by `compute_part_of`; None where it
+    is alone. `origin`: where its files are, None for where the settings say, pulled if need be.
+    """
+    with _naming(settings), ExitStack() as failing:
+        device = _main_device(settings)
+        team = None
+        if lead is not None:
+            failing.callback(lead.close)
+            team = Team(lead, device)
+            failing.callback(team.close)
+            share_threads(settings.threads, team.machine_ranks)
+        origin = origin or fetched_origin(settings, os.environ)
+        replica = _load_replica(settings, origin, encoders, device, team)
+        failing.pop_all()
+        return replica
+
+
+def compute_part_of(settings: ModelSettings, seat: Seat) -> None:
+    """A rank beside the replica's own process, until that ends; it hears why this one fails."""
+    device = _main_device(settings)
+    member = Member(seat, device)
+    try:
+        share_threads(settings.threads, member.machine_ranks)
+        log_device(device)
+        origin = fetched_origin(settings, os.environ)
+        decoder = load_part(
+            origin.path,
+            device=device,
+            dtype=number_type(settings.dtype, device),
+            context_tokens=_wanted_context(settings, origin),
+            ranks=member.ranks,
+            progress=LoadingProgress(settings.name),
+        )
+        member.tell_loaded(file_digest(origin.path))
+        compute_part(decoder, member, device=device)
+    except Exception as error:
+        member.lifeline.fail(error)
+        raise
+    finally:
+        member.close()
+
+
+def load_encoder(settings: ModelSettings) -> EncoderReplica:
+    """An encoder of the model's pool: of the model it loads the tower alone."""
+    with _naming(settings):
+        vision = settings.vision
+        device = computing_device(vision.computing_device, vision.threads)
+        log_device(device)
+        origin = fetched_origin(settings, os.environ)
+        dtype = number_type(vision.dtype, device)
+        model, _ = _loaded(settings, origin, META, dtype, eyes_device=device)
+        _check_vision(settings, model)
+        assert model.eyes is not None
+        encoder = assemble_encoder(model.eyes, vision, device=device)
+        log_encoder(settings.name, encoder)
+        return encoder
+
+
+def _outlined(
+    settings: ModelSettings, origin: Origin, where: torch.device, device: torch.device
+) -> Outline:
+    """As `device` would compute it, with the weights that it has on another one."""
+    dtype = number_type(settings.dtype, device)
+    ranks = _unconnected(settings)
+    model, origin = _loaded(settings, origin, where, dtype, ranks=ranks, read=False)
+    options = _engine_options(settings, origin, model, device)
+    check_options(options, model.decoder)
+    _check_image_cache(settings, model)
+    _check_vision(settings, model)
+    album_of(settings, model)
+    _check_default_context(settings, options.context_tokens)
+    return Outline(model, origin, options, device)
+
+
+def _load_replica(
+    settings: ModelSettings,
+    origin: Origin,
+    encoders: Directory | None,
+    device: torch.device,
+    team: Team | None,
+) -> ModelReplica:
+    log_device(device)
+    eyes_device = device if encoders is None else META
+    dtype = number_type(settings.dtype, device)
+    ranks = ALONE if team is None else team.ranks
+    model, origin = _loaded(settings, origin, device, dtype, eyes_device=eyes_device, ranks=ranks)
+    if team is not None:
+        team.await_parts(file_digest(origin.path))
     options = _engine_options(settings, origin, model, device)
     _check_image_cache(settings, model)
+    _check_vision(settings, model)
+    album = album_of(settings, model)
+    encoder = _image_encoder(settings, model, device, encoders)
     engine, memory = assemble(
         model.decoder,
         model.tokenizer.token_bytes,
         device=device,
-        options=options,
-        encoder=None if model.tower is None else LocalEncoder(model.tower, device=device),
+        options=dataclasses.replace(options, sharers=team.machine_ranks if team else 1),
+        encoder=encoder,
+        team=team,
     )
     engine.start()
-    _log_model(settings.name, model, memory)
-    _log_vision(settings.name, model, options)
-    _log_left_alone(settings.name, origin)
+    log_model(settings.name, model, memory)
+    log_vision(settings, encoder, options)
+    log_left_alone(settings.name, origin)
     card = model_card(
         model,
         name=settings.name,
         context_tokens=options.context_tokens,
         device=device.type,
-        reserved_bytes=memory.available_bytes - memory.headroom_bytes,
+        reserved_bytes=memory.reserved_bytes + memory.others_bytes,
     )
-    return ModelReplica(model, engine, _with_origin(card, origin), origin.opening)
+    return ModelReplica(model, engine, told_of(card, origin), origin.opening, album)
+
+
+def _image_encoder(
+    settings: ModelSettings, model: ChatModel, device: torch.device, encoders: Directory | None
+) -> ImageEncoder | None:
+    if model.eyes is None:
+        return None
+    if encoders is None:
+        return LocalEncoder(model.eyes.tower, device=device)
+    rules = PoolRules(timeout_s=settings.vision.timeout_s)
+    limits, name = model.eyes.tower.limits, model.eyes.name
+    return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)
 
 
 def _loaded(
-    settings: ModelSettings, origin: Origin, device: torch.device, dtype: torch.dtype
+    settings: ModelSettings,
+    origin: Origin,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    eyes_device: torch.device | None = None,
+    ranks: Ranks = ALONE,
+    read: bool = True,
 ) -> tuple[ChatModel, Origin]:
-    """The model; without a projector that it brings, but that cannot be used."""
+    """The model; without a projector or a template that it brings, but that cannot be used."""
     try:
         model = load(
             origin.path,
             projector=origin.projector,
             device=device,
+            eyes_device=eyes_device,
             dtype=dtype,
-            context_tokens=settings.context_tokens
-            or origin.context_tokens
-            or DEFAULT_CONTEXT_TOKENS,
+            context_tokens=_wanted_context(settings, origin),
+            ranks=ranks,
+            place=placing_of(settings, _wanted_context(settings, origin), device),
             image_limits=_image_limits(settings),
-            progress=None if device == META else _Progress(settings.name),
+            progress=LoadingProgress(settings.name) if read else None,
+            read=read,
         )
     except (ConfigurationError, UnsupportedModelError) as error:
         if origin.projector is None or origin.projector_wanted:
             raise
-        left_alone = (*origin.left_alone, f"projector: {error}")
-        blind = dataclasses.replace(origin, projector=None, left_alone=left_alone)
-        return _loaded(settings, blind, device, dtype)
-    return model, origin
+        blind = origin.without("projector", error)
+        return _loaded(
+            settings, blind, device, dtype, eyes_device=eyes_device, ranks=ranks, read=read
+        )
+    if origin.template is None:
+        return model, origin
+    try:
+        return model.with_template(origin.template, origin="the model's own layer"), origin
+    except ModelFileError as error:
+        return model, origin.without("template", error)
 
 
 @contextmanager
@@ -114,39 +261,19 @@ def _naming(settings: ModelSettings) -> Iterator[None]:
         raise type(error)(f"Model {settings.name}: {error}") from None
 
 
-def _device(settings: ModelSettings) -> torch.device:
-    available = torch.cuda.is_available()
-    if settings.device == "cuda" and not available:
-        raise ConfigurationError("`device` is cuda, but this process sees no CUDA device.")
-    kind = settings.device if settings.device != "auto" else "cuda" if available else "cpu"
-    if kind == "cpu":
-        # Ray pins OpenMP to one thread unless told otherwise.
-        torch.set_num_threads(settings.threads or usable_cpus())
-    return torch.device(kind)
+def _main_device(settings: ModelSettings) -> torch.device:
+    kind, main = settings.computing_device, settings.main_gpu
+    return computing_device(kind, settings.threads, main_gpu=main)
 
 
-def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The processors that this process may run on, within its container's quota of time."""
-    allowed = len(os.sched_getaffinity(0))
-    if not quota_file.is_file():
-        return allowed
-    quota, _, period = quota_file.read_text().partition(" ")
-    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
+def _unconnected(settings: ModelSettings) -> Ranks:
+    size = settings.parallel.tensor
+    return ALONE if size == 1 else Unconnected(size)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return getattr(torch, name)
-
-
-def _with_origin(card: ModelCard, origin: Origin) -> ModelCard:
-    return dataclasses.replace(
-        card,
-        system=origin.opening.system,
-        options=origin.options,
-        license=origin.license or card.license,
-    )
+def _wanted_context(settings: ModelSettings, origin: Origin) -> int:
+    """The longest sequence that will be served, as far as the file allows it."""
+    return settings.context_tokens or origin.context_tokens or DEFAULT_CONTEXT_TOKENS
 
 
 def _engine_options(
@@ -160,7 +287,7 @@ def _engine_options(
         step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
         cache_tokens=settings.cache_tokens,
         page_tokens=settings.page_tokens,
-        kv_dtype=_dtype(settings.kv_dtype, device),
+        kv_dtype=number_type(settings.kv_dtype, device),
         prefix_cache=settings.prefix_cache,
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
@@ -184,6 +311,16 @@ def _check_image_cache(settings: ModelSettings, model: ChatModel) -> None:
         )
 
 
+def _check_vision(settings: ModelSettings, model: ChatModel) -> None:
+    if settings.vision.pooled and model.tower is None:
+        raise ConfigurationError(
+            "`vision` asks for encoders, but the model sees no images; remove it, or name its "
+            "`projector`."
+        )
+    if model.tower is not None:
+        check_cache(settings.vision.cache_bytes, model.tower)
+
+
 def _check_default_context(settings: ModelSettings, context_tokens: int) -> None:
     asked = settings.options.num_ctx
     if asked is not None and asked > context_tokens:
@@ -200,70 +337,3 @@ def _context_tokens(settings: ModelSettings, origin: Origin, model: ChatModel) -
             f"{most:,} at most."
         )
     return settings.context_tokens or min(origin.context_tokens or DEFAULT_CONTEXT_TOKENS, most)
-
-
-class _Progress:
-    """Says how far loading is, now and then, and when it is done."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._due = time.monotonic()
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if now < self._due and done_bytes < total_bytes:
-            return
-        self._due = now + PROGRESS_EVERY_S
-        percent = round(100 * done_bytes / max(1, total_bytes))
-        log.info(
-            "loading", model=self._name, percent=percent, bytes=done_bytes, total_bytes=total_bytes
-        )
-
-
-def _log_device(device: torch.device) -> None:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        name = torch.cuda.get_device_name(device)
-        log.info("device", kind="cuda", name=name, free_bytes=free, total_bytes=total)
-    else:
-        log.info("device", kind="cpu", cpus=os.cpu_count(), threads=torch.get_num_threads())
-
-
-def _log_left_alone(name: str, origin: Origin) -> None:
-    for what in origin.left_alone:
-        log.info("left alone", model=name, what=what)
-
-
-def _log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
-    facts = model.description
-    log.info(
-        "model",
-        name=name,
-        architecture=facts.architecture,
-        quantization=facts.quantization,
-        template=facts.template_source or "none: it completes text only",
-        parameters=facts.parameter_count,
-        weight_bytes=memory.weight_bytes,
-        cache_bytes=memory.cache_bytes,
-        cache_tokens=memory.cache_tokens,
-        activation_bytes=memory.activation_bytes + memory.sampler_bytes,
-        vision_bytes=memory.vision_bytes,
-        headroom_bytes=memory.headroom_bytes,
-    )
-
-
-def _log_vision(name: str, model: ChatModel, options: EngineOptions) -> None:
-    """Beside `vision_bytes`, which are for work and features, the tower's weights."""
-    if model.tower is None:
-        return
-    limits = model.tower.limits
-    log.info(
-        "vision", model=name, weight_bytes=model.tower.weight_bytes, most_image_rows=limits.rows
-    )
-    if limits.rows >= options.context_tokens:
-        log.info(
-            "largest images do not fit",
-            model=name,
-            most_image_rows=limits.rows,
-            context_tokens=options.context_tokens,
-        )

@@ -13,6 +13,8 @@ class _StandardError:
     def info(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    error = info
+
 
 def get_logger() -> structlog.stdlib.BoundLogger:
     """A logger that needs no global set-up, so that it behaves alike in every Ray process."""

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, facts, resolve, stored_model
-from model_zoo.store import Store, default_root
+from model_zoo.store import Store, StoredModel, default_root
+from model_zoo.template_language import is_go_template
+from serve_app.card import ModelCard
 from serve_app.logs import get_logger
 from serve_app.opening import Opening
 from serve_app.options import Options, served_options
@@ -23,9 +25,9 @@ log = get_logger()
 class Origin:
     """A model's files on this machine; settings go before what it brings itself.
 
-    `projector_wanted`: it was configured, so that a model without it would not do. `options` and
-    `context_tokens` are the model's own. `left_alone`: what it brings and is not used, in words
-    for the log.
+    `projector_wanted`: it was configured, so that a model without it would not do. `options`,
+    `context_tokens` and `template`, which is Jinja, are the model's own. `stored`: what the store
+    has of it, None for a path. `left_alone`: what it brings and is not used, in words for the log.
     """
 
     path: Path
@@ -34,8 +36,15 @@ class Origin:
     options: Options = field(default_factory=Options)
     context_tokens: int | None = None
     opening: Opening = field(default_factory=Opening)
+    template: str | None = None
     license: str | None = None
+    stored: StoredModel | None = None
     left_alone: tuple[str, ...] = ()
+
+    def without(self, what: str, reason: Exception) -> "Origin":
+        """The same without its projector, or without its template."""
+        left_alone = (*self.left_alone, f"{what}: {reason}")
+        return replace(self, **{what: None}, left_alone=left_alone)  # type: ignore[arg-type]
 
 
 def present_origin(settings: ModelSettings, environment: Mapping[str, str]) -> Origin | None:
@@ -64,6 +73,25 @@ def fetched_origin(settings: ModelSettings, environment: Mapping[str, str]) -> O
     return _origin(settings, resolved(settings.source), projector)
 
 
+def told_of(card: ModelCard, origin: Origin) -> ModelCard:
+    """The card of the model's file with what the model brings beside it."""
+    stored = origin.stored
+    if stored is not None:
+        card = replace(
+            card,
+            file_bytes=stored.manifest.size_bytes,
+            digest=stored.manifest.digest,
+            modified_at=stored.modified_at,
+        )
+    return replace(
+        card,
+        system=origin.opening.system,
+        messages=tuple((each.role, each.text) for each in origin.opening.messages),
+        options=origin.options,
+        license=origin.license or card.license,
+    )
+
+
 def comes_later(settings: ModelSettings, environment: Mapping[str, str]) -> str:
     """What to say of a model that `present_origin` does not find."""
     sources = settings.source + (f" with {settings.projector}" if settings.projector else "")
@@ -90,7 +118,9 @@ def _origin(
     sized, oversized = served_options({"num_ctx": model.parameters.get("num_ctx")})
     system = model.system if settings.system is None else settings.system
     left_alone = [f"parameter: {reason}" for reason in (*refused, *oversized)]
-    if model.template is not None:
+    template = model.template
+    if template is not None and is_go_template(template):
+        template = None
         left_alone.append("template: it is in the template language of Go; the file's own is used")
     return Origin(
         path=model.path,
@@ -99,7 +129,9 @@ def _origin(
         options=options,
         context_tokens=sized.num_ctx,
         opening=Opening(system or None, model.messages),
+        template=template,
         license=model.license,
+        stored=model.stored,
         left_alone=tuple(left_alone),
     )
 

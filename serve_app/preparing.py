@@ -1,10 +1,17 @@
-"""Making prompts in threads: those with images in few of their own, for decoding takes memory."""
+"""Making prompts in threads: those with images in few of their own, for decoding takes memory.
+
+What images take meanwhile, and as long as their requests last, is lent by the model's album.
+"""
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
+from model_zoo.chat import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.eyes.album import Album, Loan
 from runtime.errors import OverloadedError
 from serve_app.task import Conversation, PromptSource, RawText, TokenIds
 
@@ -13,23 +20,35 @@ MOST_WAITING = 64  # prompts with images, whose bytes are held until their turn
 
 
 class Preparer:
-    """Makes prompts for one model."""
+    """Makes prompts for one model. `album`: lends what images take."""
 
-    def __init__(self, model: ChatModel) -> None:
+    def __init__(self, model: ChatModel, album: Album | None = None) -> None:
         self._model = model
+        self.album = album or Album()
         self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
         self.at_work = 0
 
-    async def prompt(self, source: PromptSource, *, at_most: int) -> Prompt:
-        """`at_most`: positions that there are. RequestError tells what cannot be shown so."""
-        if not has_images(source):
-            return await asyncio.to_thread(self._prompt, source, at_most)
+    def lend(self, source: PromptSource) -> Loan:
+        """For as long as the request lasts; raises where there is no room for its images."""
+        return self.album.lend(sum(len(image.data) for image in images_of(source)))
+
+    async def prompt(
+        self, source: PromptSource, *, at_most: int, loan: Loan, now: datetime | None = None
+    ) -> Prompt:
+        """`at_most`: positions that there are. `now`: the time that templates are told.
+
+        RequestError tells what cannot be shown so, OverloadedError that there is no room now.
+        """
+        if not images_of(source):
+            return await asyncio.to_thread(self._prompt, source, at_most, now, loan)
         if self.at_work >= IMAGE_THREADS + MOST_WAITING:
             raise OverloadedError(f"{self.at_work} prompts with images are being prepared")
-        # A thread cannot be stopped: whoever leaves keeps their place until it is done.
+        # A thread cannot be stopped: whoever leaves keeps their place and room until it is done.
         self.at_work += 1
-        made = self._threads.submit(self._prompt, source, at_most)
+        loan.begin_work()
+        made = self._threads.submit(self._prompt, source, at_most, now, loan)
         loop = asyncio.get_running_loop()
+        made.add_done_callback(lambda _: loan.end_work())
         made.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
         return await asyncio.wrap_future(made)
 
@@ -39,31 +58,37 @@ class Preparer:
     def _leave(self) -> None:
         self.at_work -= 1
 
-    def _prompt(self, source: PromptSource, at_most: int) -> Prompt:
+    def _prompt(
+        self, source: PromptSource, at_most: int, now: datetime | None, loan: Loan
+    ) -> Prompt:
         match source:
             case Conversation(messages, thinking, after):
+                room = max(0, at_most - len(after))
                 prompt = self._model.prepare(
-                    messages, thinking=thinking, at_most=max(0, at_most - len(after))
+                    messages, thinking=thinking, at_most=room, now=now, loan=loan
                 )
                 return self._continued(after, prompt) if after else prompt
             case RawText(text, images):
-                return self._model.prepare_text(text, images, at_most=at_most)
+                return self._model.prepare_text(text, images, at_most=at_most, loan=loan)
             case TokenIds(ids):
                 return Prompt(ids)
 
     def _continued(self, after: tuple[int, ...], prompt: Prompt) -> Prompt:
         """The prompt behind tokens of an earlier one, which have begun a text already."""
-        begins_anew = prompt.tokens[:1] == (self._model.tokenizer.bos_id,)
+        begins_seeing = any(span.start == 0 for span in prompt.spans)
+        bos = self._model.tokenizer.bos_id
+        begins_anew = prompt.tokens[:1] == (bos,) and not begins_seeing
         tokens = after + prompt.tokens[begins_anew:]
         moved = len(after) - begins_anew
         spans = (dataclasses.replace(span, start=span.start + moved) for span in prompt.spans)
         return Prompt(tokens, tuple(spans), prompt.images)
 
 
-def has_images(source: PromptSource) -> bool:
+def images_of(source: PromptSource) -> Sequence[ImagePart]:
     match source:
         case Conversation(messages):
-            return any(type(each.content) is tuple and each.images for each in messages)
+            seen = (message for message in messages if type(message.content) is tuple)
+            return [image for message in seen for image in message.images]
         case RawText(images=images):
-            return bool(images)
-    return False
+            return images
+    return ()

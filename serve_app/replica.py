@@ -1,19 +1,21 @@
 """One model on one engine: tasks in, deltas out; knows nothing of Ray or HTTP."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
-from runtime.aio import AsyncEngine
+from model_zoo.eyes.album import Album
+from runtime.aio import AsyncEngine, failure
 from runtime.engine import EngineStatistics
-from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
+from runtime.errors import PromptTooLongError, RequestError
 from runtime.request import (
     Alternative,
     Delta,
@@ -42,7 +44,8 @@ IMPOSSIBLE = -9999.0
 
 
 class ModelReplica:
-    """Serves one loaded model. `card` is what it tells about itself, without the arrays."""
+    """Serves one loaded model. `card` is what it tells about itself, without the arrays; `album`
+    lends room for images."""
 
     def __init__(
         self,
@@ -50,12 +53,13 @@ class ModelReplica:
         engine: AsyncEngine,
         card: ModelCard,
         opening: Opening | None = None,
+        album: Album | None = None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._card = card
         self._opening = opening or Opening()
-        self._preparer = Preparer(model)
+        self._preparer = Preparer(model, album)
         self._embedder = TextEmbedder(model, engine, context_tokens=card.context_tokens)
         self._numbers = itertools.count()
 
@@ -68,21 +72,35 @@ class ModelReplica:
             raise RequestError(f'"{self._card.name}" does not support completion')
         task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
         self._refuse_oversized(task)
-        prompt = await self._preparer.prompt(task.prompt, at_most=self._context_limit(task))
-        stream = self._engine.stream(self._request(task, prompt))
-        async with aclosing(stream) as deltas:  # type: ignore[type-var]
-            async for delta in deltas:
-                if delta.finish is FinishReason.FAILED:
-                    self.check()  # when it is the engine that has failed, that is the error
-                    raise GenerationFailedError(delta.error or "The model could not go on.")
-                told = self._spelled(delta)
-                # Ids alone would not bring the images back.
-                if task.prompt_wanted and told.finish is not None and not prompt.spans:
-                    told = dataclasses.replace(told, prompt=prompt.tokens)
-                yield told
+        limit = self._context_limit(task)
+        with closing(self._preparer.lend(task.prompt)) as loan:
+            prompt = await self._preparer.prompt(
+                task.prompt, at_most=limit, loan=loan, now=task.now
+            )
+            stream = self._engine.stream(self._request(task, prompt))
+            async with aclosing(stream) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    if delta.finish is FinishReason.FAILED:
+                        raise failure(self._engine, delta)
+                    told = self._spelled(delta)
+                    # Ids alone would not bring the images back.
+                    if task.prompt_wanted and told.finish is not None and not prompt.spans:
+                        told = dataclasses.replace(told, prompt=prompt.tokens)
+                    yield told
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
-        return self._verbose_card() if verbose else self._card
+        return verbose_card(self._card, self._model) if verbose else self._card
+
+    @property
+    def identity(self) -> str:
+        """Equal for replicas that can go on with each other's answers: their files say the same."""
+        facts = (self._card.digest, sorted((self._card.projector or {}).items()))
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    @property
+    def image_bytes(self) -> int:
+        """What the images of requests take on the host."""
+        return self._preparer.album.used_bytes
 
     def statistics(self) -> EngineStatistics:
         return self._engine.statistics()
@@ -126,7 +144,13 @@ class ModelReplica:
         if not task.penalise_prompt:
             sampling = dataclasses.replace(sampling, penalty_begin=len(prompt.tokens))
         return GenerationRequest(
-            unique, prompt.tokens, stop, sampling, spans=prompt.spans, images=prompt.images
+            unique,
+            prompt.tokens,
+            stop,
+            sampling,
+            spans=prompt.spans,
+            images=prompt.images,
+            begun=task.begun,
         )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
@@ -165,14 +189,6 @@ class ModelReplica:
         raw = tokenizer.token_bytes(entry.token) or text.encode()
         return Candidate(text, raw, max(entry.logprob, IMPOSSIBLE))
 
-    def _verbose_card(self) -> ModelCard:
-        facts = self._model.description
-        return dataclasses.replace(
-            self._card,
-            metadata=_told(facts.metadata, _plain),
-            projector=None if facts.projector is None else _told(facts.projector, _plain),
-        )
-
 
 def model_card(
     model: ChatModel, *, name: str, context_tokens: int, device: str, reserved_bytes: int
@@ -200,6 +216,16 @@ def model_card(
         tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
         capabilities=_capabilities(model),
         projector=None if facts.projector is None else _told(facts.projector, _brief),
+    )
+
+
+def verbose_card(card: ModelCard, model: ChatModel) -> ModelCard:
+    """The same with the arrays."""
+    facts = model.description
+    return dataclasses.replace(
+        card,
+        metadata=_told(facts.metadata, _plain),
+        projector=None if facts.projector is None else _told(facts.projector, _plain),
     )
 
 

@@ -1,14 +1,52 @@
-"""Which replica answers: Serve's router picks; the replica's own metadata says where it listens."""
+"""Which replica answers: Serve knows who is there, they tell their loads, a policy chooses."""
 
+import asyncio
+import random
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
+from serve_app.beginnings import chain_of_task
 from serve_app.card import ModelCard
-from serve_app.stream.wire import Address
+from serve_app.policy import RoutingPolicy
+from serve_app.prefixes import Chain
+from serve_app.stream.watch import Listener, Watcher
+from serve_app.stream.wire import Address, Report
+from serve_app.task import Task
 
 CARD_LIFE_S = 10.0
+# Without a replica for so long, a request is shown to Serve as one that waits.
+KNOCK_S = 0.05
+REPORT_EVERY_S = 0.1
+# So many replicas are heard of so often; were there more, an ingress would do little but listen.
+REPORTS_PER_S = 2000
+
+ROUTER = {"request_router_class": f"{__name__}.CensusRouter"}
+
+Census = list[list[RunningReplica]]
+
+
+class CensusRouter(FIFOMixin, RequestRouter):
+    """Serve's router of model replicas. Who brings a `census` gets all of them in it."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Calls for control go anywhere; where that is full, to the others."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+            census = pending_request.kwargs.get("census")
+            if census is not None:
+                census.append(candidate_replicas)
+                return [candidate_replicas]
+        first = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
+        return [first, candidate_replicas]
 
 
 class HandleDirectory:
@@ -18,12 +56,11 @@ class HandleDirectory:
         self._choosers = {
             name: handle.options(method_name="describe") for name, handle in handles.items()
         }
+        self._crowds = {name: Crowd(handle) for name, handle in self._choosers.items()}
         self._cards: dict[str, tuple[float, ModelCard]] = {}  # with the time it was asked for
 
-    async def choose(self, model: str) -> Address:
-        # Without a reservation: the task does not travel through the handle.
-        async with self._choosers[model].choose_replica(_reserve=False) as chosen:
-            return Address(**chosen.replica_metadata)
+    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        return await self._crowds[task.model].choose(chain_of_task(task), avoid)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         """A card changes only when a replica is started anew, so a recent one will do."""
@@ -34,3 +71,73 @@ class HandleDirectory:
             card = await self._choosers[model].remote()
             self._cards[model] = (time.monotonic(), card)
         return card
+
+
+class Crowd:
+    """The replicas of one deployment, as this process knows them."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._policy = RoutingPolicy()
+        self._seen: list[RunningReplica] | None = None  # which the rest here is of
+        self._addresses: dict[str, Address] = {}
+        self._watchers: dict[str, Watcher] = {}
+
+    async def choose(self, chain: Chain, avoid: frozenset[str]) -> Address:
+        """Waits until there is a replica."""
+        while True:
+            self._meet(await self._census())
+            chosen = self._policy.choose(chain, now=time.monotonic(), avoid=avoid)
+            if chosen is not None:
+                return self._addresses[chosen]
+
+    def close(self) -> None:
+        for watcher in self._watchers.values():
+            watcher.close()
+
+    async def _census(self) -> list[RunningReplica]:
+        """Who is there. While nobody is, a call waits too: such calls make Serve start one."""
+        asking = asyncio.create_task(self._asked())
+        try:
+            found, _ = await asyncio.wait({asking}, timeout=KNOCK_S)
+            if found:
+                return asking.result()
+            knock = self._handle.remote()
+            try:
+                return await asking
+            finally:
+                knock.cancel()
+        finally:
+            asking.cancel()
+
+    async def _asked(self) -> list[RunningReplica]:
+        census: Census = []
+        # Without a reservation: the task does not travel through the handle.
+        async with self._handle.choose_replica(census=census, _reserve=False):
+            return census[-1]
+
+    def _meet(self, replicas: list[RunningReplica]) -> None:
+        """Serve makes a new list whenever something changes."""
+        if replicas is self._seen:
+            return
+        self._seen = replicas
+        present = {replica.replica_id.unique_id: replica for replica in replicas}
+        for name in self._policy.replicas - present.keys():
+            self._policy.forget(name)
+            self._watchers.pop(name).close()
+            del self._addresses[name]
+        every_s = max(REPORT_EVERY_S, len(present) / REPORTS_PER_S)
+        for name in present.keys() - self._policy.replicas:
+            address = replace(Address(**present[name].replica_metadata), replica=name)
+            self._addresses[name] = address
+            self._policy.admit(name)
+            listener = Listener(partial(self._note, name), partial(self._lose, name))
+            self._watchers[name] = Watcher(address, listener, every_s=every_s)
+
+    def _note(self, name: str, report: Report) -> None:
+        self._policy.report(name, report.load, now=time.monotonic())
+        for chain in report.chains:
+            self._policy.learn(name, chain)
+
+    def _lose(self, name: str) -> None:
+        self._policy.doubt(name, now=time.monotonic())

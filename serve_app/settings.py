@@ -6,43 +6,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from model_zoo.sources.reference import HubSource, PathSource, Source, parse_source
-from runtime.errors import ConfigurationError, RequestError, SourceError
-from serve_app.options import Options, read_options
+from runtime.errors import ConfigurationError, SourceError
+from serve_app.failover import FailoverRules
+from serve_app.on_demand.settings import OnDemandModelSettings, OnDemandSettings
+from serve_app.sections import AutoscalingSettings, Count, EngineSettings, Section
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
 # What decoders accept of a single file.
 MAX_IMAGE_BYTES = 32 * 2**20
+MAX_RANKS = 256
 HOST_PATTERN = (
     r"^((\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 )
-Count = Field(default=None, ge=1)
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class AutoscalingSettings(_Settings):
-    """How many replicas a model has, by the requests each of them works on."""
-
-    min_replicas: int = Field(default=1, ge=0)
-    max_replicas: int = Field(default=1, ge=1)
-    target_ongoing_requests: float = Field(default=8.0, gt=0)
-    upscale_delay_s: float = Field(default=10.0, ge=0)
-    downscale_delay_s: float = Field(default=300.0, ge=0)
-    look_back_period_s: float = Field(default=30.0, gt=10)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError("min_replicas is larger than max_replicas")
-        return self
-
-
-class ImageUrlSettings(_Settings):
+class ImageUrlSettings(Section):
     """Images that are fetched for requests, and from where; without these settings none are.
 
     `allowed_hosts`: names or addresses, `*.name` for all names below it, each with `:port` for
@@ -57,38 +45,101 @@ class ImageUrlSettings(_Settings):
     allow_private: bool = False
 
 
-class ModelSettings(_Settings):
+class FailoverSettings(Section):
+    """How requests go on when replicas are lost.
+
+    `max_retries`: how many replicas one request may lose while they are at work on it. `silence_s`:
+    after so long without a sign of life a replica counts as lost; it gives one every second.
+    """
+
+    max_retries: int = Field(default=3, ge=0)
+    silence_s: float = Field(default=10.0, ge=3)
+
+    @property
+    def rules(self) -> FailoverRules:
+        return FailoverRules(self.max_retries, self.silence_s)
+
+
+class VisionSettings(Section):
+    """Where a model's images are encoded.
+
+    `placement`: "local" in each of its replicas, "pool" by encoders of their own, which all
+    replicas share; "auto" is "pool" once anything is said of these. `timeout_s` is what an image
+    may take there, all included; it ends before an engine that waits for it counts as dead. The
+    others are an encoder's: `replicas` of it, or `autoscaling` by how long images queue; `device`
+    auto is CUDA where `num_gpus` are given; `cache_bytes` are for features that it keeps,
+    `batch_images` at most are encoded in one call.
+    """
+
+    placement: Literal["auto", "local", "pool"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    replicas: int | None = Count
+    autoscaling: AutoscalingSettings | None = None
+    num_cpus: float | None = Field(default=None, ge=0)
+    num_gpus: float | None = Field(default=None, ge=0)
+    threads: int | None = Count
+    memory_bytes: int | None = Count
+    cache_bytes: int | None = Count
+    batch_images: int | None = Count
+    timeout_s: float = Field(default=120.0, gt=0, le=280)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        given = sorted(self.model_fields_set - {"placement"})
+        if self.placement == "local" and given:
+            raise ValueError(f"placement is local, but {given[0]} is for a pool; leave out one")
+        if self.autoscaling is not None and self.replicas is not None:
+            raise ValueError("replicas and autoscaling exclude each other")
+        return self
+
+    @property
+    def pooled(self) -> bool:
+        return self.placement == "pool" or bool(self.model_fields_set - {"placement"})
+
+    @property
+    def encoder(self) -> "VisionSettings":
+        """What is said of the encoders alone: equal for models that may share theirs."""
+        return self.model_copy(update={"placement": "pool", "timeout_s": 0.0})
+
+    @property
+    def computing_device(self) -> str:
+        return ("cuda" if self.num_gpus else "cpu") if self.device == "auto" else self.device
+
+
+class ParallelSettings(Section):
+    """How many processes compute each replica of a model, on as many devices.
+
+    `tensor`: ranks that have a part of each large matrix and of the cache. `placement`: how Ray
+    places them: on as few nodes as it can, on as many, or strictly so.
+    """
+
+    tensor: int = Field(default=1, ge=1, le=MAX_RANKS)
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+
+
+class ModelSettings(EngineSettings):
     """One served model. None means: decided from the model file and the machine.
 
     `system`: for conversations that bring none; "" for none, even where the model has its own.
-    `max_image_pixels` and `max_image_frames` are of one image; `image_cache_bytes` is what the
-    features of images may take.
+    `tensor_split`, `num_gpu`, `main_gpu`: how one process divides layers among GPUs and the host;
+    see `serve_app.placing.LayerPlacing`.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
     source: str = Field(min_length=1)
     projector: str | None = None
     system: str | None = None
-    context_tokens: int | None = Field(default=None, ge=2)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_sequences: int = Field(default=16, ge=1)
-    max_waiting: int = Field(default=512, ge=0)
-    step_tokens: int = Field(default=512, ge=1)
-    cache_tokens: int | None = Count
-    page_tokens: int = Field(default=16, ge=1)
-    prefix_cache: bool = True
-    image_cache_bytes: int | None = Count
-    max_image_pixels: int = Field(default=2**26, ge=1)
-    max_image_frames: int = Field(default=1000, ge=1)
-    threads: int | None = Count
+    vision: VisionSettings = VisionSettings()
     memory_bytes: int | None = Count
     num_cpus: float | None = Field(default=None, ge=0)
     num_gpus: float | None = Field(default=None, ge=0)
     replicas: int | None = Count
     autoscaling: AutoscalingSettings | None = None
-    defaults: dict[str, Any] = Field(default_factory=dict)
+    parallel: ParallelSettings = ParallelSettings()
+    tensor_split: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(None, min_length=1)
+    num_gpu: int | None = Field(default=None, ge=0)
+    main_gpu: int = Field(default=0, ge=0)
 
     @field_validator("source")
     @classmethod
@@ -109,15 +160,18 @@ class ModelSettings(_Settings):
     def _consistent(self) -> Self:
         if self.autoscaling is not None and self.replicas is not None:
             raise ValueError("replicas and autoscaling exclude each other")
-        try:
-            read_options(self.defaults)
-        except RequestError as error:
-            raise ValueError(f"defaults: {error}") from error
+        if self.tensor_split is not None and not sum(self.tensor_split):
+            raise ValueError("tensor_split needs a number above 0")
+        staged = sorted(self.model_fields_set & {"tensor_split", "num_gpu", "main_gpu"})
+        if staged and self.parallel.tensor > 1:
+            raise ValueError(f"parallel.tensor and {staged[0]} exclude each other")
+        if staged and self.device == "cpu":
+            raise ValueError(f"device is cpu, but {staged[0]} is for GPUs; leave out one")
         return self
 
     @property
-    def options(self) -> Options:
-        return read_options(self.defaults)
+    def computing_device(self) -> str:
+        return "cpu" if self.num_gpu == 0 else self.device
 
     @property
     def brings_options(self) -> bool:
@@ -125,10 +179,16 @@ class ModelSettings(_Settings):
         return not isinstance(parse_source(self.source), PathSource)
 
 
-class AppSettings(_Settings):
-    """The whole application. `max_images` is of one request."""
+class AppSettings(Section):
+    """The whole application. `max_images` is of one request.
 
-    models: tuple[ModelSettings, ...]
+    `manage_models`: whether clients may pull, make, copy and delete models; None: where `api_keys`
+    say who they are.
+    """
+
+    on_demand: OnDemandSettings | None = None
+    models: tuple[ModelSettings, ...] = Field(default=(), validate_default=True)
+    manage_models: bool | None = None
     api_keys: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024, le=128 * 2**20)
@@ -136,6 +196,7 @@ class AppSettings(_Settings):
     max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
     image_urls: ImageUrlSettings | None = None
     start_timeout_s: float = Field(default=60.0, gt=0)
+    failover: FailoverSettings = FailoverSettings()
 
     @field_validator("api_keys")
     @classmethod
@@ -146,9 +207,11 @@ class AppSettings(_Settings):
 
     @field_validator("models")
     @classmethod
-    def _unique_names(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
-        if not models:
-            raise ValueError("at least one model is needed")
+    def _unique_names(
+        cls, models: tuple[ModelSettings, ...], others: ValidationInfo
+    ) -> tuple[ModelSettings, ...]:
+        if not models and others.data.get("on_demand") is None:
+            raise ValueError("at least one model is needed, or `on_demand`")
         seen: set[str] = set()
         for model in models:
             name = deployment_name(canonical_name(model.name))
@@ -156,6 +219,18 @@ class AppSettings(_Settings):
                 raise ValueError(f'two models are named "{model.name}", or all but so')
             seen.add(name)
         return models
+
+    @field_validator("manage_models")
+    @classmethod
+    def _manageable(cls, manage: bool | None, others: ValidationInfo) -> bool | None:
+        if manage and others.data.get("on_demand") is None:
+            raise ValueError("there is no `on_demand`, whose models could be managed")
+        return manage
+
+    @property
+    def models_are_managed(self) -> bool:
+        asked = self.api_keys is not None if self.manage_models is None else self.manage_models
+        return asked and self.on_demand is not None
 
 
 def canonical_name(name: str) -> str:
@@ -214,10 +289,16 @@ def _model_name(location: tuple[int | str, ...], args: Mapping[str, Any]) -> str
 
 def _nearest(location: tuple[int | str, ...]) -> str:
     names = [part for part in location if isinstance(part, str)]
-    owner: type[BaseModel] = AppSettings
-    if names[:1] == ["image_urls"] and len(names) > 1:
-        owner = ImageUrlSettings
-    if names[:1] == ["models"] and len(names) > 1:
-        owner = AutoscalingSettings if "autoscaling" in names[:-1] else ModelSettings
+    owners: dict[str, type[BaseModel]] = {
+        "autoscaling": AutoscalingSettings,
+        "failover": FailoverSettings,
+        "image_urls": ImageUrlSettings,
+        "model": OnDemandModelSettings,
+        "models": ModelSettings,
+        "on_demand": OnDemandSettings,
+        "parallel": ParallelSettings,
+        "vision": VisionSettings,
+    }
+    owner = owners.get(names[-2], AppSettings) if len(names) > 1 else AppSettings
     close = difflib.get_close_matches(names[-1], owner.model_fields, n=1, cutoff=0.0)
     return f"; did you mean {close[0]}?" if close else ""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain
 
 import msgspec
 
 from model_zoo.chat import ImagePart, Message
-from runtime.request import FinishReason, SamplingParams, Usage
+from runtime.request import Begun, FinishReason, SamplingParams, Usage
 
 # The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.
 
@@ -50,6 +51,11 @@ class ChatTask:
     configured with, else a lower limit for this request alone. `penalise_prompt`: whether the
     penalties look at the prompt too, as llama.cpp's do and OpenAI's do not. `prompt_wanted`: the
     last delta tells the prompt's token ids.
+
+    Whichever replica answers makes the same prompt of it: `now` is the time that templates are
+    told, None leaves that to the replica. `begun`: what another replica has answered already.
+
+    `keep_alive_s`: how long a model on demand stays loaded after it; None: nothing was said.
     """
 
     id: str
@@ -61,6 +67,9 @@ class ChatTask:
     context_tokens: int | None = None
     penalise_prompt: bool = True
     prompt_wanted: bool = False
+    now: datetime | None = None
+    begun: Begun | None = None
+    keep_alive_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class EmbeddingTask:
     """Texts of which one model is asked for their vectors.
 
     `truncate`: what is longer than the context is cut at its end, else it is refused.
-    `context_tokens` as in `ChatTask`.
+    `context_tokens` and `keep_alive_s` as in `ChatTask`.
     """
 
     id: str
@@ -76,6 +85,7 @@ class EmbeddingTask:
     texts: tuple[RawText | TokenIds, ...]
     truncate: bool = True
     context_tokens: int | None = None
+    keep_alive_s: float | None = None
 
 
 Task = ChatTask | EmbeddingTask
@@ -128,7 +138,7 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         tuple(chain.from_iterable(delta.tokens for delta in deltas)),
         tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
         last.finish,
-        last.usage,
+        next((delta.usage for delta in reversed(deltas) if delta.usage is not None), None),
         last.error,
         last.prompt,
         tuple(chain.from_iterable(delta.vectors for delta in deltas)),

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from model_zoo.chat_model import ChatModel
-from runtime.aio import AsyncEngine
-from runtime.errors import GenerationFailedError, PromptTooLongError
+from runtime.aio import AsyncEngine, failure
+from runtime.errors import PromptTooLongError
 from runtime.request import (
     FinishReason,
     GenerationRequest,
@@ -116,7 +116,6 @@ class TextEmbedder:
         async with aclosing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 if delta.finish is FinishReason.FAILED:
-                    self._engine.check()
-                    raise GenerationFailedError(delta.error or "The model could not go on.")
+                    raise failure(self._engine, delta)
         assert delta.vector is not None
         return ChatDelta(finish=delta.finish, usage=delta.usage, vectors=(delta.vector,))

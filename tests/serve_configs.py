@@ -32,13 +32,15 @@ def arguments(schema: ServeDeploySchema) -> dict[str, Any]:
     return application.args
 
 
-def on_demo(args: dict[str, Any]) -> dict[str, Any]:
-    """The same with the demo model in place of each model that would have to be pulled."""
+def on_demo(args: dict[str, Any], *, seeing: Path = DEMO) -> dict[str, Any]:
+    """The same with a model that is here in place of each one that would have to be pulled:
+    `seeing` where images are to be encoded, else the demo model."""
     args = copy.deepcopy(args)
     for model in args["models"]:
         if not Path(model["source"]).exists():
             model.pop("projector", None)
-            model |= {"source": str(DEMO), "context_tokens": 512}
+            source = seeing if "vision" in model else DEMO
+            model |= {"source": str(source), "context_tokens": 512}
     return args
 
 

@@ -1,8 +1,8 @@
 """What the demo model's eyes learn before any words: at every place of a picture, what is there.
 
 There is a row of features for each place. It is asked for the colour and the shape of what is
-there, for the digits where that is a number, and for the background. The answers come from linear
-readers, which only training has: in the end the words read the same rows.
+there, for the digits where that is a number, for the background, and which place it is. The
+answers come from linear readers, which only training has: in the end the words read the same rows.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ QUESTIONS = {
     "tens": 11,  # 0: there are none
     "ones": 10,
     "light": 2,
+    "place": len(PLACES),
 }
 # Most places are empty, which is soon learned.
 EMPTY_WEIGHT = 0.25
@@ -65,15 +66,15 @@ class FactReaders(nn.Module):
 def facts_of(picture: Picture) -> torch.Tensor:
     """[places, questions], in the order of QUESTIONS."""
     light = int(picture.background.light)
-    places = torch.tensor([[0, 0, UNASKED, UNASKED, light]]).repeat(len(PLACES), 1)
+    places = torch.tensor([[0, 0, UNASKED, UNASKED, light, place] for place in range(len(PLACES))])
     colours = list(COLOURS)
     for item in picture.items:
         colour = 1 + colours.index(item.colour)
         if item.is_number:
             tens, ones = divmod(int(item.shape), 10)
             digits = [1 + tens if len(item.shape) > 1 else 0, ones]
-            facts = [colour, 1 + len(SHAPES), *digits, light]
+            facts = [colour, 1 + len(SHAPES), *digits, light, item.place]
         else:
-            facts = [colour, 1 + SHAPES.index(item.shape), UNASKED, UNASKED, light]
+            facts = [colour, 1 + SHAPES.index(item.shape), UNASKED, UNASKED, light, item.place]
         places[item.place] = torch.tensor(facts)
     return places

@@ -100,7 +100,7 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Items in reading order, no two in one place, at most one of them a number."""
+    """Items in reading order, no two in one place; at most one is a number if it is asked about."""
 
     items: tuple[Item, ...]
     background: Background
@@ -123,6 +123,21 @@ def invent(rng: Random, *, held: bool, shapes: int | None = None, number: bool =
         items = _items(rng, background, shapes, number, held)
         if len(items) == shapes + number:
             return Picture(items, background)
+
+
+def invent_crowd(rng: Random) -> Picture:
+    """A picture for training the eyes: something in most places, every other one a number."""
+    background = _background(rng)
+    colours = visible(background)
+    items = []
+    for place in sorted(rng.sample(range(len(PLACES)), rng.randint(6, 9))):
+        while True:
+            shape = _digits(rng) if rng.random() < 0.5 else rng.choice(SHAPES)
+            colour = rng.choice(colours)
+            if not is_reserved(colour, shape, place):
+                break
+        items.append(make_item(rng, colour, shape, place, space="crowded"))
+    return Picture(tuple(items), background)
 
 
 def is_reserved(colour: str, shape: str, place: int) -> bool:

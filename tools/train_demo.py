@@ -3,8 +3,9 @@
     python -m tools.train_demo --out models/demo.gguf       train, write, report
     python -m tools.train_demo --check models/demo.gguf     report only
 
-First the eyes learn alone what is where in a picture. Then all of it learns dialogues, one step
-being texts and pictures together. The report asks held-out questions of the file itself.
+First the eyes learn alone what is where in a picture. Then they stay as they are, and the words
+learn dialogues, one step being texts and pictures together. The report asks held-out questions of
+the file itself.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,19 +41,20 @@ from tools.demo_model import (
     train_tokenizer,
     write_seeing_model,
 )
-from tools.demo_pictures import Picture, invent
+from tools.demo_pictures import Picture, invent, invent_crowd
 from tools.demo_report import report
 
 PICTURES_PER_STEP = 32  # while the eyes learn alone
-SEEING_ROWS = 24
+CROWDED_SHARE = 0.7  # of these pictures has something in most places: more to learn of each
+SEEING_ROWS = 48
 ROWS_SORTED = 8 * SEEING_ROWS  # rows of one length share a step: little of it is padding
+TEXTS_EVERY = 3  # steps; texts are the easier part
 TOKENS_PER_STEP = 2048  # of texts
 SHORT_ROW = 256
 # Rows as long as the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
-EYES_RATE, WORDS_RATE, TRAINED_EYES_RATE = 1e-3, 2e-3, 5e-4
-FACTS_SHARE = 0.2  # of the loss, so that the eyes do not forget while the words are still noise
+EYES_RATE, WORDS_RATE = 1e-3, 2e-3
 WARM_UP_SHARE = 0.03
 SAVE_EVERY_MINUTES = 5.0
 
@@ -89,6 +91,8 @@ def main() -> None:
         unfinished = options.out.with_suffix(".part")
         write_seeing_model(unfinished, model.eval(), tokenizer)
         os.replace(unfinished, options.out)
+        if options.checkpoint:
+            options.checkpoint.unlink(missing_ok=True)
     report(options.check or options.out, per_skill=options.questions, show=options.show)
 
 
@@ -96,9 +100,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("models/demo.gguf"))
     parser.add_argument("--check", type=Path, help="evaluate this file, train nothing")
-    parser.add_argument("--eyes-minutes", type=float, default=10.0, help="of the eyes alone")
-    parser.add_argument("--minutes", type=float, default=80.0, help="of all of it")
-    parser.add_argument("--checkpoint", type=Path, help="go on from this file, save to it")
+    parser.add_argument("--eyes-minutes", type=float, default=25.0, help="of the eyes alone")
+    parser.add_argument("--words-minutes", type=float, default=75.0, help="of the words")
+    parser.add_argument("--checkpoint", type=Path, help="save here, and go on from here")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--questions", type=int, default=60, help="held-out questions per skill")
@@ -111,7 +115,7 @@ def train(
 ) -> None:
     """Both parts, each for its minutes; with a checkpoint, what is left of them."""
     width = model.config.text_config.hidden_size
-    training = Training(model, FactReaders(width), {"eyes": 0.0, "all": 0.0})
+    training = Training(model, FactReaders(width), {"eyes": 0.0, "words": 0.0})
     saved: dict[str, Any] = {}
     if options.checkpoint and options.checkpoint.exists():
         saved = torch.load(options.checkpoint)
@@ -124,28 +128,24 @@ def train(
     eyes = torch.nn.ModuleList(
         [model.model.vision_tower, model.model.multi_modal_projector, training.readers]
     )
-    words = model.model.language_model
-    if training.spent["all"] == 0:
-        optimizers = _optimizers({eyes: EYES_RATE})
+    if training.spent["words"] == 0:
         losses = _eyes_losses(training, seed)
+        optimizers = _optimizers(eyes, EYES_RATE)
         _descend("eyes", training, optimizers, losses, options.eyes_minutes, options, saved)
-    optimizers = _optimizers({eyes: TRAINED_EYES_RATE, words: WORDS_RATE})
-    losses = _all_losses(training, tokenizer, seed)
-    _descend("all", training, optimizers, losses, options.minutes, options, saved)
+    eyes.eval()
+    losses = _words_losses(training, tokenizer, seed)
+    optimizers = _optimizers(model.model.language_model, WORDS_RATE)
+    _descend("words", training, optimizers, losses, options.words_minutes, options, saved)
 
 
-def _optimizers(rates: dict[torch.nn.Module, float]) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the rest; the rates are AdamW's."""
+def _optimizers(module: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the rest; the rate is AdamW's."""
     matrices, rest = [], []
-    for module, rate in rates.items():
-        named = list(module.named_parameters())
-        inner = [part for name, part in named if part.ndim == 2 and ".layers." in f".{name}"]
-        other = [part for name, part in named if not (part.ndim == 2 and ".layers." in f".{name}")]
-        matrices.append({"params": inner, "peak": rate})
-        rest.append({"params": other, "peak": rate})
+    for name, part in module.named_parameters():
+        (matrices if part.ndim == 2 and "layers." in name else rest).append(part)
     return [
-        torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.05, fused=True),
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.05, fused=True),
     ]
 
 
@@ -160,17 +160,18 @@ def _descend(
 ) -> None:
     """Steps until the minutes are over; the rates rise, then fall to zero with the time."""
     before = training.spent[part]
-    if before:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in groups]
+    if 0 < before < minutes:
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            if len(state["param_groups"]) == len(optimizer.param_groups):
-                optimizer.load_state_dict(state)
+            optimizer.load_state_dict(state)
     started, kept = time.monotonic(), before
     for step in count():
         spent = before + (time.monotonic() - started) / 60
         if spent >= minutes:
             break
-        for group in chain.from_iterable(each.param_groups for each in optimizers):
-            group["lr"] = group["peak"] * _rate(spent / minutes)
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * _rate(spent / minutes)
         told = next(losses)
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -208,40 +209,38 @@ def _eyes_losses(training: Training, seed: str) -> Iterator[str]:
 
 
 def _any_picture(rng: Random) -> Picture:
+    if rng.random() < CROWDED_SHARE:
+        return invent_crowd(rng)
     number = rng.random() < 0.5
     shapes = rng.choice((0, 0, 1, 2)) if number else rng.choice((1, 1, 2, 3, 4, 5))
     return invent(rng, held=False, shapes=shapes, number=number)
 
 
-def _all_losses(training: Training, tokenizer: Tokenizer, seed: str) -> Iterator[str]:
+def _words_losses(training: Training, tokenizer: Tokenizer, seed: str) -> Iterator[str]:
     """Texts and dialogues about pictures in one step; propagated back, and the losses told."""
-    seen: list[torch.Tensor] = []
-    projector = training.model.model.multi_modal_projector
-    projector.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model = training.model
     texts = _text_batches(tokenizer, seed)
     looks = _seeing_batches(tokenizer, seed)
-    while True:
-        ids, labels = next(texts)
+    for step in count():
+        if step % TEXTS_EVERY == 0:
+            ids, labels = next(texts)
+            with torch.autocast("cpu", torch.bfloat16):
+                nothing = torch.zeros_like(ids)
+                reading = model(input_ids=ids, labels=labels, token_type_ids=nothing).loss
+            reading.backward()
+        inputs = next(looks)
         with torch.autocast("cpu", torch.bfloat16):
-            nothing = torch.zeros_like(ids)
-            reading = training.model(input_ids=ids, labels=labels, token_type_ids=nothing).loss
-        reading.backward()
-        seen.clear()
-        inputs, pictures = next(looks)
-        with torch.autocast("cpu", torch.bfloat16):
-            looking = training.model(**inputs).loss
-        loss = looking
-        if pictures:
-            facts, _ = training.readers.losses(seen[0], pictures)
-            loss = looking + FACTS_SHARE * facts
-        loss.backward()
+            seen = {}
+            if "pixel_values" in inputs:
+                with torch.no_grad():
+                    seen["image"] = model.get_image_features(inputs.pop("pixel_values"))
+            looking = model(**inputs, mm_encoder_outputs=seen).loss
+        looking.backward()
         yield f"texts {reading.item():.4f}, pictures {looking.item():.4f}"
 
 
-def _seeing_batches(
-    tokenizer: Tokenizer, seed: str
-) -> Iterator[tuple[dict[str, torch.Tensor], list[Picture]]]:
-    """What the model's `forward` takes, and the pictures in it."""
+def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch.Tensor]]:
+    """What the model's `forward` takes."""
     dialogues = demo_picture_dialogues.training_dialogues(f"seeing {seed}")
     order = Random(f"order {seed}")
     while True:
@@ -252,8 +251,7 @@ def _seeing_batches(
         starts = list(range(0, ROWS_SORTED, SEEING_ROWS))
         order.shuffle(starts)
         for start in starts:
-            some = rows[start : start + SEEING_ROWS]
-            yield batch(some, tokenizer), shown_in(some)
+            yield batch(rows[start : start + SEEING_ROWS], tokenizer)
 
 
 def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -14,6 +14,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import read_block
 from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
@@ -89,22 +90,29 @@ class CrossBlock:
     def __init__(self, w: TensorScope, sizes: Sizes, index: int, cache: LayerCache) -> None:
         hidden, heads = sizes.hidden, sizes.heads[index]
         keys, values = cache.kv_heads * cache.key_dim, cache.kv_heads * cache.value_dim
-        attended = heads * cache.value_dim
-        self._heads, self._cache = heads, cache
+        split = divided_heads(w, heads, cache, query="cross_attn_q_proj")
+        queries = split.heads.times(cache.key_dim)
+        attended = split.heads.times(cache.value_dim)
+        self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
+        self._scale = cache.key_dim**-0.5
         self._attn_norm = w.rms_norm("attn_norm", sizes.eps, size=hidden)
-        self._query = w.linear("cross_attn_q_proj", shape=(heads * cache.key_dim, hidden))
-        self._key = w.linear("cross_attn_k_proj", shape=(keys, hidden))
-        self._value = w.linear("cross_attn_v_proj", shape=(values, hidden))
-        self._output = w.linear("cross_attn_o_proj", shape=(hidden, attended))
+        shape = heads * cache.key_dim, hidden
+        self._query = w.linear("cross_attn_q_proj", shape=shape, outs=queries)
+        key_rows = split.kv_heads.times(cache.key_dim)
+        value_rows = split.kv_heads.times(cache.value_dim)
+        self._key = w.linear("cross_attn_k_proj", shape=(keys, hidden), outs=key_rows)
+        self._value = w.linear("cross_attn_v_proj", shape=(values, hidden), outs=value_rows)
+        shape = hidden, heads * cache.value_dim
+        self._output = w.merging_linear("cross_attn_o_proj", shape=shape, ins=attended)
         self._q_norm = _head_norm(w, "cross_attn_q_norm", sizes)
         self._k_norm = _head_norm(w, "cross_attn_k_norm", sizes)
         self._ffn_norm = w.rms_norm("ffn_norm", sizes.eps, size=hidden)
         self._feed_forward = _feed_forward(w, sizes, index)
         self._attn_gate = _gate(w, "cross_attn_attn_gate")
         self._mlp_gate = _gate(w, "cross_attn_mlp_gate")
-        queries = heads * cache.key_dim
-        self.row_elements = max(4 * (queries + attended), self._feed_forward.row_elements)
-        largest = hidden * max(queries, keys, values, attended)
+        attention = 4 * (queries.count + attended.count) + self._output.row_elements
+        self.row_elements = max(attention, self._feed_forward.row_elements)
+        largest = hidden * max(queries.count, keys, values, attended.count)
         self.matrix_elements = max(largest, self._feed_forward.matrix_elements)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -113,8 +121,7 @@ class CrossBlock:
         if step.plan.sees_nothing:
             return step.kept(x)
         queries = self._q_norm(self._query(self._attn_norm(x)).unflatten(1, (self._heads, -1)))
-        scale = self._cache.key_dim**-0.5
-        seen = paged_attention(queries, step.pages, step.plan, scale=scale).flatten(1)
+        seen = paged_attention(queries, step.pages, step.plan, scale=self._scale).flatten(1)
         attended = self._output(step.kept(seen)).mul_(self._attn_gate.to(x.dtype))
         x = attended.add_(step.kept(x))
         assert step.plan.after_image is not None
@@ -123,7 +130,7 @@ class CrossBlock:
 
     def _store(self, step: Step) -> None:
         """Keys and values of the images that begin in this step, one after the other."""
-        kv_heads, plan = self._cache.kv_heads, step.plan
+        kv_heads, plan = self._kv_heads, step.plan
         for features, write in zip(step.batch.cross_features, plan.image_writes, strict=True):
             keys = self._k_norm(self._key(features).unflatten(1, (kv_heads, -1)))
             values = self._value(features).unflatten(1, (kv_heads, -1))

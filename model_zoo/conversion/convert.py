@@ -24,7 +24,7 @@ from model_zoo.conversion.plan import Target, plan
 from model_zoo.conversion.quantizers.rows import quantize
 from model_zoo.conversion.recipes import Facts, recipe_named, tensor_type
 from model_zoo.conversion.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
-from model_zoo.registry import CONVERSIONS, TEXT_PARTS, VISION_CONVERSIONS
+from model_zoo.families import CONVERSIONS, TEXT_PARTS, VISION_CONVERSIONS
 from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]

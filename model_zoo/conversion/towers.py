@@ -117,6 +117,36 @@ def longest_edge(config: Configuration) -> int | None:
     return None if value is None else int(value)
 
 
+def known_processing(name: str, known: Any) -> Callable[[Configuration], None]:
+    """Refuses processors that are set otherwise: readers of the files take this for granted."""
+
+    def check(config: Configuration) -> None:
+        stated = preprocessing(config).get(name, known)
+        if stated != known:
+            raise UnsupportedModelError(
+                f"{config.path}: its image processor has {str(stated)[:80]} as `{name}`, where "
+                f"files of this architecture mean {known}."
+            )
+
+    return check
+
+
+def same_side(name: str) -> Callable[[Configuration], None]:
+    """Refuses processors whose `name`, a side or several, is not that of the tower's images."""
+
+    def check(config: Configuration) -> None:
+        stated, side = preprocessing(config).get(name), config.require("image_size")
+        sides = list(stated.values()) if isinstance(stated, Mapping) else [stated]
+        expected = side if isinstance(side, list) else [side]
+        if stated is not None and not all(one in expected for one in sides):
+            raise UnsupportedModelError(
+                f"{config.path}: its image processor has {str(stated)[:80]} as `{name}`, but the "
+                f"vision part takes images of {expected[0]} pixels on a side."
+            )
+
+    return check
+
+
 def known_setting(name: str, *known: Any) -> Callable[[Configuration], None]:
     """Refuses other values: readers of the files take one of these for granted."""
 

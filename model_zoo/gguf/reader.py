@@ -113,13 +113,15 @@ class GGUFFile:
                 return None
         return part.spaced(first.begin, first.type, (len(infos), *first.shape), step)
 
-    def fetch(self, name: str) -> Iterator[int]:
-        """Bring a tensor from disk into memory; yields the bytes of each part once it is there.
+    def fetch(self, name: str, begin: int = 0, nbytes: int | None = None) -> Iterator[int]:
+        """Bring a tensor, or so many bytes of it, from disk into memory.
 
-        ModelFileError when the file has not the size any more that it was opened with.
+        Yields the bytes of each part once it is there. ModelFileError when the file has not the
+        size any more that it was opened with.
         """
         info = self.tensors[name]
-        return self._part_of[name].fetch(info.begin, info.nbytes)
+        count = info.nbytes - begin if nbytes is None else nbytes
+        return self._part_of[name].fetch(info.begin + begin, count)
 
 
 class _Part:

@@ -1,23 +1,29 @@
 """Layers from a file's tensors, by name: what is missing, misshapen or left over is an error."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.layers.linear import Embedding, FusedLinear, Linear
+from model_zoo.gguf.tensors import Progress, Rows, Shape, Tensors
+from model_zoo.layers.linear import (
+    Embedding,
+    FusedLinear,
+    GatheredLinear,
+    Linear,
+    Merging,
+    SummedLinear,
+)
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from runtime.errors import ModelFileError
-from runtime.quant import Weight, block_type
-
-Progress = Callable[[int, int], None]
-# Torch order; None where any size but nought is right.
-Shape = tuple[int | None, ...]
-META = torch.device("meta")
-_LAYER = re.compile(r"^blk\.\d+")
+from runtime.quant import Weight
+from runtime.ranks import ALONE, Ranks, Split, evenly
+from runtime.stages import Stages
 
 
 class TensorScope:
@@ -27,6 +33,10 @@ class TensorScope:
     best built twice, first on the device "meta": that reads and copies nothing, and `check` then
     names all that is wrong with the file. On "meta" and after an error, layers hold no data.
     `context_tokens`: the longest sequence that will be served, None for what the file allows.
+    `ranks`: those that divide the model among them; where a `Split` is given, layers hold their
+    rank's part, and what they compute is that part, or whole again as their name says. Names and
+    shapes are always those of the file. `stages`: where each layer goes, under the prefix `blk`;
+    `device` is then the main one.
     """
 
     def __init__(
@@ -37,17 +47,25 @@ class TensorScope:
         dtype: torch.dtype,
         context_tokens: int | None = None,
         progress: Progress | None = None,
+        ranks: Ranks = ALONE,
+        stages: Stages | None = None,
     ) -> None:
-        self._tensors = _Tensors(file, device, progress)
+        self._tensors = Tensors(file, progress)
         self._prefix = ""
         self.device = device
         self.dtype = dtype
         self.context_tokens = context_tokens
+        self.ranks, self.stages = ranks, stages
 
     @property
     def loaded_bytes(self) -> int:
         """What all layers hold so far, tensors that they share counted once."""
-        return self._tensors.loaded_bytes
+        return self.held.total()
+
+    @property
+    def held(self) -> Counter[torch.device]:
+        """The same for each device."""
+        return Counter(self._tensors.held)
 
     def scope(self, *parts: str | int) -> "TensorScope":
         """The tensors whose names go on with these parts: `w.scope("blk", 3)`."""
@@ -56,6 +74,9 @@ class TensorScope:
         inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
         inner.device, inner.dtype = self.device, self.dtype
         inner.context_tokens = self.context_tokens
+        inner.ranks, inner.stages = self.ranks, self.stages
+        if self.stages is not None and len(parts) > 1 and parts[0] == "blk":
+            inner.device = self.stages.layers[int(parts[1])]
         return inner
 
     def has(self, name: str) -> bool:
@@ -70,51 +91,113 @@ class TensorScope:
         info = self._tensors.file.tensors.get(full)
         return None if info is None else info.shape
 
+    def block_elements(self, name: str) -> int:
+        """How many weights a block of `name` has, or of its first expert where each is a tensor; 1
+        where the file has neither."""
+        names = self._full(name), self._full(f"{name.removesuffix('_exps')}.0")
+        infos = [self._tensors.file.tensors.get(full) for full in names]
+        return next((info.type.block_elements for info in infos if info is not None), 1)
+
+    def described(self, name: str) -> str:
+        """File, tensor and its type, for errors about it."""
+        full, file = self._full(name), self._tensors.file
+        kind = f" ({file.tensors[full].type.name})" if full in file.tensors else ""
+        return f"{file.path}: {full}{kind}"
+
     @overload
     def linear(
-        self, name: str, *, shape: Shape, alt: str | None = ..., optional: Literal[False] = ...
+        self,
+        name: str,
+        *,
+        shape: Shape,
+        alt: str | None = ...,
+        optional: Literal[False] = ...,
+        outs: Split | None = ...,
     ) -> Linear: ...
     @overload
     def linear(
         self, name: str, *, shape: Shape, alt: str | None = ..., optional: Literal[True]
     ) -> Linear | None: ...
     def linear(
-        self, name: str, *, shape: Shape, alt: str | None = None, optional: bool = False
+        self,
+        name: str,
+        *,
+        shape: Shape,
+        alt: str | None = None,
+        optional: bool = False,
+        outs: Split | None = None,
     ) -> Linear | None:
         """The matrix `name` (out, in), or where the file has none `alt`; its bias if it has one."""
-        name = self._either(name, alt)
+        name, outs = self._either(name, alt), self._divided(outs)
         if optional and self._tensors.lacks(self._full(name)):
             return None
-        weight = self._tensors.weight(self._full(name), shape)
-        return Linear(weight, self._bias(name, shape[0]))
+        weight = self._tensors.weight(self._full(name), shape, self.device, outs=outs)
+        return Linear(weight, self._bias(name, shape[0], outs))
 
     def fused_linear(
-        self, shapes: Mapping[str, tuple[int, int]], *, whole: str | None = None
+        self,
+        shapes: Mapping[str, tuple[int, int]],
+        *,
+        whole: str | None = None,
+        outs: Sequence[Split] | None = None,
     ) -> FusedLinear:
-        """Matrices of the same input, by name; `whole`: one tensor with the rows of all.
+        """Matrices of the same input, by name; `whole`: one tensor with the rows of all. `outs`:
+        how ranks divide the outputs of each.
 
         They are multiplied as one where that costs nothing: when they have one type and lie end to
         end in the file, or are copied to a device anyway. On a CPU, joining others would turn
         pages of the file, which the system can drop and read again, into memory of our own.
         """
+        whole = whole if whole is not None and self.has(whole) else None
+        if outs is not None and self.ranks.size > 1:
+            return self._divided_linear(shapes, whole, outs)
         sizes = tuple(out for out, _ in shapes.values())
         hidden = next(iter(shapes.values()))[1]
-        if whole is not None and self.has(whole):
+        if whole is not None:
             return FusedLinear((self.linear(whole, shape=(sum(sizes), hidden)),), sizes)
         weights = {self._full(name): shape for name, shape in shapes.items()}
         biases = [self._bias(name, out) for name, (out, _) in shapes.items()]
-        joined = self._tensors.joined(weights)
+        joined = self._tensors.joined(weights, self.device)
         if joined is None:
-            parts = [self._tensors.weight(name, shape) for name, shape in weights.items()]
+            parts = [self._tensors.weight(name, s, self.device) for name, s in weights.items()]
             return FusedLinear(tuple(map(Linear, parts, biases)), sizes)
         return FusedLinear((Linear(joined, _joined_bias(biases, sizes)),), sizes)
 
-    def embedding(self, name: str, *, shape: Shape) -> Embedding:
-        return Embedding(self._tensors.weight(self._full(name), shape), self.dtype)
+    def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
+        """The matrix `name`, whose inputs are divided among ranks; what it gives is whole.
 
-    def weight(self, name: str, *, shape: Shape) -> Weight:
+        Where blocks lie across the bounds of the parts, its outputs are divided instead, and ranks
+        exchange what goes in.
+        """
+        full = self._full(name)
+        if not ins.whole and not ins.falls_on(self.block_elements(name)):
+            outs = evenly(shape[0], self.ranks)
+            linear = self.linear(name, shape=shape, outs=outs)
+            return GatheredLinear(linear.weight, linear.bias, outs, ins, self.ranks)
+        weight = self._tensors.weight(full, shape, self.device, ins=self._divided(ins))
+        return SummedLinear(weight, self._bias(name, shape[0]), self.ranks)
+
+    def gathered_linear(self, name: str, *, shape: Shape, alt: str | None = None) -> GatheredLinear:
+        """The matrix `name`, or where the file has none `alt`: ranks divide its outputs, and put
+        what they get together."""
+        size = (self.shape(self._either(name, alt)) or (0,))[0]
+        outs = evenly(size, self.ranks)
+        linear = self.linear(name, shape=shape, alt=alt, outs=outs)
+        return GatheredLinear(linear.weight, linear.bias, outs, None, self.ranks)
+
+    def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
+        """`divided`: each rank has a part of the rows."""
+        full, rows = self._full(name), (self.shape(name) or (0,))[0]
+        held = self._divided(evenly(rows, self.ranks)) if divided else None
+        weight = self._tensors.weight(full, shape, self.device, outs=held)
+        return Embedding(weight, self.dtype, held, self.ranks)
+
+    def weight(
+        self, name: str, *, shape: Shape, outs: Split | None = None, ins: Split | None = None
+    ) -> Weight:
         """The tensor `name` in its blocks, of any number of dimensions: experts (n, out, in)."""
-        return self._tensors.weight(self._full(name), shape)
+        outs, ins = self._divided(outs), self._divided(ins)
+        return self._tensors.weight(self._full(name), shape, self.device, outs=outs, ins=ins)
 
     @overload
     def rms_norm(
@@ -145,7 +228,7 @@ class TensorScope:
         full = f"{self._prefix}{name}.bias"
         if self._tensors.lacks(full):
             return LayerNorm(weight, torch.zeros_like(weight), eps)
-        return LayerNorm(weight, self._tensors.vector(full, size), eps)
+        return LayerNorm(weight, self._tensors.numbers(full, (size,), self.device), eps)
 
     @overload
     def vector(
@@ -164,29 +247,41 @@ class TensorScope:
             full = self._prefix + name
         if optional and self._tensors.lacks(full):
             return None
-        return self._tensors.vector(full, size)
+        return self._tensors.numbers(full, (size,), self.device)
 
-    def experts(self, name: str, *, shape: tuple[int, int | None, int | None]) -> Weight:
+    def experts(
+        self,
+        name: str,
+        *,
+        shape: tuple[int, int | None, int | None],
+        outs: Split | None = None,
+        ins: Split | None = None,
+    ) -> Weight:
         """The matrices (experts, out, in); where the file has each as a tensor, those as one.
 
         The oldest files have `ffn_gate.0`, `ffn_gate.1` and so on for `ffn_gate_exps`.
         """
         single = name.removesuffix("_exps")
         if self.has(name) or not self.has(f"{single}.0"):
-            return self.weight(name, shape=shape)
+            return self.weight(name, shape=shape, outs=outs, ins=ins)
         names = [self._full(f"{single}.{expert}") for expert in range(shape[0])]
-        return self._tensors.stacked(names, shape[1:])
+        outs, ins = self._divided(outs), self._divided(ins)
+        return self._tensors.stacked(names, shape[1:], self.device, outs=outs, ins=ins)
 
     @overload
     def table(self, name: str, *, shape: Shape, optional: Literal[False] = ...) -> Tensor: ...
     @overload
-    def table(self, name: str, *, shape: Shape, optional: Literal[True]) -> Tensor | None: ...
-    def table(self, name: str, *, shape: Shape, optional: bool = False) -> Tensor | None:
+    def table(
+        self, name: str, *, shape: Shape, optional: Literal[True], outs: Split | None = ...
+    ) -> Tensor | None: ...
+    def table(
+        self, name: str, *, shape: Shape, optional: bool = False, outs: Split | None = None
+    ) -> Tensor | None:
         """`name`, suffix and all, as float32: such as the biases of experts (experts, out)."""
         full = self._prefix + name
         if optional and self._tensors.lacks(full):
             return None
-        return self._tensors.numbers(full, shape)
+        return self._tensors.numbers(full, shape, self.device, outs=self._divided(outs))
 
     def need_biases(self, *names: str) -> None:
         """Of these matrices and norms, those that the file has must have biases."""
@@ -226,148 +321,58 @@ class TensorScope:
         """`alt` where the file has that alone."""
         return alt if alt is not None and self.has(alt) and not self.has(name) else name
 
-    def _bias(self, name: str, size: int | None) -> Tensor | None:
+    def _divided_linear(
+        self, shapes: Mapping[str, tuple[int, int]], whole: str | None, outs: Sequence[Split]
+    ) -> FusedLinear:
+        """This rank's rows of each matrix, which may be parts of one."""
+        pieces = [_Piece(name, *shape, 0) for name, shape in shapes.items()]
+        if whole is not None:
+            rows, hidden = [piece.outs for piece in pieces], pieces[0].hidden
+            before = [0, *accumulate(rows)]
+            pieces = [_Piece(whole, before[-1], hidden, begin) for begin in before[:-1]]
+        weights = self._tensors.rows(
+            [piece.rows(self._full(piece.name), o) for piece, o in zip(pieces, outs, strict=True)],
+            self.device,
+        )
+        biases = [
+            self._bias(piece.name, piece.outs, piece.part(o))
+            for piece, o in zip(pieces, outs, strict=True)
+        ]
+        sizes = tuple(split.count for split in outs)
+        if len(weights) < len(pieces):
+            return FusedLinear((Linear(weights[0], _joined_bias(biases, sizes)),), sizes)
+        return FusedLinear(tuple(map(Linear, weights, biases)), sizes)
+
+    def _divided(self, split: Split | None) -> Split | None:
+        """None where this rank has everything."""
+        return None if split is None or split.whole else split
+
+    def _bias(self, name: str, size: int | None, outs: Split | None = None) -> Tensor | None:
         full = f"{self._prefix}{name}.bias"
         if self._tensors.lacks(full):
             return None
-        return self._tensors.vector(full, size).to(self.dtype)
+        return self._tensors.numbers(full, (size,), self.device, outs=outs).to(self.dtype)
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}{name}.weight"
 
 
-class _Tensors:
-    """A file's tensors on one device, and the account of which were asked for."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows from `begin` on of the matrix `name` (outs, hidden)."""
 
-    def __init__(self, file: GGUFFile, device: torch.device, progress: Progress | None) -> None:
-        self.file = file
-        self.claimed: set[str] = set()
-        self.missing: list[str] = []
-        self.misshapen: list[str] = []
-        self._absent: list[str] = []
-        self.loaded_bytes = 0
-        self._device = device
-        self._progress = progress
-        self._fetched_bytes = 0
-        self._total_bytes = sum(info.nbytes for info in file.tensors.values())
-        self._weights: dict[str, Weight] = {}
+    name: str
+    outs: int
+    hidden: int
+    begin: int
 
-    def lacks(self, name: str) -> bool:
-        """Whether the file has no tensor of that name, which it need not have; noted if so."""
-        if name not in self.file.tensors:
-            self._absent.append(name)
-        return name not in self.file.tensors
+    def rows(self, full: str, outs: Split) -> Rows:
+        part = self.part(outs)
+        return Rows(full, (self.outs, self.hidden), part.begin, part.end)
 
-    def uneven(self) -> list[str]:
-        """Absent tensors that another layer has: such as the bias of one layer alone."""
-        claimed = self.claimed & self.file.tensors.keys()
-        present = {_LAYER.sub("blk", name) for name in claimed if _LAYER.match(name)}
-        return [name for name in self._absent if _LAYER.sub("blk", name) in present]
-
-    def weight(self, name: str, shape: Shape) -> Weight:
-        if not self._claim(name, shape):
-            return _nothing(len(shape))
-        if name not in self._weights:
-            self._fetch(name)
-            self._weights[name] = weight = self.file.weight(name).to(self._device)
-            self.loaded_bytes += weight.nbytes
-        return self._weights[name]
-
-    def joined(self, shapes: Mapping[str, tuple[int, int]]) -> Weight | None:
-        """The rows of all as one weight; None where they must or should stay apart."""
-        infos = [self.file.tensors.get(name) for name in shapes]
-        if not all(info and info.shape == shapes[info.name] for info in infos):
-            return None
-        joined = self.file.adjacent_rows(list(shapes))
-        parts = [self.file.weight(name) for name in shapes]
-        if joined is None and (self._device.type == "cpu" or len({p.type for p in parts}) > 1):
-            return None
-        for name, shape in shapes.items():
-            self._claim(name, shape)
-            self._fetch(name)
-        if joined is None:
-            joined = _stacked(parts, self._device)
-        joined = joined.to(self._device)
-        self.loaded_bytes += joined.nbytes
-        return joined
-
-    def stacked(self, names: list[str], shape: Shape) -> Weight:
-        """Tensors of one shape as one, its first dimension counting them.
-
-        A view of the map where they lie at even distances; else they are copied.
-        """
-        sound = [self._claim(name, shape) for name in names]
-        if not all(sound):
-            return _nothing(len(shape) + 1)
-        kinds = {(self.file.tensors[name].type, self.file.tensors[name].shape) for name in names}
-        if len(kinds) > 1:
-            self.misshapen.append(f"{names[0]} and its like differ in type or shape")
-            return _nothing(len(shape) + 1)
-        for name in names:
-            self._fetch(name)
-        even = self.file.evenly_spaced(names)
-        if even is None:
-            rows = _stacked([self.file.weight(name) for name in names], self._device)
-            whole = (len(names), *self.file.tensors[names[0]].shape)
-            even = Weight(rows.data.view(*whole[:-1], -1), rows.type, whole)
-        weight = even.to(self._device)
-        self.loaded_bytes += weight.nbytes
-        return weight
-
-    def vector(self, name: str, size: int | None) -> Tensor:
-        return self.numbers(name, (size,))
-
-    def numbers(self, name: str, shape: Shape) -> Tensor:
-        """float32, of any number of dimensions."""
-        if not self._claim(name, shape):
-            return torch.empty([size or 0 for size in shape], device=META)
-        self._fetch(name)
-        numbers = self.file.weight(name).dequantize().to(self._device)
-        self.loaded_bytes += numbers.nbytes
-        return numbers
-
-    def _claim(self, name: str, shape: Shape) -> bool:
-        """Whether the file has this tensor in this shape; noted if not."""
-        self.claimed.add(name)
-        info = self.file.tensors.get(name)
-        if info is None:
-            self.missing.append(name)
-            return False
-        expected = zip(info.shape, shape, strict=False)
-        if len(info.shape) == len(shape) and all(
-            is_ == want or (want is None and is_) for is_, want in expected
-        ):
-            return True
-        wanted = " x ".join("any" if size is None else str(size) for size in shape)
-        self.misshapen.append(f"{name} is {' x '.join(map(str, info.shape))}, not {wanted}")
-        return False
-
-    def _fetch(self, name: str) -> None:
-        """Read from disk now, so that loading takes the time and can tell how far it is."""
-        if self._device == META:
-            return
-        for count in self.file.fetch(name):
-            self._fetched_bytes += count
-            if self._progress is not None:
-                self._progress(self._fetched_bytes, self._total_bytes)
-
-
-def _nothing(dimensions: int) -> Weight:
-    """Stands in for a tensor that is not there, until `check` says so."""
-    shape = (0,) * dimensions
-    return Weight(torch.empty(shape, dtype=torch.uint8, device=META), block_type("F32"), shape)
-
-
-def _stacked(parts: list[Weight], device: torch.device) -> Weight:
-    """All rows in one new weight, each copied straight to the device."""
-    first = parts[0]
-    rows = sum(part.shape[0] for part in parts)
-    data = torch.empty(rows, first.data.shape[1], dtype=torch.uint8, device=device)
-    begin = 0
-    for part in parts:
-        data[begin : begin + part.shape[0]].copy_(part.data)
-        begin += part.shape[0]
-    return Weight(data, first.type, (rows, *first.shape[1:]))
+    def part(self, outs: Split) -> Split:
+        """This rank's of `outs`, counted from the matrix's first row."""
+        return Split(((self.begin + outs.begin, self.begin + outs.end),), 0)
 
 
 def _joined_bias(biases: list[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:

@@ -14,7 +14,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from model_zoo.images.container import Container, damaged, truncated
-from model_zoo.images.orientation import orientation_of, upright
+from model_zoo.images.orientation import exchanges_sides, orientation_of, upright
 from runtime.errors import RequestError
 
 WHITE = (255, 255, 255, 255)
@@ -48,15 +48,17 @@ def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
     a limit; limits are checked before anything is decompressed. Takes as long as decoding takes:
     call it outside an event loop.
     """
-    if len(data) > limits.bytes:
-        raise RequestError(
-            f"The image has {len(data):,} bytes; at most {limits.bytes:,} are accepted. "
-            "Scale it down or compress it more."
-        )
-    container = inspect(data)
-    _check(container, limits)
+    container = _accepted(data, limits)
     image = upright(_pixels(container), orientation_of(container.exif, container.xmp))
     return np.ascontiguousarray(image)
+
+
+def size_of(data: bytes, limits: DecodingLimits) -> tuple[int, int]:
+    """(height, width) of what `decode` makes of it; raises what that raises before it decodes."""
+    container = _accepted(data, limits)
+    turned = exchanges_sides(orientation_of(container.exif, container.xmp))
+    size = container.height, container.width
+    return size[::-1] if turned else size
 
 
 def inspect(data: bytes) -> Container:
@@ -72,6 +74,17 @@ def inspect(data: bytes) -> Container:
     if data.startswith(bmp.MAGIC):
         return bmp.read(data)
     raise RequestError("The image is no PNG, JPEG, WebP, GIF or BMP file; send one of these.")
+
+
+def _accepted(data: bytes, limits: DecodingLimits) -> Container:
+    if len(data) > limits.bytes:
+        raise RequestError(
+            f"The image has {len(data):,} bytes; at most {limits.bytes:,} are accepted. "
+            "Scale it down or compress it more."
+        )
+    container = inspect(data)
+    _check(container, limits)
+    return container
 
 
 def _check(container: Container, limits: DecodingLimits) -> None:

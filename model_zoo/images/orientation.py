@@ -25,12 +25,17 @@ def orientation_of(exif: bytes, xmp: bytes) -> int:
 
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """image [height, width, 3] -> the same as the photographer saw it, sides maybe exchanged."""
-    if orientation >= 5:
+    if exchanges_sides(orientation):
         image = image.transpose(1, 0, 2)
     mirrored_rows = orientation in (3, 4, 7, 8)
     mirrored_columns = orientation in (2, 3, 6, 7)
     image = image[::-1] if mirrored_rows else image
     return image[:, ::-1] if mirrored_columns else image
+
+
+def exchanges_sides(orientation: int) -> bool:
+    """Whether the upright image is as wide as the stored one is high."""
+    return orientation >= 5
 
 
 def _in_exif(tiff: bytes) -> int | None:

@@ -1,28 +1,56 @@
 """What every image processor does, and the name that it gives to its result."""
 
 import hashlib
+from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from runtime.vision import PreparedImage
 
 DIGEST_BYTES = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What an image of some size will be made into, told before anything is decoded.
+
+    `shape`: of its pixels; `grid` and `rows` as PreparedImage has them.
+    """
+
+    shape: tuple[int, ...]
+    grid: tuple[int, int]
+    rows: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of the pixels, which are float32."""
+        return 4 * prod(self.shape)
+
+
 class ImageProcessor(Protocol):
     """A frozen dataclass of the numbers that a model file states, which its reader has checked.
 
-    `most_rows` bounds `PreparedImage.rows`. `prepare` takes image [height, width, 3] as `decode`
-    gives it and `tower`, the name of the file with the tower's weights; it raises RequestError for
-    an image of which the model can make nothing.
+    `most_rows` bounds `PreparedImage.rows`. `outline` tells what `prepare` will make of an image of
+    that size. `prepare` takes image [height, width, 3] as `decode` gives it and `tower`, the name
+    of the file with the tower's weights. Both raise RequestError for an image of which the model
+    can make nothing.
     """
 
     @property
     def most_rows(self) -> int: ...
 
+    def outline(self, height: int, width: int) -> Outline: ...
+
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage: ...
+
+
+def as_outlined(outline: Outline, pixels: Tensor, digest: bytes) -> PreparedImage:
+    assert pixels.shape == outline.shape, (pixels.shape, outline.shape)
+    return PreparedImage(pixels, outline.grid, digest, outline.rows)
 
 
 def digest_of(image: NDArray[np.uint8], processor: ImageProcessor, tower: bytes) -> bytes:

@@ -29,8 +29,9 @@ def resized(image: Pixels, height: int, width: int, resample: Filter) -> Pixels:
     """
     if image.shape[:2] == (height, width):
         return image
-    if image.shape[0] * width > MAX_BETWEEN_PIXELS:
-        raise _unsuitable(image, f"at most {MAX_BETWEEN_PIXELS // width:,} pixels high")
+    rows, columns, _ = image.shape
+    if rows * width > MAX_BETWEEN_PIXELS:
+        raise _unsuitable(rows, columns, f"at most {MAX_BETWEEN_PIXELS // width:,} pixels high")
     return np.asarray(Image.fromarray(image).resize((width, height), resample.value))
 
 
@@ -44,7 +45,7 @@ def squared(image: Pixels, side: int, resample: Filter, colour: tuple[int, int, 
     rows, columns, _ = image.shape
     whole = max(rows, columns)
     if whole > MAX_SQUARED_SIDE:
-        raise _unsuitable(image, f"at most {MAX_SQUARED_SIDE:,} pixels long")
+        raise _unsuitable(rows, columns, f"at most {MAX_SQUARED_SIDE:,} pixels long")
     step = max(BAND_PIXELS // whole, 1)
     narrow = [
         _narrowed(_amid(image[top : top + step], whole, colour, axis=1), side, resample)
@@ -57,15 +58,13 @@ def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
     return resized(image, image.shape[0], width, resample)
 
 
-def check_aspect(image: Pixels, limit: int = MAX_ASPECT) -> None:
+def check_aspect(height: int, width: int, limit: int = MAX_ASPECT) -> None:
     """Raises RequestError where resizing by the shorter side would make something huge."""
-    height, width, _ = image.shape
     if max(height, width) > limit * min(height, width):
-        raise _unsuitable(image, f"at most {limit} times as long as wide")
+        raise _unsuitable(height, width, f"at most {limit} times as long as wide")
 
 
-def _unsuitable(image: Pixels, bound: str) -> RequestError:
-    height, width, _ = image.shape
+def _unsuitable(height: int, width: int, bound: str) -> RequestError:
     return RequestError(
         f"The image has {width:,} x {height:,} pixels; for this model it may be {bound}. "
         "Cut it or scale it down."

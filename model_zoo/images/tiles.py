@@ -15,6 +15,11 @@ def grids(most: int) -> list[Grid]:
     return [(rows, columns) for rows in sides for columns in sides if rows * columns <= most]
 
 
+def with_whole(tiles: int) -> int:
+    """How many there are with the whole image as one more, which a single tile is already."""
+    return tiles + (tiles > 1)
+
+
 def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
     """The grid of tiles [side, side] into which an image goes with the least enlarging.
 

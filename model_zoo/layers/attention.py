@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.step import Step
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.pointwise import sigmoid_mul
 from runtime.kv.spec import LayerCache
+from runtime.ranks import HeadSplit, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Temperature:
 class SelfAttention:
     """Softmax attention of `heads` query heads over what `cache` declares, then a projection.
 
+    Ranks divide the heads; `heads`, `cache` and `sinks` are those of all.
     Queries and keys pass, where given, `q_norm` and `k_norm` per head, the step's rotation,
     `turned_norm`; queries are then multiplied by `temperature` of their position and the products
     by `scale`. Values pass `v_norm`. `softcap`, `sinks`: see `paged_attention`. `output`: name of
@@ -61,20 +64,28 @@ class SelfAttention:
         keys_as_values: bool = False,
         output_gate: bool = False,
     ) -> None:
-        self._heads, self._cache, self._scale = heads, cache, scale
+        split = divided_heads(w, heads, cache)
+        self._heads, self._kv_heads, self._scale = split.heads.count, split.kv_heads.count, scale
         self._q_norm, self._k_norm, self._v_norm = q_norm, k_norm, v_norm
         self._turned_norm, self._temperature = turned_norm, temperature
-        self._softcap, self._sinks, self._output_gate = softcap, sinks, output_gate
+        self._softcap, self._output_gate = softcap, output_gate
+        self._sinks = None if sinks is None else sinks[split.heads.begin : split.heads.end]
         shapes = {"attn_q": ((1 + output_gate) * heads * cache.key_dim, hidden)}
         if stores:
             shapes["attn_k"] = (cache.kv_heads * cache.key_dim, hidden)
         lacking = keys_as_values and not w.has("attn_v") and not w.has("attn_qkv")
         if stores and not lacking:
             shapes["attn_v"] = (cache.kv_heads * cache.value_dim, hidden)
-        self._qkv = w.fused_linear(shapes, whole="attn_qkv" if "attn_v" in shapes else None)
-        self._output = w.linear(output, shape=(hidden, heads * cache.value_dim))
-        self.row_elements = 4 * (sum(self._qkv.sizes) + heads * cache.value_dim)
-        self.matrix_elements = hidden * (sum(self._qkv.sizes) + heads * cache.value_dim)
+        self._qkv = w.fused_linear(
+            shapes,
+            whole="attn_qkv" if "attn_v" in shapes else None,
+            outs=_outs(split, cache, output_gate=output_gate)[: len(shapes)],
+        )
+        seen = split.heads.times(cache.value_dim)
+        self._output = w.merging_linear(output, shape=(hidden, heads * cache.value_dim), ins=seen)
+        widths = sum(self._qkv.sizes) + seen.count
+        self.row_elements = 4 * widths + self._output.row_elements
+        self.matrix_elements = hidden * widths
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone.
@@ -109,7 +120,7 @@ class SelfAttention:
         return queries, gates
 
     def _store(self, keys: Tensor, values: Tensor, step: Step) -> None:
-        keys, values = (part.unflatten(1, (self._cache.kv_heads, -1)) for part in (keys, values))
+        keys, values = (part.unflatten(1, (self._kv_heads, -1)) for part in (keys, values))
         if self._v_norm is not None:
             values = self._v_norm(values)
         write_cache(self._turned(keys, self._k_norm, step), values, step.pages, step.plan)
@@ -119,6 +130,15 @@ class SelfAttention:
         x = x if norm is None else norm(x)
         x = x if step.rotation is None else step.rotation(x)
         return x if self._turned_norm is None else self._turned_norm(x)
+
+
+def _outs(split: HeadSplit, cache: LayerCache, *, output_gate: bool) -> tuple[Split, Split, Split]:
+    """How ranks divide the rows of queries, keys and values."""
+    return (
+        split.heads.times((1 + output_gate) * cache.key_dim),
+        split.kv_heads.times(cache.key_dim),
+        split.kv_heads.times(cache.value_dim),
+    )
 
 
 def read_sinks(w: TensorScope, heads: int) -> Tensor:

@@ -16,7 +16,8 @@ from runtime.model import Batch, KVCache
 
 
 class Decoder:
-    """Embedding, layers, norm and head; every row sees those before it.
+    """Embedding, layers, norm and head; every row sees those before it. Where ranks divide the
+    model, each of them has all states and all logits in the end.
 
     `embedding_scale` multiplies the embeddings of tokens, `logit_softcap` bounds the logits.
     `output_norm`: RMSNorm of that name by default. `head_rows`: rows of the head, where it has
@@ -41,18 +42,18 @@ class Decoder:
     ) -> None:
         self.causal = self.generates = True
         self.context_length = sizes.context_length
-        self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden))
+        self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden), divided=True)
         self._output_norm = output_norm or w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
         self.vocab_size = self._token_embd.rows
         shape = (head_rows or self.vocab_size or None, sizes.hidden)
         alt = None if head_rows else "token_embd"
-        self._output = w.linear("output", alt=alt, shape=shape)
+        self._output = w.gathered_linear("output", alt=alt, shape=shape)
         self._known_tokens = sizes.known_tokens or self.vocab_size
-        self._layers = LayerStack(layers, inputs=layer_inputs)
+        self._layers = LayerStack(layers, inputs=layer_inputs, ranks=w.ranks, stages=w.stages)
         self._embedding_scale, self._logit_softcap = embedding_scale, logit_softcap
         self._image_elements = image_elements
         self.hidden_size, self._device = sizes.hidden, w.device
-        self._weight_bytes = w.loaded_bytes
+        self._held = w.held
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]:
@@ -63,8 +64,15 @@ class Decoder:
         return self._layers.position_axes
 
     @property
+    def cache_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.cache_devices
+
+    @property
     def weight_bytes(self) -> int:
-        return self._weight_bytes
+        return sum(self._held.values())
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         """[outputs, hidden], normalised."""
@@ -86,7 +94,7 @@ class Decoder:
         """All in float32, as kernels compute; the residual rows, then a layer's widest step."""
         row = 4 * self.hidden_size
         floats = tokens * (row + self._layers.row_elements) + self._image_elements
-        floats += outputs * (row + 3 * self.vocab_size)
+        floats += outputs * (row + 3 * self.vocab_size + self._output.row_elements)
         matrix = max(self._layers.matrix_elements, self.hidden_size * self.vocab_size)
         return 4 * floats + workspace_bytes(
             self._device, largest_matrix=matrix, caches=self._layers.caches

@@ -31,17 +31,24 @@ class Encoder:
         self._places = w.embedding("position_embd", shape=shape) if places else None
         w.need_biases("token_embd_norm")
         self._norm = w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
-        self._layers = LayerStack(layers)
+        self._layers = LayerStack(layers, ranks=w.ranks, stages=w.stages)
         self._device = w.device
-        self._weight_bytes = w.loaded_bytes
+        self._held = w.held
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]:
         return self._layers.caches
 
     @property
+    def cache_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.cache_devices
+
+    @property
     def weight_bytes(self) -> int:
-        return self._weight_bytes
+        return sum(self._held.values())
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         """[outputs, hidden_size]."""

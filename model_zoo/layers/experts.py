@@ -9,10 +9,12 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import RowWise
+from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.norm import RMSNorm
 from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import silu_mul
 from runtime.quant import Weight
+from runtime.ranks import Split, evenly
 
 # More than any model has, and few enough that a damaged count asks for little.
 MAX_EXPERTS = 4096
@@ -75,7 +77,7 @@ class Experts:
     `alternating`, every other row is a gate's; the oldest have a matrix for each expert. What the
     router sees passes `router_norm`, and what the experts see `norm`, where there are any.
     `down_scale` float32 [experts] multiplies what comes out, where it has another name than
-    `ffn_down_exps.scale`.
+    `ffn_down_exps.scale`. Ranks divide the columns inside of every expert.
     """
 
     def __init__(
@@ -98,16 +100,18 @@ class Experts:
         self._weigh_input, self._shared = weigh_input, shared
         self._router_norm, self._norm = router_norm, norm
         self._router = w.linear("ffn_gate_inp", shape=(sizes.count, hidden))
-        self._gate, self._up = _gates_and_ups(w, sizes, hidden, alternating=alternating)
-        width = self._gate.weight.shape[1]
-        known = width if self._gate.weight.shape[0] else sizes.width
-        self._down = _Matrices.read(w, "ffn_down_exps", (sizes.count, hidden, known))
+        width = _width(w, sizes)
+        self._split = divided_width(w, width or 0, "ffn_down_exps")
+        self._gate, self._up = _gates_and_ups(
+            w, sizes.count, width, hidden, self._split, alternating=alternating
+        )
+        self._down = _Downs(w, (sizes.count, hidden, width), self._split)
         scale = w.table("ffn_down_exps.scale", shape=(sizes.count,), optional=True)
         self._down_scale = down_scale if scale is None else scale
-        self.row_elements = _row_elements(hidden, width, sizes) + (
-            hidden if norm is not None else 0
-        )
-        self.matrix_elements = sizes.count * hidden * width
+        self.row_elements = _row_elements(hidden, self._split.count, sizes)
+        self.row_elements += self._down.row_elements * sizes.used
+        self.row_elements += hidden if norm is not None else 0
+        self.matrix_elements = sizes.count * hidden * self._split.count
         if shared is not None:
             self.row_elements += hidden + shared.row_elements
             self.matrix_elements = max(self.matrix_elements, shared.matrix_elements)
@@ -119,7 +123,7 @@ class Experts:
         factors = torch.ones_like(weights) if self._weigh_input else weights
         if self._down_scale is not None:
             factors = factors * self._down_scale[chosen]
-        result = weighted_sum(self._of_each(x, chosen, weights), factors)
+        result = self._down.merged(weighted_sum(self._of_each(x, chosen, weights), factors))
         return result if self._shared is None else result.add_(self._shared(x))
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,10 +131,10 @@ class Experts:
         return self._routing(self._router(seen), self._used)
 
     def _of_each(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[tokens, used, hidden]."""
+        """[tokens, used, hidden], or of it what this rank contributes."""
         scale = weights if self._weigh_input else None
         gated = self._gated(self._gate(x, chosen, scale), self._up(x, chosen, scale))
-        return self._down(gated, chosen, None)
+        return self._down(gated, chosen)
 
 
 class DenseAndExperts:
@@ -163,10 +167,15 @@ class _Matrices:
 
     @classmethod
     def read(
-        cls, w: TensorScope, name: str, shape: tuple[int, int | None, int | None]
+        cls,
+        w: TensorScope,
+        name: str,
+        shape: tuple[int, int | None, int | None],
+        *,
+        outs: Split | None = None,
     ) -> "_Matrices":
-        bias = w.table(f"{name}.bias", shape=shape[:2], optional=True)
-        return cls(w.experts(name, shape=shape), bias)
+        bias = w.table(f"{name}.bias", shape=shape[:2], optional=True, outs=outs)
+        return cls(w.experts(name, shape=shape, outs=outs), bias)
 
     def rows(self, which: slice) -> "_Matrices":
         """Some rows of each expert, as a view."""
@@ -180,23 +189,71 @@ class _Matrices:
         return expert_products(x, self.weight, chosen, bias=self.bias, scale=scale)
 
 
+class _Downs:
+    """The matrices (experts, hidden, width) that follow, of which ranks have some columns; where
+    blocks lie across the bounds of these, some rows, and ranks exchange what goes in.
+
+    `row_elements`: how many elements a row of one expert needs at once while ranks exchange it.
+    """
+
+    def __init__(self, w: TensorScope, shape: tuple[int, int, int | None], split: Split) -> None:
+        name, hidden = "ffn_down_exps", shape[1]
+        self._ranks, self._ins = w.ranks, split
+        by_columns = split.whole or split.falls_on(w.block_elements(name))
+        self._outs = None if by_columns else evenly(hidden, w.ranks)
+        bias = w.table(f"{name}.bias", shape=shape[:2], optional=True, outs=self._outs)
+        if by_columns and w.ranks.rank > 0:
+            bias = None  # it is added once
+        ins = split if by_columns else None
+        self._matrices = _Matrices(w.experts(name, shape=shape, outs=self._outs, ins=ins), bias)
+        exchanged = 2 * (split.parts[-1][1] + hidden) if self._outs else (w.ranks.size + 1) * hidden
+        self.row_elements = 0 if split.whole else exchanged
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """x [tokens, used, this rank's width] -> [tokens, used, hidden or some of it]."""
+        if self._outs is not None:
+            x = self._ranks.gathered(x, self._ins.widths)
+        return self._matrices(x, chosen, None)
+
+    def merged(self, x: Tensor) -> Tensor:
+        """The weighted sum over experts, of this rank -> [tokens, hidden] of all."""
+        if self._outs is not None:
+            return self._ranks.gathered(x, self._outs.widths)
+        return self._ranks.summed(x)
+
+
+def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:
+    """As the file says, else as the gates have it; None where neither does."""
+    if sizes.width is not None:
+        return sizes.width
+    for name, parts in (("ffn_gate_exps", 1), ("ffn_gate_up_exps", 2), ("ffn_gate.0", 1)):
+        shape = w.shape(name)
+        if shape is not None and len(shape) > 1 and shape[-2]:
+            return max(1, shape[-2] // parts)
+    return None
+
+
 def _gates_and_ups(
-    w: TensorScope, sizes: ExpertSizes, hidden: int, *, alternating: bool
+    w: TensorScope, count: int, width: int | None, hidden: int, split: Split, *, alternating: bool
 ) -> tuple[_Matrices, _Matrices]:
-    count, width = sizes.count, sizes.width
     if not w.has("ffn_gate_up_exps"):
-        gate = _Matrices.read(w, "ffn_gate_exps", (count, width, hidden))
-        if gate.weight.shape[0]:  # it is there
-            width = gate.weight.shape[1]
-        return gate, _Matrices.read(w, "ffn_up_exps", (count, width, hidden))
-    rows = None if width is None else 2 * width
-    whole = _Matrices.read(w, "ffn_gate_up_exps", (count, rows, hidden))
-    half = whole.weight.shape[1] // 2
-    if 2 * half != whole.weight.shape[1]:
-        whole = _Matrices.read(w, "ffn_gate_up_exps", (count, 2 * half, hidden))
+        gate, up = (
+            _Matrices.read(w, name, (count, width, hidden), outs=split)
+            for name in ("ffn_gate_exps", "ffn_up_exps")
+        )
+        return gate, up
+    shape = count, None if width is None else 2 * width, hidden
     if alternating:
-        return whole.rows(slice(0, None, 2)), whole.rows(slice(1, None, 2))
-    return whole.rows(slice(0, half)), whole.rows(slice(half, None))
+        both = _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.times(2))
+        return both.rows(slice(0, None, 2)), both.rows(slice(1, None, 2))
+    if split.whole:
+        both = _Matrices.read(w, "ffn_gate_up_exps", shape)
+        half = both.weight.shape[1] // 2
+        return both.rows(slice(0, half)), both.rows(slice(half, None))
+    return (
+        _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split),
+        _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.beginning_at(width or 0)),
+    )
 
 
 def _highest(logits: Tensor, used: int) -> Tensor:

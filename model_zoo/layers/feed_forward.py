@@ -1,10 +1,11 @@
-"""Feed-forward layers, with and without a gate."""
+"""Feed-forward layers, with and without a gate; ranks divide the columns inside."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.dividing import divided_width
 from runtime.kernels.pointwise import silu_mul
 
 
@@ -28,10 +29,12 @@ class GatedFeedForward:
         whole: str | None = None,
     ) -> None:
         self._gated = gated
-        self._gate_up = w.fused_linear({gate: (size, hidden), up: (size, hidden)}, whole=whole)
-        self._down = w.linear(down, shape=(hidden, size))
-        self.row_elements = 6 * size
-        self.matrix_elements = 2 * hidden * size
+        split = divided_width(w, size, down)
+        shapes = {gate: (size, hidden), up: (size, hidden)}
+        self._gate_up = w.fused_linear(shapes, whole=whole, outs=(split, split))
+        self._down = w.merging_linear(down, shape=(hidden, size), ins=split)
+        self.row_elements = 6 * split.count + self._down.row_elements
+        self.matrix_elements = 2 * hidden * split.count
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
@@ -53,10 +56,11 @@ class FeedForward:
         down: str = "ffn_down",
     ) -> None:
         self._curve = curve
-        self._up = w.linear(up, shape=(size, hidden))
-        self._down = w.linear(down, shape=(hidden, size))
-        self.row_elements = 4 * size
-        self.matrix_elements = hidden * size
+        split = divided_width(w, size, down)
+        self._up = w.linear(up, shape=(size, hidden), outs=split)
+        self._down = w.merging_linear(down, shape=(hidden, size), ins=split)
+        self.row_elements = 4 * split.count + self._down.row_elements
+        self.matrix_elements = hidden * split.count
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""

@@ -1,12 +1,14 @@
 """Products with a file's matrices: whether these are quantised is the kernels' business."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.matmul import matmul
 from runtime.quant import Weight, gather_rows
+from runtime.ranks import ALONE, Ranks, Split
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +21,63 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         result = matmul(x, self.weight)
         return result if self.bias is None else result.add_(self.bias)
+
+
+class Merging(Protocol):
+    """From what each rank has to what all have: x [tokens, this rank's inputs] -> [tokens, out].
+
+    `row_elements`: how many elements a row needs at once while ranks exchange it.
+    """
+
+    @property
+    def row_elements(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedLinear:
+    """weight (out, this rank's inputs); bias [out], added once. Ranks add up what they get."""
+
+    weight: Weight
+    bias: Tensor | None
+    ranks: Ranks
+
+    @property
+    def row_elements(self) -> int:
+        return 0 if self.ranks.size == 1 else (self.ranks.size + 1) * self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result = self.ranks.summed(matmul(x, self.weight))
+        return result if self.bias is None else result.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredLinear:
+    """weight (this rank's outputs, in), bias for these. Ranks put together what they bring, where
+    `ins` says how it is divided, and what they get, which `outs` says.
+    """
+
+    weight: Weight
+    bias: Tensor | None
+    outs: Split
+    ins: Split | None
+    ranks: Ranks
+
+    @property
+    def row_elements(self) -> int:
+        if self.ranks.size == 1:
+            return 0
+        widths = self.outs.widths if self.ins is None else (*self.ins.widths, *self.outs.widths)
+        return 2 * sum(widths)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.ins is not None:
+            x = self.ranks.gathered(x, self.ins.widths)
+        result = matmul(x, self.weight)
+        if self.bias is not None:
+            result.add_(self.bias)
+        return self.ranks.gathered(result, self.outs.widths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,14 +98,24 @@ class FusedLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """weight (rows, hidden). ids [tokens] -> [tokens, hidden], in `dtype`."""
+    """weight (rows, hidden), of which `held` are this rank's; None where it has all.
+
+    ids [tokens] -> [tokens, hidden], in `dtype`.
+    """
 
     weight: Weight
     dtype: torch.dtype
+    held: Split | None = None
+    ranks: Ranks = field(default=ALONE)
 
     @property
     def rows(self) -> int:
-        return self.weight.shape[0]
+        return self.weight.shape[0] if self.held is None else self.held.parts[-1][1]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return gather_rows(self.weight, ids).to(self.dtype)
+        if self.held is None:
+            return gather_rows(self.weight, ids).to(self.dtype)
+        inside = ids - self.held.begin
+        foreign = (inside < 0) | (inside >= self.held.count)
+        rows = gather_rows(self.weight, inside.masked_fill(foreign, 0)).to(self.dtype)
+        return self.ranks.summed(rows.masked_fill_(foreign[:, None], 0.0))

@@ -25,6 +25,9 @@ class Rotation:
     sin: Tensor
     pairs: Pairs
 
+    def to(self, device: torch.device) -> "Rotation":
+        return Rotation(self.cos.to(device), self.sin.to(device), self.pairs)
+
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, heads, dim] -> like x."""
         turn = rope_interleaved if self.pairs is Pairs.INTERLEAVED else rope_halves

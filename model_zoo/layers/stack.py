@@ -1,15 +1,19 @@
 """Layers one after the other, each with its step: what decoders and encoders are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from model_zoo.layers.dividing import local_cache
 from model_zoo.layers.rope import Rotary, Rotation
 from model_zoo.layers.step import Step
 from runtime.kv.spec import LayerCache
 from runtime.model import Batch, KVCache
+from runtime.ranks import ALONE, Ranks
+from runtime.stages import Stages
 
 # Kernels pad rows to multiples of this.
 PADDING = 512
@@ -63,20 +67,39 @@ class LayerStack:
     """Runs layers over x [tokens, hidden].
 
     `inputs`: from the embeddings and the batch to [tokens, layers, width], of which each layer sees
-    its part. `row_elements`: how many elements a row needs at once at most, beside x;
+    its part. `ranks`: those that divide the layers among them. `stages`: where each layer is, if
+    not all where x is. `row_elements`: how many elements a row needs at once at most, beside x;
     `matrix_elements`: the largest matrix.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, inputs: LayerInputs | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        *,
+        inputs: LayerInputs | None = None,
+        ranks: Ranks = ALONE,
+        stages: Stages | None = None,
+    ) -> None:
         self._layers = tuple(layers)
+        self._stages = stages
+        self._ranks = ranks
         self._inputs = inputs
         self._rotaries = tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary))
         self._pages_of = _pages_of(self._layers)
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
-        """One declaration for each layer that stores keys and values."""
-        return tuple(layer.cache for layer in self._layers if layer.reads is None)
+        """One declaration for each layer that stores keys and values, of this rank's heads."""
+        stored = (layer.cache for layer in self._layers if layer.reads is None)
+        return tuple(local_cache(cache, self._ranks) for cache in stored)
+
+    @property
+    def cache_devices(self) -> tuple[torch.device, ...] | None:
+        """Where each of `caches` is."""
+        if self._stages is None:
+            return None
+        stored = zip(self._layers, self._stages.layers, strict=False)  # a file may have more
+        return tuple(device for layer, device in stored if layer.reads is None)
 
     @property
     def position_axes(self) -> int:
@@ -100,33 +123,46 @@ class LayerStack:
         inputs = None if self._inputs is None else self._inputs(x, batch)
         positions = batch.positions if batch.axes is None else batch.axes
         rotations = {rotary: rotary(positions) for rotary in self._rotaries}
+        main = x.device if self._stages is None else self._stages.main
+        carried = {main: _Carried(batch, rotations, inputs)}
         added = _added_rows(batch, x.shape[1])
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
         for index, layer in enumerate(self._layers):
-            x = layer.block(x, self._step(index, batch, cache, rotations, inputs))
+            here = main if self._stages is None else self._stages.layers[index]
+            if here not in carried:
+                carried[here] = carried[main].to(here)
+            x = layer.block(x.to(here), self._step(index, carried[here], cache))
             if index < len(added):
-                assert batch.image_rows is not None
-                x.index_add_(0, batch.image_rows, added[index].to(x.dtype))
-        return x
+                rows = carried[here].batch.image_rows
+                assert rows is not None
+                x.index_add_(0, rows, added[index].to(x))
+        return x.to(main)
 
-    def _step(
-        self,
-        index: int,
-        batch: Batch,
-        cache: KVCache,
-        rotations: dict[Rotary, Rotation],
-        inputs: Tensor | None,
-    ) -> Step:
-        rotary = self._layers[index].rotary
+    def _step(self, index: int, carried: "_Carried", cache: KVCache) -> Step:
+        rotary, batch, inputs = self._layers[index].rotary, carried.batch, carried.inputs
         pages = cache.layer(self._pages_of[index])
         return Step(
             batch,
             pages,
             batch.plans[pages.group],
-            None if rotary is None else rotations[rotary],
+            None if rotary is None else carried.rotations[rotary],
             batch.output_rows if index == len(self._layers) - 1 else None,
             None if inputs is None else inputs[:, index],
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Carried:
+    """What the layers of one device need of a step."""
+
+    batch: Batch
+    rotations: Mapping[Rotary, Rotation]
+    inputs: Tensor | None
+
+    def to(self, device: torch.device) -> "_Carried":
+        rotations = {rotary: r.to(device) for rotary, r in self.rotations.items()}
+        inputs = None if self.inputs is None else self.inputs.to(device)
+        return _Carried(self.batch.to(device), rotations, inputs)
 
 
 def _added_rows(batch: Batch, hidden: int) -> tuple[Tensor, ...]:

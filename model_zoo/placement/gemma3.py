@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from model_zoo.placement.pieces import Piece, Rows, required_token
+from model_zoo.placement.pieces import Outlined, Piece, Rows, required_token
 from model_zoo.tokenizer import Tokenizer
-from runtime.vision import PreparedImage
 
 START, PLACE, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 PARAGRAPH = "\n\n"
@@ -23,6 +22,6 @@ class GemmaPlacement:
         place = tokenizer.id_of(PLACE)
         self._place = self._start if place is None else place
 
-    def pieces(self, image: PreparedImage) -> Sequence[Piece]:
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
         rows = Rows(self._place, image.rows, whole=True)
         return PARAGRAPH, self._start, rows, self._end, PARAGRAPH

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from math import prod
 
-from model_zoo.placement.pieces import Piece, Rows, required_token
+from model_zoo.placement.pieces import Outlined, Piece, Rows, required_token
 from model_zoo.tokenizer import Tokenizer
-from runtime.vision import PreparedImage
 
 START, WHOLE, PLACE, END = "<|image_start|>", "<|image|>", "<|patch|>", "<|image_end|>"
 NEXT_COLUMN, NEXT_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"
@@ -20,7 +19,7 @@ class LlamaPlacement:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokens = {text: required_token(tokenizer, text) for text in self.reserved}
 
-    def pieces(self, image: PreparedImage) -> Sequence[Piece]:
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
         _, columns = image.grid
         tiles = 1 if prod(image.grid) == 1 else prod(image.grid) + 1
         length = image.rows // tiles

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from math import prod
 
-from model_zoo.placement.pieces import Piece, Rows, required_token
+from model_zoo.placement.pieces import Outlined, Piece, Rows, required_token
 from model_zoo.tokenizer import Tokenizer
-from runtime.vision import PreparedImage
 
 PLACE = "<|image|>"
 
@@ -20,6 +19,6 @@ class MllamaPlacement:
         self._place = required_token(tokenizer, PLACE)
         self._tiles = tiles
 
-    def pieces(self, image: PreparedImage) -> Sequence[Piece]:
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
         seen = prod(image.grid) * (image.rows // self._tiles)
         return (Rows(self._place, 1, cross_rows=seen, cross_padding=image.rows - seen),)

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from model_zoo.tokenizer import Tokenizer
 from runtime.errors import ModelFileError
-from runtime.vision import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,16 @@ class Rows:
 Piece = str | int | Rows
 
 
+class Outlined(Protocol):
+    """What is known of an image: when it is prepared, and of its Outline before."""
+
+    @property
+    def grid(self) -> tuple[int, int]: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
 class Placement(Protocol):
     """How a family of models is shown where an image stands.
 
@@ -47,7 +56,7 @@ class Placement(Protocol):
     @property
     def reserved(self) -> tuple[str, ...]: ...
 
-    def pieces(self, image: PreparedImage) -> Sequence[Piece]: ...
+    def pieces(self, image: Outlined) -> Sequence[Piece]: ...
 
 
 def required_token(tokenizer: Tokenizer, text: str) -> int:

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from model_zoo.placement.pieces import Piece, Rows, required_token
+from model_zoo.placement.pieces import Outlined, Piece, Rows, required_token
 from model_zoo.tokenizer import Tokenizer
-from runtime.vision import PreparedImage
 
 PLACE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
@@ -20,7 +19,7 @@ class PixtralPlacement:
             required_token(tokenizer, text) for text in (PLACE, BREAK, END)
         )
 
-    def pieces(self, image: PreparedImage) -> Sequence[Piece]:
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
         rows, columns = image.grid
         pieces: list[Piece] = []
         for row in range(rows):

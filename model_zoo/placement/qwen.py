@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from model_zoo.placement.pieces import Piece, Rows, required_token
+from model_zoo.placement.pieces import Outlined, Piece, Rows, required_token
 from model_zoo.tokenizer import Tokenizer
-from runtime.vision import PreparedImage
 
 START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 # Places for what is not served, which nobody may write either.
@@ -22,5 +21,5 @@ class QwenPlacement:
         required_token(tokenizer, END)
         self._place = required_token(tokenizer, PLACE)
 
-    def pieces(self, image: PreparedImage) -> Sequence[Piece]:
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
         return (Rows(self._place, image.rows, grid=image.grid),)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized, squared
 from runtime.vision import PreparedImage
 
@@ -25,18 +25,23 @@ class ClipProcessor:
     def most_rows(self) -> int:
         return self.rows
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+    def outline(self, height: int, width: int) -> Outline:
         """Raises RequestError for an image too long to be cut."""
+        if not self.whole:
+            check_aspect(height, width)
+        return Outline((3, self.side, self.side), (1, 1), self.rows)
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        outline = self.outline(*image.shape[:2])
         square = self._padded(image) if self.whole else self._middle(image)
         pixels = self.normalisation(square)
-        return PreparedImage(pixels, (1, 1), digest_of(image, self, tower), self.rows)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _padded(self, image: Pixels) -> Pixels:
         red, green, blue = (int(value * 255) for value in self.normalisation.mean)
         return squared(image, self.side, self.resample, (red, green, blue))
 
     def _middle(self, image: Pixels) -> Pixels:
-        check_aspect(image)
         height, width, _ = image.shape
         longer = self.side * max(height, width) // min(height, width)
         high, wide = (self.side, longer) if height <= width else (longer, self.side)

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import cut
+from model_zoo.images.tiles import cut, with_whole
 from runtime.vision import PreparedImage
 
 MAX_EDGE = 4096
@@ -37,27 +37,30 @@ class Idefics3Processor:
         edge = min(self.longest_edge, MAX_EDGE)
         odd = edge % 2  # then the shorter side may become the longer one
         tiles = math.ceil((edge + odd) / self.side) * (math.ceil((edge + odd) / self.side) + odd)
-        return (tiles + (tiles > 1)) * self.tile_rows
+        return with_whole(tiles) * self.tile_rows
+
+    def outline(self, height: int, width: int) -> Outline:
+        grid = self._grid(*scaled_to_edge(height, width, self.longest_edge))
+        tiles = with_whole(math.prod(grid))
+        return Outline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        digest = digest_of(image, self, tower)
         rows, columns, _ = image.shape
+        outline = self.outline(rows, columns)
         height, width = scaled_to_edge(rows, columns, self.longest_edge)
         scaled = resized(image, height, width, self.resample)
-        if not self.split:
-            whole = resized(scaled, self.side, self.side, self.resample)
-            pixels = self.normalisation(whole).unsqueeze(0)
-            return PreparedImage(pixels, (1, 1), digest, self.tile_rows)
-        rows, columns = grid = self._grid(height, width)
+        rows, columns = grid = outline.grid
         stretched = resized(scaled, rows * self.side, columns * self.side, self.resample)
         pixels = self.normalisation(cut(stretched, *grid))
         if len(pixels) > 1:
             whole = resized(stretched, self.side, self.side, self.resample)
             pixels = torch.cat([pixels, self.normalisation(whole).unsqueeze(0)])
-        return PreparedImage(pixels, grid, digest, len(pixels) * self.tile_rows)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """The longer side in whole tiles, then the shorter one as the shape asks for."""
+        if not self.split:
+            return 1, 1
         aspect = width / height
         if width >= height:
             columns = math.ceil(width / self.side)

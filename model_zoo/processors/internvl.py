@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import Grid, cut, grids
+from model_zoo.images.tiles import Grid, cut, grids, with_whole
 from runtime.vision import PreparedImage
 
 
@@ -29,17 +29,22 @@ class InternVLProcessor:
 
     @property
     def most_rows(self) -> int:
-        return (self.max_tiles + (self.max_tiles > 1)) * self.tile_rows
+        return with_whole(self.max_tiles) * self.tile_rows
+
+    def outline(self, height: int, width: int) -> Outline:
+        grid = self._grid(height, width)
+        tiles = with_whole(_tiles(grid))
+        return Outline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        rows, columns = grid = self._grid(*image.shape[:2])
+        outline = self.outline(*image.shape[:2])
+        rows, columns = grid = outline.grid
         stretched = resized(image, rows * self.side, columns * self.side, self.resample)
         pixels = self.normalisation(cut(stretched, *grid))
         if len(pixels) > 1:
             whole = self.normalisation(resized(image, self.side, self.side, self.resample))
             pixels = torch.cat([pixels, whole.unsqueeze(0)])
-        features = len(pixels) * self.tile_rows
-        return PreparedImage(pixels, grid, digest_of(image, self, tower), features)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> Grid:
         """Of equally near ones the largest that is less than twice the image; few tiles first."""

@@ -1,15 +1,16 @@
 """Llama 4: tiles of a canvas that suits the image, and the whole image as one more tile."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import best_grid, cut, fitting, on_canvas
+from model_zoo.images.tiles import best_grid, cut, fitting, on_canvas, with_whole
 from runtime.vision import PreparedImage
 
 
@@ -28,16 +29,21 @@ class Llama4Processor:
 
     @property
     def most_rows(self) -> int:
-        return (self.max_tiles + (self.max_tiles > 1)) * self.tile_rows
+        return with_whole(self.max_tiles) * self.tile_rows
+
+    def outline(self, height: int, width: int) -> Outline:
+        grid = best_grid(height, width, side=self.side, most=self.max_tiles)
+        tiles = with_whole(prod(grid))
+        return Outline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         height, width, _ = image.shape
-        grid = best_grid(height, width, side=self.side, most=self.max_tiles)
+        outline = self.outline(height, width)
+        grid = outline.grid
         small = resized(image, *fitting(height, width, grid=grid, side=self.side), self.resample)
         canvas = on_canvas(small, grid[0] * self.side, grid[1] * self.side)
         pixels = self.normalisation(cut(canvas, *grid))
         if len(pixels) > 1:
             whole = self.normalisation(resized(image, self.side, self.side, self.resample))
             pixels = torch.cat([pixels, whole.unsqueeze(0)])
-        rows = len(pixels) * self.tile_rows
-        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, cut, on_canvas
 from runtime.vision import PreparedImage
@@ -35,20 +35,24 @@ class LlavaNextProcessor:
         edge = self.tile_edge
         return edge**2 + max(rows * edge * (columns * edge + 1) for rows, columns in grids)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        height, width, _ = image.shape
+    def outline(self, height: int, width: int) -> Outline:
         high, wide = self._resolution(height, width)
         grid = high // self.side, wide // self.side
+        features = grid[0] * self.tile_edge, grid[1] * self.tile_edge
+        lines, length = unpadded(height, width, features)
+        rows = self.tile_edge**2 + lines * (length + 1)
+        return Outline((1 + math.prod(grid), 3, self.side, self.side), grid, rows)
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        height, width, _ = image.shape
+        outline = self.outline(height, width)
+        high, wide = outline.grid[0] * self.side, outline.grid[1] * self.side
         small = resized(image, *_filling(height, width, high, wide), self.resample)
         top, left = (high - small.shape[0]) // 2, (wide - small.shape[1]) // 2
-        tiles = cut(on_canvas(small, high, wide, top=top, left=left), *grid)
+        tiles = cut(on_canvas(small, high, wide, top=top, left=left), *outline.grid)
         whole = resized(image, self.side, self.side, self.resample)
         pixels = torch.cat([self.normalisation(whole).unsqueeze(0), self.normalisation(tiles)])
-        lines, length = unpadded(
-            height, width, (grid[0] * self.tile_edge, grid[1] * self.tile_edge)
-        )
-        rows = self.tile_edge**2 + lines * (length + 1)
-        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _resolution(self, height: int, width: int) -> tuple[int, int]:
         """The one that shows most of the image, of equals the one with the least padding."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, best_grid, cut, fitting, grids, on_canvas
 from runtime.vision import PreparedImage
@@ -32,14 +32,19 @@ class MllamaProcessor:
     def most_rows(self) -> int:
         return self.max_tiles * self.tile_rows
 
+    def outline(self, height: int, width: int) -> Outline:
+        grid = best_grid(height, width, side=self.side, most=self.max_tiles)
+        return Outline((self.max_tiles, 3, self.side, self.side), grid, self.most_rows)
+
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         height, width, _ = image.shape
-        grid = best_grid(height, width, side=self.side, most=self.max_tiles)
+        outline = self.outline(height, width)
+        grid = outline.grid
         small = resized(image, *fitting(height, width, grid=grid, side=self.side), self.resample)
         canvas = on_canvas(small, grid[0] * self.side, grid[1] * self.side)
-        pixels = torch.zeros(self.max_tiles, 3, self.side, self.side)
+        pixels = torch.zeros(outline.shape)
         pixels[: math.prod(grid)] = self.normalisation(cut(canvas, *grid))
-        return PreparedImage(pixels, grid, digest_of(image, self, tower), self.most_rows)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
 
 def aspect_ratio_id(grid: Grid, max_tiles: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from runtime.vision import PreparedImage
 
@@ -26,11 +26,16 @@ class PixtralProcessor:
     def most_rows(self) -> int:
         return math.ceil(self.longest_edge / (self.patch * self.merge)) ** 2
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+    def outline(self, height: int, width: int) -> Outline:
         unit = self.patch * self.merge
-        rows, columns = grid = self._grid(*image.shape[:2])
-        pixels = self.normalisation(resized(image, rows * unit, columns * unit, self.resample))
-        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows * columns)
+        rows, columns = grid = self._grid(height, width)
+        return Outline((3, rows * unit, columns * unit), grid, rows * columns)
+
+    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+        outline = self.outline(*image.shape[:2])
+        _, height, width = outline.shape
+        pixels = self.normalisation(resized(image, height, width, self.resample))
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """A side that would vanish keeps one row, where the reference fails."""

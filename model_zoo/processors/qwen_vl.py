@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import MAX_ASPECT, Filter, check_aspect, resized
 from runtime.vision import PreparedImage
 
@@ -37,13 +37,19 @@ class QwenVLProcessor:
         thin = unit * math.sqrt(most * MAX_ASPECT)  # a side that would vanish keeps one unit
         return math.floor(max(most, enlarged, thin) / unit**2)
 
+    def outline(self, height: int, width: int) -> Outline:
+        """Raises RequestError for an image more than 200 times as long as wide."""
+        check_aspect(height, width)
+        rows, columns = grid = self._grid(height, width)
+        patch = 3 * self.frames * self.patch**2
+        return Outline((rows * columns * self.merge**2, patch), grid, rows * columns)
+
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        """Raises RequestError for an image 200 times as long as wide."""
-        check_aspect(image)
-        rows, columns = grid = self._grid(*image.shape[:2])
+        outline = self.outline(*image.shape[:2])
+        rows, columns = outline.grid
         small = resized(image, rows * self._unit, columns * self._unit, self.resample)
-        pixels = self._patches(self.normalisation(small), grid)
-        return PreparedImage(pixels, grid, digest_of(image, self, tower), rows * columns)
+        pixels = self._patches(self.normalisation(small), outline.grid)
+        return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     @property
     def _unit(self) -> int:

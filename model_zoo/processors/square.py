@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import digest_of
+from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from runtime.vision import PreparedImage
 
@@ -27,6 +27,10 @@ class SquareProcessor:
     def most_rows(self) -> int:
         return self.rows
 
+    def outline(self, height: int, width: int) -> Outline:
+        return Outline((3, self.side, self.side), (1, 1), self.rows)
+
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         pixels = self.normalisation(resized(image, self.side, self.side, self.resample))
-        return PreparedImage(pixels, (1, 1), digest_of(image, self, tower), self.rows)
+        outline = self.outline(*image.shape[:2])
+        return as_outlined(outline, pixels, digest_of(image, self, tower))

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from model_zoo.chat import Message
-from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import Progress, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
 from model_zoo.store import Store, StoredModel
@@ -27,14 +26,14 @@ class _Turn(msgspec.Struct):
 class ResolvedModel:
     """A model's files, and what its layers say beside them.
 
-    `path`: the GGUF file, or the first of its parts. `name` in the store, None for a path.
-    `template` is in the template language of Go, which is not Jinja. `parameters`: options as
-    requests give them. `messages` begin every conversation.
+    `path`: the GGUF file, or the first of its parts. `stored`: what the store has, None for a path.
+    `template` is mostly in the template language of Go, which is not Jinja. `parameters`: options
+    as requests give them. `messages` begin every conversation.
     """
 
     path: Path
     projector: Path | None = None
-    name: ModelName | None = None
+    stored: StoredModel | None = field(default=None, compare=False)
     template: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
@@ -74,7 +73,7 @@ def facts(stored: StoredModel, store: Store) -> ResolvedModel:
     return ResolvedModel(
         path=stored.files[0],
         projector=stored.projectors[0] if stored.projectors else None,
-        name=stored.name,
+        stored=stored,
         template=layers.last("template") or layers.last("prompt"),
         parameters=layers.json("params", dict[str, Any]) or {},
         system=layers.last("system"),

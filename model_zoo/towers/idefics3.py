@@ -28,6 +28,9 @@ EPS = 1e-6
 SHUFFLED = 2
 # Tiles of an image, and the whole image as one more: what the processors of the family make.
 MOST_TILES = 16 + 1
+EDGE_KEY = "vision.preproc_image_size"
+# What processors of the family scale to where a checkpoint says nothing.
+LONGEST_EDGE = 4 * 364
 
 
 class ShuffledTower:
@@ -99,7 +102,7 @@ VISION = Conversion(
         *towers.clip("idefics3", towers.STANDARD, eps="layer_norm_eps"),
         Key("use_gelu", lambda c: True),
         Key("vision.projector.scale_factor", _shuffle),
-        Key("vision.preproc_image_size", towers.longest_edge),
+        Key(EDGE_KEY, lambda c: towers.longest_edge(c) or LONGEST_EDGE),
     ),
     rules=(
         Rule("embeddings.patch_embedding.*", "v.patch_embd.*"),
@@ -125,5 +128,8 @@ VISION = Conversion(
     check=checks.all_of(
         towers.known_setting("hidden_act", "gelu_pytorch_tanh"),
         towers.known_setting("num_channels", 3),
+        towers.same_side("max_image_size"),
+        towers.known_processing("do_resize", True),
+        towers.known_processing("do_image_splitting", True),
     ),
 )

@@ -26,7 +26,9 @@ from runtime.vision import ImageLimits, PreparedImage
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
-MOST_TILES = 12 + 1
+# Tiles of an image, where nothing else is said, and the whole image as one more.
+MOST_TILES = 12
+LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_max_tiles"
 
 
 class ScaledTower:
@@ -55,7 +57,7 @@ class ScaledTower:
         self._first = mm.linear("1", shape=(width, wide))
         self._second = mm.linear("3", shape=(width, width))
         rows = (self._vit.across // self._shuffled) ** 2
-        self._tiles = -(-most_rows // rows) if most_rows else MOST_TILES
+        self._tiles = -(-most_rows // rows) if most_rows else MOST_TILES + 1
         self.limits = ImageLimits(self._tiles * rows, width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
@@ -139,6 +141,8 @@ VISION = Conversion(
         *towers.clip("internvl", towers.IMAGENET, eps="layer_norm_eps"),
         Key("use_gelu", lambda c: True),
         Key("vision.projector.scale_factor", _shuffle),
+        Key(LEAST_TILES_KEY, lambda c: towers.preprocessing(c).get("min_patches", 1)),
+        Key(MOST_TILES_KEY, lambda c: towers.preprocessing(c).get("max_patches", MOST_TILES)),
     ),
     rules=(
         Rule("embeddings.patch_embeddings.projection.*", "v.patch_embd.*"),
@@ -172,6 +176,7 @@ VISION = Conversion(
         towers.known_setting("hidden_act", "gelu"),
         towers.known_setting("num_channels", 3),
         towers.known_setting("use_absolute_position_embeddings", True),
+        towers.same_side("size"),
         towers.known_of_model("projector_hidden_act", "gelu"),
         towers.known_of_model("vision_feature_layer", -1),
         towers.known_of_model("vision_feature_select_strategy", "default"),

@@ -24,6 +24,9 @@ from runtime.kernels.pointwise import gelu, gelu_erf, gelu_quick
 from runtime.vision import ImageLimits, PreparedImage
 
 EPS = 1e-5
+# How an image becomes a square: amid more of the mean colour, or by its middle alone.
+ASPECT_KEY = "vision.image_aspect_ratio"
+PADDED, MIDDLE = "pad", "square"
 
 
 class LlavaTower:
@@ -97,6 +100,16 @@ def _feature_layer(config: Configuration) -> int:
     return stated if stated >= 0 else config.layers + stated + 1
 
 
+def _aspect(config: Configuration) -> str:
+    """As the checkpoint's processor does it, of which several classes have the same settings."""
+    stated = towers.preprocessing(config)
+    if stated.get("do_pad"):
+        return PADDED
+    if not stated.get("do_center_crop", True):
+        raise config.error("has a processor that neither pads images nor cuts them to a square")
+    return MIDDLE
+
+
 def _is_computed(config: Configuration, layer: int) -> bool:
     return layer < _feature_layer(config)
 
@@ -120,6 +133,7 @@ VISION = Conversion(
         towers.IMAGE_SIZE,
         *towers.clip("mlp", towers.CLIP, eps="layer_norm_eps"),
         Key("has_llava_projector", lambda c: True),
+        Key(ASPECT_KEY, _aspect),
     ),
     rules=(
         Rule("embeddings.class_embedding", "v.class_embd", keep=True),
@@ -145,6 +159,8 @@ VISION = Conversion(
         towers.known_setting("model_type", "clip_vision_model"),
         towers.known_setting("hidden_act", "quick_gelu"),
         towers.known_setting("num_channels", 3),
+        towers.same_side("crop_size"),
+        towers.same_side("size"),
         towers.known_of_model("projector_hidden_act", "gelu"),
         towers.known_of_model("vision_feature_select_strategy", "default"),
     ),

@@ -54,10 +54,11 @@ def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor)
     (rows, elements), (outs, expected) = x.shape, weight.shape
     assert elements == expected, (x.shape, weight.shape)
     assert result.stride(1) == 1 or outs == 1, result.stride()
+    assert weight.data.stride(1) == 1, weight.data.stride()  # rows perhaps apart
     if rows and outs:
         scratch = torch.empty(kernels.caravan_matmul_scratch(rows, elements))
         kernels.caravan_matmul(
-            weight.type.id, address(x), address(weight.data), weight.data.stride(0),
+            weight.type.id, address(x), weight.data.data_ptr(), weight.data.stride(0),
             rows, outs, elements, result.data_ptr(), result.stride(0), address(scratch),
             torch.get_num_threads(),
         )  # fmt: skip

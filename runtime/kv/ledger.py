@@ -131,9 +131,21 @@ class PageLedger:
         return sum(len(group.owners) for group in self._groups)
 
     @property
+    def cacheable_tokens(self) -> int:
+        """How many tokens of prefixes can be kept for later sequences; 0 where none are."""
+        largest = max((len(group.owners) for group in self._groups), default=0)
+        return largest * self._page_tokens if self._prefix_cache else 0
+
+    @property
     def pages_owned(self) -> int:
         """Pages that some sequence holds now; cached pages without an owner do not count."""
         return self.pages_total - sum(group.available for group in self._groups)
+
+    @property
+    def occupancy(self) -> float:
+        """The share of its pages that sequences hold, in the group that is the fullest."""
+        shares = (1 - group.available / len(group.owners) for group in self._groups if group.owners)
+        return max(shares, default=0.0)
 
     def images_needed(self, owner: Owner, begin: int, end: int) -> tuple[bytes, ...]:
         """The images whose features the positions [begin, end) take, in the order of need."""

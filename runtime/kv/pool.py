@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +11,27 @@ from runtime.kv.spec import CacheLayout
 from runtime.model import LayerPages
 
 
+class PagePool(Protocol):
+    """Pages and their tables, as whoever runs steps sees them; see `KVPool`."""
+
+    @property
+    def page_tables(self) -> tuple[Tensor, ...]: ...
+
+    def layer(self, index: int) -> LayerPages: ...
+
+    def table_cell(self, group: int, slot: int, index: int) -> int: ...
+
+    def write_pages(self, cells: Tensor, pages: Tensor) -> None: ...
+
+    def clear_page(self, page: int) -> None: ...
+
+
 class KVPool:
     """Keys and values of every layer, in pages, and which page holds what of each slot.
 
     `pages`: how many each group has; `pages_per_sequence`: what a full context takes. All memory is
-    touched here, so that none is missing later.
+    touched here, so that none is missing later. `layer_devices`: of each layer's pages, where they
+    are not all on `device`, as the page tables are.
     """
 
     def __init__(
@@ -26,6 +43,7 @@ class KVPool:
         pages_per_sequence: int,
         dtype: torch.dtype,
         device: torch.device,
+        layer_devices: Sequence[torch.device] | None = None,
     ) -> None:
         assert len(pages) == len(layout.groups)
         self._widths = layout.capacity_pages(pages_per_sequence * layout.page_tokens)
@@ -39,8 +57,9 @@ class KVPool:
             cache = group.cache
             stored = torch.float32 if cache.exact else dtype
             for index in group.layers:
+                place = device if layer_devices is None else layer_devices[index]
                 keys, values = (
-                    torch.zeros(count, *shape, dtype=stored, device=device)
+                    torch.zeros(count, *shape, dtype=stored, device=place)
                     for shape in cache.page_shapes(layout.page_tokens)
                 )
                 self._layers[index] = LayerPages(keys, values, number)

@@ -1,7 +1,7 @@
 """Cache kinds and layouts: what rows fill and see of a cache, and how layers share pages."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import ClassVar, Protocol
@@ -306,13 +306,15 @@ def _aligned(rows: int, alignment: int) -> int:
 class LayerCache:
     """What one layer stores for each position: a key and a value per kv head.
 
-    `exact`: in float32, whatever type the cache has.
+    `exact`: in float32, whatever type the cache has. `divided_heads`: how many kv heads the layer
+    has, where ranks divide them; so that layers fall into the same groups on each of them.
     """
 
     kind: CacheKind
     kv_heads: int
     key_dim: int
     value_dim: int
+    divided_heads: int | None = field(default=None, kw_only=True)
     exact: ClassVar[bool] = False
 
     def page_shapes(self, page_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -19,8 +19,10 @@ from runtime.errors import ModelFileError, RequestError
 from serve_app.api.fields import Body, harmless, read_object
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.reply import Reply
-from serve_app.backend import ChatBackend, ServedModel
+from serve_app.backend import ChatBackend
+from serve_app.catalogue import ServedModel
 from serve_app.errors import Refusal
+from serve_app.keep_alive import keep_alive_s
 from serve_app.options import read_options
 from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
@@ -35,7 +37,7 @@ Input = RawText | TokenIds
 class _NativeBody(Body):
     model: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
-    keep_alive: Any = harmless()
+    keep_alive: Any = None
 
 
 class EmbedBody(_NativeBody):
@@ -65,7 +67,7 @@ class Embeddings:
 
     async def embed(self, request: Request) -> Response:
         body = EmbedBody.read(await read_object(request, self._max_body_bytes))
-        model = self._backend.model(body.model)
+        model = await self._backend.model(body.model)
         inputs = _native_inputs(body.input)
         reply = partial(
             native_reply,
@@ -74,25 +76,27 @@ class Embeddings:
             begun_ns=time.monotonic_ns(),
         )
         if not inputs:
-            await self._backend.card(model)
+            await self._backend.load(model, keep_alive_s(body.keep_alive))
             return JSONResponse(reply(together([])))
         context = read_options(body.options).over(model.options).num_ctx
-        tasks = _tasks(model, inputs, truncate=body.truncate, context_tokens=context)
+        keep_s = keep_alive_s(body.keep_alive)
+        tasks = _tasks(model, inputs, body.truncate, context, keep_s)
         return Reply(self._vectors(tasks), _native(reply), stream=False)
 
     async def older(self, request: Request) -> Response:
         body = OlderBody.read(await read_object(request, self._max_body_bytes))
-        model = self._backend.model(body.model)
+        model = await self._backend.model(body.model)
         if not body.prompt:
-            await self._backend.card(model)
+            await self._backend.load(model, keep_alive_s(body.keep_alive))
             return JSONResponse({"embedding": []})
         context = read_options(body.options).over(model.options).num_ctx
-        tasks = _tasks(model, [RawText(body.prompt)], truncate=True, context_tokens=context)
+        keep_s = keep_alive_s(body.keep_alive)
+        tasks = _tasks(model, [RawText(body.prompt)], True, context, keep_s)
         return Reply(self._vectors(tasks), _native(older_reply), stream=False)
 
     async def openai(self, request: Request) -> Response:
         body = OpenAIBody.read(await read_object(request, self._max_body_bytes))
-        model = self._backend.model(body.model)
+        model = await self._backend.model(body.model)
         if body.encoding_format not in ("float", "base64"):
             raise RequestError(
                 f"Invalid value for 'encoding_format' = {body.encoding_format}. "
@@ -100,7 +104,7 @@ class Embeddings:
             )
         inputs = _openai_inputs(body.input)
         context = model.options.num_ctx
-        tasks = _tasks(model, inputs, truncate=False, context_tokens=context)
+        tasks = _tasks(model, inputs, False, context)
         reply = partial(
             openai_reply,
             model=body.model,
@@ -208,11 +212,15 @@ def _array(vectors: Sequence[bytes]) -> Vectors:
 
 
 def _tasks(
-    model: ServedModel, inputs: Sequence[Input], *, truncate: bool, context_tokens: int | None
+    model: ServedModel,
+    inputs: Sequence[Input],
+    truncate: bool,
+    context_tokens: int | None,
+    keep_s: float | None = None,
 ) -> list[EmbeddingTask]:
     groups = [tuple(inputs[begin : begin + GROUP]) for begin in range(0, len(inputs), GROUP)]
     return [
-        EmbeddingTask(uuid.uuid4().hex, model.name, group, truncate, context_tokens)
+        EmbeddingTask(uuid.uuid4().hex, model.name, group, truncate, context_tokens, keep_s)
         for group in groups
     ]
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import time
 import uuid
 from datetime import UTC, datetime
@@ -18,9 +17,11 @@ from runtime.errors import RequestError
 from runtime.request import MAX_TOP_LOGPROBS
 from serve_app.api.fields import Body, harmless, read_object, unserved
 from serve_app.api.reply import Reply
-from serve_app.backend import ChatBackend, ServedModel
+from serve_app.backend import ChatBackend
+from serve_app.catalogue import ServedModel
 from serve_app.errors import Refusal
 from serve_app.images import ImageReader, Unread, check_total
+from serve_app.keep_alive import keep_alive_s
 from serve_app.options import OLLAMA_DEFAULTS, read_options
 from serve_app.task import (
     Candidate,
@@ -32,9 +33,7 @@ from serve_app.task import (
     TokenLogprob,
 )
 
-LONG_S = 1e9
 NOTHING = RawText("")
-_DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 class ChatMessage(Body):
@@ -53,7 +52,7 @@ class _Generation(Body):
     model: str = ""
     stream: bool = True
     options: dict[str, Any] = Field(default_factory=dict)
-    keep_alive: Any = harmless()
+    keep_alive: Any = None
     think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: int = 0
@@ -125,12 +124,12 @@ class OllamaChat:
         self, model: ServedModel, body: _Generation, encoder: "NativeEncoder"
     ) -> Response:
         """Nothing to answer: such a request asks to load the model, or to unload it."""
-        if _keep_alive_s(body.keep_alive) == 0:
-            raise RequestError(
-                f"model '{body.model}' cannot be unloaded: it is pinned by the configuration"
-            )
-        await self._backend.card(model)
-        return JSONResponse(encoder.loaded(body.model))
+        keep_s = keep_alive_s(body.keep_alive)
+        if keep_s == 0:
+            await self._backend.unload(model)
+            return JSONResponse(encoder.empty(body.model, "unload"))
+        await self._backend.load(model, keep_s)
+        return JSONResponse(encoder.empty(body.model, "load"))
 
     async def _messages(
         self, model: ServedModel, messages: list[ChatMessage], unread: list[Unread]
@@ -152,7 +151,6 @@ class OllamaChat:
 
     def _task(self, model: ServedModel, body: _Generation) -> ChatTask:
         """The task but for its prompt: what can be refused is, before images are read."""
-        _keep_alive_s(body.keep_alive)
         options = read_options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
         return ChatTask(
             id=uuid.uuid4().hex,
@@ -163,6 +161,7 @@ class OllamaChat:
             stop=options.stop or (),
             context_tokens=options.num_ctx,
             prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
+            keep_alive_s=keep_alive_s(body.keep_alive),
         )
 
     def _reply(
@@ -203,9 +202,9 @@ class NativeEncoder:
     def refused(self, refusal: Refusal) -> bytes:
         return _line({"error": refusal.message}).rstrip()
 
-    def loaded(self, model: str) -> dict[str, Any]:
+    def empty(self, model: str, done_reason: str) -> dict[str, Any]:
         self.model = model
-        return self._text(ChatDelta()) | {"done": True, "done_reason": "load"}
+        return self._text(ChatDelta()) | {"done": True, "done_reason": done_reason}
 
     def _text(self, delta: ChatDelta) -> dict[str, Any]:
         text: Any = delta.text
@@ -265,19 +264,6 @@ def _thinking(body: _Generation) -> bool | None:
     if body.think:
         raise RequestError('field "think" is not served yet (only false is)')
     return None if body.think is None else False
-
-
-def _keep_alive_s(value: Any) -> float | None:
-    """Seconds, None when nothing was said; anything but 0 changes nothing here."""
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(min(value, LONG_S))
-    if not isinstance(value, str):
-        raise RequestError(f"Unsupported type: '{type(value).__name__}' for keep_alive")
-    if value != "0" and not re.fullmatch(rf"({_DURATION.pattern})+", value):
-        raise RequestError(f'invalid keep_alive "{value}": a duration such as "10m" is wanted')
-    return float(any(float(match[1]) for match in _DURATION.finditer(value)))
 
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:

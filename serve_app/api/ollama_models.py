@@ -6,12 +6,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from model_zoo.chat import Message
+from model_zoo.modelfile import render_modelfile
 from serve_app.api.fields import Body, harmless, read_object
 from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
+from serve_app.listing import ListedModel, LoadedModel
 from serve_app.options import Options
 
-# A configured model stays; clients want a date all the same.
+# Of a model that stays; clients want a date all the same.
 NEVER = "2318-01-01T00:00:00Z"
 
 
@@ -32,15 +35,16 @@ class OllamaModels:
         self._max_body_bytes = max_body_bytes
 
     async def tags(self, request: Request) -> Response:
-        cards = sorted(await self._backend.cards(), key=lambda card: card.modified_at, reverse=True)
-        return JSONResponse({"models": [_tag(card) for card in cards]})
+        models = await self._backend.catalogue.listed()
+        return JSONResponse({"models": [_tag(model) for model in models]})
 
     async def ps(self, request: Request) -> Response:
-        return JSONResponse({"models": [_running(card) for card in await self._backend.cards()]})
+        loaded = await self._backend.catalogue.loaded()
+        return JSONResponse({"models": [_running(each) for each in loaded]})
 
     async def show(self, request: Request) -> Response:
         body = ShowBody.read(await read_object(request, self._max_body_bytes))
-        model = self._backend.model(body.model or body.name)
+        model = await self._backend.model(body.model or body.name)
         card = await self._backend.card(model, verbose=body.verbose)
         return JSONResponse(_shown(card, model.options.over(card.options)))
 
@@ -59,32 +63,35 @@ def parameter_size(count: int) -> str:
     return f"{count // 1000}K" if count >= 1000 else str(count)
 
 
-def _tag(card: ModelCard) -> dict[str, Any]:
+def _tag(model: ListedModel) -> dict[str, Any]:
     return {
-        "name": tagged(card.name),
-        "model": tagged(card.name),
-        "modified_at": _date(card.modified_at),
-        "size": card.file_bytes,
-        "digest": card.digest,
-        "details": _details(card),
-        "capabilities": list(card.capabilities),
+        "name": tagged(model.name),
+        "model": tagged(model.name),
+        "modified_at": _date(model.modified_at),
+        "size": model.file_bytes,
+        "digest": model.digest,
+        "details": _details(model),
+        "capabilities": list(model.capabilities),
     }
 
 
-def _running(card: ModelCard) -> dict[str, Any]:
+def _running(loaded: LoadedModel) -> dict[str, Any]:
+    """`replicas`: how many processes of the cluster have it; the sizes are those of all."""
+    model = loaded.model
     return {
-        "name": tagged(card.name),
-        "model": tagged(card.name),
-        "size": card.reserved_bytes,
-        "digest": card.digest,
-        "details": _details(card),
-        "expires_at": NEVER,
-        "size_vram": card.device_bytes,
-        "context_length": card.context_tokens,
+        "name": tagged(model.name),
+        "model": tagged(model.name),
+        "size": loaded.reserved_bytes,
+        "digest": model.digest,
+        "details": _details(model),
+        "expires_at": NEVER if loaded.expires_at is None else _date(loaded.expires_at),
+        "size_vram": loaded.device_bytes,
+        "context_length": loaded.context_tokens,
+        "replicas": loaded.replicas,
     }
 
 
-def _details(card: ModelCard) -> dict[str, Any]:
+def _details(card: ModelCard | ListedModel) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",
@@ -99,15 +106,23 @@ def _details(card: ModelCard) -> dict[str, Any]:
 
 def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
     parameters = _parameters(options)
-    template = card.chat_template or ""
+    messages = [Message(role, content) for role, content in card.messages]
     system = {} if card.system is None else {"system": card.system}
-    modelfile = [f"FROM {tagged(card.name)}", *(f"PARAMETER {line}" for line in parameters)]
+    said = [{"role": role, "content": content} for role, content in card.messages]
     return {
         "license": card.license or "",
-        "modelfile": "\n".join(modelfile),
-        "parameters": "\n".join(f"{name:<30} {value}" for name, value in map(_halves, parameters)),
-        "template": template,
+        "modelfile": render_modelfile(
+            tagged(card.name),
+            template=card.chat_template,
+            system=card.system,
+            parameters=parameters,
+            messages=messages,
+            license=card.license,
+        ),
+        "parameters": "\n".join(f"{name:<30} {_spelled(value)}" for name, value in parameters),
+        "template": card.chat_template or "",
         **system,
+        **({"messages": said} if said else {}),
         "details": _details(card),
         "model_info": _model_info(card),
         **({} if card.projector is None else {"projector_info": dict(card.projector)}),
@@ -119,18 +134,17 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
     }
 
 
-def _parameters(options: Options) -> list[str]:
-    """The configured options as a Modelfile has them; a list gives a line per element."""
-    lines = []
-    for name, value in options.said().items():
-        for element in value if isinstance(value, tuple) else (value,):
-            lines.append(f'{name} "{element}"' if isinstance(element, str) else f"{name} {element}")
-    return lines
+def _parameters(options: Options) -> list[tuple[str, Any]]:
+    """The options as a Modelfile has them; a list gives a line per element."""
+    return [
+        (name, element)
+        for name, value in options.said().items()
+        for element in (value if isinstance(value, tuple) else (value,))
+    ]
 
 
-def _halves(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(" ")
-    return name, value
+def _spelled(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _model_info(card: ModelCard) -> dict[str, Any]:

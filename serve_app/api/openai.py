@@ -9,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api.fields import Body, harmless, unserved
-from serve_app.backend import ChatBackend, ServedModel
+from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
+from serve_app.catalogue import ServedModel
 from serve_app.errors import Refusal
+from serve_app.listing import ListedModel
 from serve_app.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
 from serve_app.task import Candidate, ChatDelta, ChatTask, PromptSource
 
@@ -152,19 +154,19 @@ class OpenAIModels:
         self._backend = backend
 
     async def list(self, request: Request) -> Response:
-        cards = await self._backend.cards()
-        return JSONResponse({"object": "list", "data": [_entry(card) for card in cards]})
+        models = await self._backend.catalogue.listed()
+        return JSONResponse({"object": "list", "data": [_entry(model) for model in models]})
 
     async def one(self, request: Request) -> Response:
-        model = self._backend.model(request.path_params["model"])
+        model = await self._backend.model(request.path_params["model"])
         return JSONResponse(_entry(await self._backend.card(model)))
 
 
-def _entry(card: ModelCard) -> dict[str, Any]:
-    namespace = card.name.rsplit("/", 1)[0] if "/" in card.name else "library"
+def _entry(model: ListedModel | ModelCard) -> dict[str, Any]:
+    namespace = model.name.rsplit("/", 1)[0] if "/" in model.name else "library"
     return {
-        "id": card.name,
+        "id": model.name,
         "object": "model",
-        "created": int(card.modified_at),
+        "created": int(model.modified_at),
         "owned_by": namespace,
     }

@@ -1,12 +1,13 @@
 """What a model is, as its files and its manifest say, whether or not it can be served."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.unread import UnreadFile
 from model_zoo.model_name import ModelName
 from model_zoo.registry import class_for, quantization
 from model_zoo.sources.reference import PathSource, parse_source
@@ -45,18 +46,11 @@ class TypeTotal:
     nbytes: int
 
 
-class Unread(GGUFFile):
-    """A model file of which nothing but the header is read: a decoder made of it is an outline."""
-
-    def fetch(self, name: str) -> Iterator[int]:
-        return iter(())
-
-
 class ModelFacts:
     """The facts of one GGUF file; ModelFileError when it is none, or names no architecture."""
 
     def __init__(self, path: Path) -> None:
-        self.file = Unread.open(path)
+        self.file = UnreadFile.open(path)
         self.metadata = Metadata(self.file.metadata, path=self.file.path)
         self.architecture = self.metadata.architecture
         self.quantization = quantization(self.file, self.metadata)

@@ -1,18 +1,25 @@
-"""What memory a model needs, planned as for serving it, from the headers of its file alone."""
+"""What memory a model needs, planned as for serving it, from the headers of its files alone."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from model_zoo.gguf.scope import META, TensorScope
-from model_zoo.registry import class_for
-from runtime.assembly import EngineOptions, check_options
-from runtime.errors import DoesNotFitError
-from runtime.kv.spec import CacheLayout
-from runtime.memory import LEFT_FREE, MemoryPlan, available_bytes, plan_memory
+from model_zoo.eyes.loading import find_eyes
+from model_zoo.families import EYES
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
+from model_zoo.gguf.unread import UnreadFile
+from model_zoo.registry import class_for, token_metadata
+from model_zoo.tokenizer import load_tokenizer
+from runtime.assembly import EngineOptions, foresee
+from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
+from runtime.memory import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.model import DecoderModel
+from runtime.vision import ForeseenEncoder, VisionTower
 from serve_app.cli.facts import ModelFacts
-from serve_app.loading import DEFAULT_CONTEXT_TOKENS, usable_cpus
+from serve_app.loading import DEFAULT_CONTEXT_TOKENS
+from serve_app.machine import usable_cpus
 from serve_app.settings import ModelSettings
 
 _NO_LIMIT = 1 << 62
@@ -25,6 +32,8 @@ _DEFAULTS = ModelSettings.model_fields
 class Footprint:
     """Bytes for `slots` requests at once, each with a whole context of `context_tokens`.
 
+    `vision_weight_bytes`: of `weight_bytes`, the eyes' own; `vision_bytes`: what seeing takes
+    beside them; `projector_left_alone`: why a projector that the model brings is of no use.
     `least_bytes`: with a cache of one context, below which nothing starts. `whole_context_`: the
     longest that the model was made for, and the cache for one request of it. `available_bytes` and
     `cache_tokens`, the positions that this machine has room for, None where it has no such device;
@@ -36,8 +45,10 @@ class Footprint:
     context_tokens: int
     kv_dtype: str
     weight_bytes: int
+    vision_weight_bytes: int
     cache_bytes: int
     activation_bytes: int
+    vision_bytes: int
     sampler_bytes: int
     total_bytes: int
     least_bytes: int
@@ -46,111 +57,144 @@ class Footprint:
     available_bytes: int | None
     cache_tokens: int | None
     refusal: str | None
+    projector_left_alone: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outline:
+    """A model without its weights."""
+
+    decoder: DecoderModel
+    encoder: ForeseenEncoder | None
+    left_alone: str | None = None
 
 
 def footprint(
-    facts: ModelFacts, *, context_tokens: int | None, slots: int | None, device: str
+    facts: ModelFacts,
+    *,
+    context_tokens: int | None,
+    slots: int | None,
+    device: str,
+    projector: Path | None = None,
+    projector_wanted: bool = False,
 ) -> Footprint:
     """As `serve` would plan it; None means the default of the settings.
 
-    ConfigurationError when the model has no such context, ModelFileError when it is not served.
+    `projector`: the file with its eyes, `projector_wanted`: asked for, and not just brought by the
+    model. ConfigurationError when the model has no such context, or another projector is wanted;
+    ModelFileError when it is not served.
     """
     where = _device(device)
-    decoder = _outline(facts, where)
-    most = decoder.context_length
+    outline = _outline(facts, projector, where, wanted=projector_wanted)
+    most = outline.decoder.context_length
     options = EngineOptions(
         context_tokens=context_tokens or min(DEFAULT_CONTEXT_TOKENS, most),
         max_sequences=slots or _DEFAULTS["max_sequences"].default,
         step_tokens=max(slots or 0, _DEFAULTS["step_tokens"].default),
         page_tokens=_DEFAULTS["page_tokens"].default,
         kv_dtype=_dtype(where),
+        memory_bytes=_NO_LIMIT,
     )
-    check_options(options, decoder)
-    full = _plan(decoder, options, where)
-    least = _plan(decoder, options, where, cache_tokens=options.context_tokens)
-    available, held, refusal = _room(decoder, options, where)
+    full = _plan(outline, options, where)
+    least = _plan(outline, replace(options, cache_tokens=options.context_tokens), where)
+    available, held, refusal = _room(outline, options, where)
     return Footprint(
         device=where.type,
         slots=options.max_sequences,
         context_tokens=options.context_tokens,
         kv_dtype=str(options.kv_dtype).removeprefix("torch."),
         weight_bytes=full.weight_bytes,
+        vision_weight_bytes=full.weight_bytes - outline.decoder.weight_bytes,
         cache_bytes=full.cache_bytes,
         activation_bytes=full.activation_bytes,
+        vision_bytes=full.vision_bytes,
         sampler_bytes=full.sampler_bytes,
-        total_bytes=_needed(full),
-        least_bytes=_needed(least),
+        total_bytes=full.reserved_bytes,
+        least_bytes=least.reserved_bytes,
         whole_context_tokens=most,
-        whole_context_cache_bytes=_whole_context_bytes(decoder, options, where),
+        whole_context_cache_bytes=_whole_context_bytes(outline, options, where),
         available_bytes=available,
         cache_tokens=held,
         refusal=refusal,
+        projector_left_alone=outline.left_alone,
     )
 
 
-def _outline(facts: ModelFacts, device: torch.device) -> DecoderModel:
-    """The decoder without its weights: on a CPU they are views of a map that nobody reads.
+def _outline(
+    facts: ModelFacts, projector: Path | None, device: torch.device, *, wanted: bool
+) -> _Outline:
+    """With its eyes, or without those that it brings and cannot use."""
+    try:
+        return _drawn(facts, projector, device)
+    except (ConfigurationError, UnsupportedModelError) as error:
+        if projector is None or wanted:
+            raise
+        return replace(_drawn(facts, None, device), left_alone=str(error))
 
-    Elsewhere they would be copied; the device "meta" stands in for it.
-    """
-    decoder_class = class_for(facts.metadata)
-    dtype = _dtype(device)
-    draft = TensorScope(facts.file, device=META, dtype=dtype)
-    decoder = decoder_class(draft, facts.metadata)
-    draft.check()
+
+def _drawn(facts: ModelFacts, projector: Path | None, device: torch.device) -> _Outline:
+    """On a CPU weights are views of a map that nobody reads; elsewhere they would be copied, and
+    the device "meta" stands in for it."""
+    draft = _built(facts, projector, META, device)
     if device.type != "cpu":
-        return decoder
+        return draft
     torch.set_num_threads(usable_cpus())
-    return decoder_class(TensorScope(facts.file, device=device, dtype=dtype), facts.metadata)
+    return _built(facts, projector, device, device)
 
 
-def _plan(
-    decoder: DecoderModel,
-    options: EngineOptions,
-    device: torch.device,
-    *,
-    cache_tokens: int | None = None,
-    memory_bytes: int = _NO_LIMIT,
-) -> MemoryPlan:
-    return plan_memory(
-        decoder,
-        CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens),
-        device=device,
-        kv_dtype=options.kv_dtype,
-        slots=options.max_sequences,
-        step_tokens=options.step_tokens,
-        context_tokens=options.context_tokens,
-        cache_tokens=cache_tokens,
-        memory_bytes=memory_bytes,
-    )
+def _built(
+    facts: ModelFacts, projector: Path | None, where: torch.device, device: torch.device
+) -> _Outline:
+    """`where` its weights are, and the device on which it is to run."""
+    w = TensorScope(facts.file, device=where, dtype=_dtype(device))
+    decoder = class_for(facts.metadata)(w, facts.metadata)
+    tower = _tower(facts, projector, w, decoder)
+    w.check()
+    return _Outline(decoder, None if tower is None else ForeseenEncoder.of(tower, device))
+
+
+def _tower(
+    facts: ModelFacts, projector: Path | None, w: TensorScope, decoder: DecoderModel
+) -> VisionTower | None:
+    """`w`: of the text model, in whose file it may be."""
+    eyes = find_eyes(facts.file, facts.metadata, projector, EYES)
+    if eyes is None:
+        return None
+    if eyes.is_own:
+        eyes = replace(eyes, file=UnreadFile.open(eyes.file.path))
+        w = TensorScope(eyes.file, device=w.device, dtype=w.dtype)
+    tokenizer = load_tokenizer(token_metadata(facts.file), architecture=facts.metadata.architecture)
+    tower = eyes.build(w, tokenizer, decoder).tower
+    w.check()
+    return tower
+
+
+def _plan(outline: _Outline, options: EngineOptions, device: torch.device) -> MemoryPlan:
+    return foresee(outline.decoder, device=device, options=options, encoder=outline.encoder)
 
 
 def _whole_context_bytes(
-    decoder: DecoderModel, options: EngineOptions, device: torch.device
+    outline: _Outline, options: EngineOptions, device: torch.device
 ) -> int | None:
-    most = decoder.context_length
+    most = outline.decoder.context_length
     if most > _LONGEST_WHOLE_CONTEXT:
         return None
     alone = replace(options, context_tokens=most, max_sequences=1)
-    return _plan(decoder, alone, device).cache_bytes
+    return _plan(outline, alone, device).cache_bytes
 
 
 def _room(
-    decoder: DecoderModel, options: EngineOptions, device: torch.device
+    outline: _Outline, options: EngineOptions, device: torch.device
 ) -> tuple[int | None, int | None, str | None]:
     """What is available here, how many positions the cache may then hold, and if none why."""
     if device.type == "cuda" and not torch.cuda.is_available():
         return None, None, None
     available = available_bytes(device)
+    here = replace(options, memory_bytes=int(available * (1 - LEFT_FREE)))
     try:
-        plan = _plan(decoder, options, device, memory_bytes=int(available * (1 - LEFT_FREE)))
+        return available, _plan(outline, here, device).cache_tokens, None
     except DoesNotFitError as error:
         return available, None, str(error)
-    return available, plan.cache_tokens, None
-
-
-def _needed(plan: MemoryPlan) -> int:
-    return plan.available_bytes - plan.headroom_bytes
 
 
 def _device(name: str) -> torch.device:

@@ -27,6 +27,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "verify": ("serve_app.cli.verify:verify", "Read models to the end; say what is damaged."),
         "convert": ("serve_app.cli.convert:convert", "Make a GGUF file of a Hugging Face folder."),
         "quantize": ("serve_app.cli.quantize:quantize", "Make a GGUF file smaller."),
+        "create": ("serve_app.cli.create:create", "Make a model of another one, or of files."),
+        "cp": ("serve_app.cli.copying:copy", "Give a model a second name."),
         "rm": ("serve_app.cli.remove:remove", "Remove models from the store."),
     }
 )

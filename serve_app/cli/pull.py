@@ -2,15 +2,14 @@
 
 import click
 
-from model_zoo.manifest import SOURCE
-from model_zoo.model_name import HUB_HOST, ModelName
 from model_zoo.sources import pull as pulling
-from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
+from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
 from model_zoo.store import Store
 from runtime.errors import CaravanError, SourceError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import reporter
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
+from serve_app.sources import named_source
 
 
 @click.command("pull")
@@ -52,25 +51,10 @@ def _pull_one(source: RemoteSource, store: Store, as_json: bool) -> None:
 
 
 def remote_source(text: str, store: Store) -> RemoteSource:
-    """What to ask for; SourceError when the text cannot mean a model elsewhere.
-
-    A name without a scheme is one of Ollama's registry, unless the store has it from the Hub.
-    """
+    """What to ask for; SourceError when the text cannot mean a model elsewhere."""
     source = parse_source(text)
-    if not isinstance(source, PathSource):
-        return source
-    if source.path.exists() or text.startswith((".", "/", "~")):
+    if isinstance(source, PathSource) and (
+        source.path.exists() or text.startswith((".", "/", "~"))
+    ):
         raise SourceError(f"{source.path} is a path; a file is served from where it lies.")
-    name = ModelName.parse(text)
-    return _origin(name, store) if name.host == HUB_HOST else RegistrySource(name)
-
-
-def _origin(name: ModelName, store: Store) -> RemoteSource:
-    """Names of the Hub's models do not tell all of a source; their manifests do."""
-    stated = store.manifest(name).annotations.get(SOURCE) if store.find(name) else None
-    origin = None if stated is None else parse_source(stated)
-    if origin is None or isinstance(origin, PathSource):
-        raise SourceError(
-            f"Where {name} comes from is not known; give hf://organisation/repository."
-        )
-    return origin
+    return named_source(text, store)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,16 @@ _SHOWN_ELEMENTS = 4
     default="auto",
     help="Where it is to run; what this machine has.",
 )
+@click.option(
+    "--projector",
+    type=click.Path(path_type=Path),
+    help="The file with its eyes, where that is one of its own.",
+)
 @store_option
 @json_option
 def show(
     model: str,
+    projector: Path | None,
     context_tokens: int | None,
     slots: int | None,
     device: str,
@@ -61,15 +67,22 @@ def show(
 ) -> None:
     """Show what a model is and what memory it needs.
 
-    Of a file only the header is read. --context, --slots and --device say for what the memory is
-    reckoned, as `context_tokens`, `max_sequences` and `device` do in a configuration. --json writes
-    all metadata and every tensor.
+    Of a file only the header is read. --context, --slots, --device and --projector say for what the
+    memory is reckoned, as `context_tokens`, `max_sequences`, `device` and `projector` do in a
+    configuration. --json writes all metadata and every tensor.
     """
     location = locate(model, store)
+    if projector is not None:
+        location = replace(location, projector=projector)
     facts = ModelFacts(location.file)
     try:
         need: Footprint | CaravanError = footprint(
-            facts, context_tokens=context_tokens, slots=slots, device=device
+            facts,
+            context_tokens=context_tokens,
+            slots=slots,
+            device=device,
+            projector=location.projector,
+            projector_wanted=projector is not None,
         )
     except CaravanError as error:
         need = error
@@ -196,7 +209,7 @@ def _summary(document: Mapping[str, Any], facts: ModelFacts) -> Iterator[tuple[s
     yield "size", f"{size}, written {modified_at}"
     if document["stored"] is not None:
         yield from _stored_pairs(document["stored"])
-    yield "projector", _projector_line(document["projector"])
+    yield "projector", _projector_line(document)
     yield "chat template", facts.template.origin or "none: it completes text only"
     reason = document["unsupported_because"]
     yield "served", "yes" if reason is None else f"no: {shortened(reason, _LONGEST_REASON)}"
@@ -217,11 +230,13 @@ def _license(document: Mapping[str, Any]) -> str:
     return shortened(document["license"] or first or "not stated", _LONGEST_VALUE)
 
 
-def _projector_line(projector: Mapping[str, Any] | None) -> str:
+def _projector_line(document: Mapping[str, Any]) -> str:
+    projector = document["projector"]
     if projector is None:
         return "none"
-    if "error" in projector:
-        return projector["error"]
+    unused = projector.get("error") or document["memory"].get("projector_left_alone")
+    if unused is not None:
+        return shortened(unused, _LONGEST_REASON)
     size = byte_size(projector["file_bytes"])
     return f"{projector['path']}, {projector['architecture']}, {projector['quantization']}, {size}"
 
@@ -232,9 +247,11 @@ def _memory_title(need: Footprint) -> str:
 
 
 def _memory(need: Footprint) -> Iterator[tuple[str, str]]:
-    yield "weights", byte_size(need.weight_bytes)
+    yield "weights", _weights(need)
     yield "KV cache", f"{byte_size(need.cache_bytes)} in {need.kv_dtype}"
     yield "activations", byte_size(need.activation_bytes)
+    if need.vision_bytes:
+        yield "images", f"{byte_size(need.vision_bytes)}, to encode them and for their features"
     yield "sampling", byte_size(need.sampler_bytes)
     yield "in all", byte_size(need.total_bytes)
     yield "at least", f"{byte_size(need.least_bytes)}, with a cache for one request"
@@ -243,6 +260,12 @@ def _memory(need: Footprint) -> Iterator[tuple[str, str]]:
         yield "whole context", f"a KV cache of {size} for one request of {most:,} tokens"
     if need.available_bytes is not None:
         yield "available here", f"{byte_size(need.available_bytes)}; {_verdict(need)}"
+
+
+def _weights(need: Footprint) -> str:
+    size = byte_size(need.weight_bytes)
+    eyes = need.vision_weight_bytes
+    return f"{size}, {byte_size(eyes)} of them to see" if eyes else size
 
 
 def _verdict(need: Footprint) -> str:

@@ -14,30 +14,45 @@ from serve_app.task import ChatDelta, Task
 CONNECT_TIMEOUT_S = 5.0
 IDLE_PER_REPLICA = 64
 IDLE_S = 60.0
+SILENCE_S = 10.0
+LOOKS = 4
 
 
 class ConnectionLost(Exception):
-    """The connection failed; what was asked may or may not have been worked on."""
+    """The connection failed. `at_work`: the other side may have been at work on what was asked."""
+
+    def __init__(self, message: str, *, at_work: bool = False) -> None:
+        super().__init__(message)
+        self.at_work = at_work
 
 
 class StreamClient:
-    """Asks replicas. Leaving `generate` early, for any reason, closes its connection."""
+    """Asks replicas. Leaving `generate` early, for any reason, closes its connection.
 
-    def __init__(self) -> None:
+    `silence_s`: a replica that says nothing for so long, not even that it lives, is lost.
+    """
+
+    def __init__(self, *, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._idle: dict[wire.Address, deque[_Connection]] = {}
 
-    async def generate(self, address: wire.Address, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        """Deltas up to the one with `finish`. Raises ConnectionLost or the replica's own error."""
+    async def generate(
+        self, address: wire.Address, task: Task, *, trial_tokens: int = 0
+    ) -> AsyncGenerator[ChatDelta | wire.Leaving, None]:
+        """Deltas up to the one with `finish`; among them, again and again, that the replica leaves.
+
+        Raises ConnectionLost or the replica's own error.
+        """
         connection = self._pooled(address) or await _Connection.open(address)
         reusable = False
         try:
-            connection.send(wire.asking(task))
+            connection.ask(task, trial_tokens, self._silence_s)
             ended = False
             while not ended:
-                delta = await connection.receive()
-                ended = delta.finish is not None
+                told = await connection.receive()
+                ended = isinstance(told, ChatDelta) and told.finish is not None
                 reusable = ended
-                yield delta
+                yield told
         except CaravanError:
             reusable = True  # the replica has answered; the connection is fine
             raise
@@ -67,6 +82,7 @@ class StreamClient:
         if not connection.alive or len(connections) >= IDLE_PER_REPLICA:
             connection.close()
             return
+        connection.rest()
         connection.idle_since = time.monotonic()
         connections.append(connection)
 
@@ -89,8 +105,13 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._challenge: bytes | None = None
         self._delta: ChatDelta | None = None
+        self._leaving: wire.Leaving | None = None
+        self._departing = False
         self._error: Exception | None = None
         self._changed = asyncio.Event()
+        self._at_work = False  # what was asked, as far as is known here
+        self._quiet_looks = 0
+        self._next_look: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, address: wire.Address) -> "_Connection":
@@ -109,23 +130,42 @@ class _Connection(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        return self._error is None and self._transport is not None
+        return self._error is None and self._transport is not None and not self._departing
 
     def send(self, message: wire.Wire) -> None:
         assert self._transport is not None
         self._transport.write(wire.frame(message))
 
-    async def receive(self) -> ChatDelta:
-        while self._delta is None:
+    def ask(self, task: Task, trial_tokens: int, silence_s: float) -> None:
+        self._at_work = not trial_tokens  # else it is told when its turn comes
+        self.send(wire.asking(task, trial_tokens=trial_tokens))
+        self._quiet_looks = 0
+        self._look_later(silence_s / LOOKS)
+
+    async def receive(self) -> ChatDelta | wire.Leaving:
+        """What was told since the last time; deltas first, then that the replica leaves."""
+        while self._delta is None and self._leaving is None:
             if self._error is not None:
                 error, self._error = self._error, self._lasting(self._error)
                 raise error
             self._changed.clear()
             await self._changed.wait()
-        delta, self._delta = self._delta, None
-        return delta
+        if self._delta is not None:
+            delta, self._delta = self._delta, None
+            return delta
+        assert self._leaving is not None
+        leaving, self._leaving = self._leaving, None
+        return leaving
+
+    def rest(self) -> None:
+        """Nothing is asked; the other side may be silent."""
+        self._at_work = False
+        self._leaving = None
+        if self._next_look is not None:
+            self._next_look.cancel()
 
     def close(self) -> None:
+        self.rest()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
@@ -135,18 +175,34 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._quiet_looks = 0
         try:
             for message in self._splitter.feed(data):
                 self._take(message)
         except wire.WireError as error:
-            self._error = ConnectionLost(str(error))
-            self.close()
+            self._lose(str(error))
         self._changed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._error = self._error or ConnectionLost("The replica closed the connection.")
         self._transport = None
+        self._lose("The replica closed the connection.")
+
+    def _lose(self, reason: str) -> None:
+        self._error = self._error or ConnectionLost(reason, at_work=self._at_work)
+        self.close()
         self._changed.set()
+
+    def _look_later(self, pause_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(pause_s, self._look, pause_s)
+
+    def _look(self, pause_s: float) -> None:
+        """Several looks must find silence: one alone may only show that this process was late."""
+        self._quiet_looks += 1
+        if self._quiet_looks > LOOKS:
+            self._lose(f"The replica was silent for {LOOKS * pause_s:g} seconds.")
+        else:
+            self._look_later(pause_s)
 
     def _take(self, message: wire.Wire) -> None:
         match message:
@@ -154,6 +210,13 @@ class _Connection(asyncio.Protocol):
                 self._delta = delta if self._delta is None else self._delta.merged(delta)
             case wire.Failed():
                 self._error = wire.error_of(message)
+            case wire.Beat():
+                pass
+            case wire.Leaving():
+                self._leaving = message
+                self._departing, self._at_work = True, False
+            case wire.Taken():
+                self._at_work = not self._departing
             case wire.Challenge(nonce):
                 self._challenge = nonce
             case _:

@@ -3,6 +3,14 @@
 The replica opens with a `Challenge`; the other side proves that it knows the replica's token
 without sending it. Then, again and again: one `Ask` or `AskVectors`, answered by `Told` until a
 delta has `finish`, or by `Failed`. Whoever closes the connection ends what is being answered.
+
+While it answers, the replica says `Beat` every `BEAT_S`, or `Leaving` from when it has been told to
+stop: the caller should go on elsewhere as soon as it can. A task that was at work on a replica when
+that died is on trial on the next: those are taken one at a time, each told by `Taken`, until it has
+drawn `trial_tokens` or ended. So, should it kill this one too, it is known which one it was.
+
+`Watch` in place of a task is answered by a `Report` now and then, until the caller speaks again or
+leaves, or the replica says `Leaving`.
 """
 
 import asyncio
@@ -18,24 +26,33 @@ from runtime.errors import (
     CaravanError,
     EngineDeadError,
     GenerationFailedError,
+    ModelNotFoundError,
+    ModelUnavailableError,
     OverloadedError,
     PromptTooLongError,
+    ReplicaLostError,
     RequestError,
 )
+from serve_app.policy import Load
+from serve_app.prefixes import Chain
 from serve_app.task import ChatDelta, ChatTask, EmbeddingTask, Task
 
 MAX_HANDSHAKE_BYTES = 256
 MAX_ASK_BYTES = 256 * 2**20
 MAX_TOLD_BYTES = 64 * 2**20
+BEAT_S = 1.0
 
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 # Most specific first; what is not listed travels as its nearest ancestor here.
 _TRAVELLING: tuple[type[CaravanError], ...] = (
     PromptTooLongError,
     RequestError,
+    ModelNotFoundError,
+    ModelUnavailableError,
     OverloadedError,
     GenerationFailedError,
     EngineDeadError,
+    ReplicaLostError,
     CaravanError,
 )
 
@@ -49,11 +66,15 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """`trial_tokens` 0: the task is not on trial."""
+
     task: ChatTask
+    trial_tokens: int = 0
 
 
 class AskVectors(msgspec.Struct, frozen=True, tag="ask vectors"):
     task: EmbeddingTask
+    trial_tokens: int = 0
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
@@ -65,7 +86,35 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Wire = Challenge | Proof | Ask | AskVectors | Told | Failed
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    pass
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    pass
+
+
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    pass
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """`every_s`: that often at most; what does not change is told every `BEAT_S`."""
+
+    every_s: float
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """`chains`: of the tasks that came since the last report. `taken`: how many came at all."""
+
+    load: Load
+    chains: tuple[Chain, ...]
+    taken: int
+
+
+Wire = (
+    Challenge | Proof | Ask | AskVectors | Told | Failed | Taken | Beat | Leaving | Watch | Report
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Wire)
@@ -73,24 +122,32 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Wire)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica listens, and the secret that it expects its callers to know."""
+    """Where a replica listens, and the secret that it expects its callers to know.
+
+    `replica`: its name, which no later one has. `model`: equal where an answer that one replica has
+    begun can go on at the other.
+    """
 
     host: str
     port: int
     token: str
+    replica: str = ""
+    model: str = ""
 
 
 class WireError(Exception):
     """The other side does not speak this protocol."""
 
 
-def asking(task: Task) -> Ask | AskVectors:
-    return Ask(task) if isinstance(task, ChatTask) else AskVectors(task)
+def asking(task: Task, *, trial_tokens: int = 0) -> Ask | AskVectors:
+    if isinstance(task, ChatTask):
+        return Ask(task, trial_tokens)
+    return AskVectors(task, trial_tokens)
 
 
-def frame(message: Wire) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def decode(body: bytes | memoryview) -> Wire:
@@ -112,25 +169,25 @@ class FrameSplitter:
         messages: list[Wire] = []
         begin = 0
         while (end := self._frame_end(begin)) is not None:
-            messages.append(decode(bytes(self._buffer[begin + _LENGTH.size : end])))
+            messages.append(decode(bytes(self._buffer[begin + LENGTH.size : end])))
             begin = end
         del self._buffer[:begin]
         return messages
 
     def _frame_end(self, begin: int) -> int | None:
-        if len(self._buffer) - begin < _LENGTH.size:
+        if len(self._buffer) - begin < LENGTH.size:
             return None
-        end = begin + _LENGTH.size + _checked(self._buffer[begin:], self._limit_bytes)
+        end = begin + LENGTH.size + checked_length(self._buffer[begin:], self._limit_bytes)
         return end if end <= len(self._buffer) else None
 
 
 async def read_message(reader: asyncio.StreamReader, limit_bytes: int) -> Wire:
-    length = _checked(await reader.readexactly(_LENGTH.size), limit_bytes)
+    length = checked_length(await reader.readexactly(LENGTH.size), limit_bytes)
     return decode(await reader.readexactly(length))
 
 
-def _checked(prefix: bytes | bytearray, limit_bytes: int) -> int:
-    (length,) = _LENGTH.unpack_from(prefix)
+def checked_length(prefix: bytes | bytearray, limit_bytes: int) -> int:
+    (length,) = LENGTH.unpack_from(prefix)
     if length > limit_bytes:
         raise WireError(f"A message of {length:,} bytes; at most {limit_bytes:,} are accepted.")
     return length

@@ -14,7 +14,10 @@ from runtime.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.vision import LocalEncoder
 from tests.parity import (
     test_vision_gemma3,
+    test_vision_idefics3,
+    test_vision_internvl,
     test_vision_llama4,
+    test_vision_llava,
     test_vision_mistral3,
     test_vision_mllama,
     test_vision_qwen3vl,
@@ -41,6 +44,27 @@ class Family:
 FAMILIES = {
     "gemma3": Family(
         test_vision_gemma3, test_vision_gemma3.config, test_vision_gemma3.START, "llama.cpp", {}
+    ),
+    "idefics3": Family(
+        test_vision_idefics3,
+        test_vision_idefics3.config,
+        test_vision_idefics3.PLACE,
+        "llama.cpp",
+        test_vision_idefics3.SETTINGS,
+    ),
+    "internvl": Family(
+        test_vision_internvl,
+        test_vision_internvl.config,
+        test_vision_internvl.PLACE + "\n",
+        "llama.cpp",
+        {"max_patches": 6},
+    ),
+    "llava": Family(
+        test_vision_llava,
+        test_vision_llava.config,
+        test_vision_llava.PLACE + "\n",
+        "llama.cpp",
+        test_vision_llava.SETTINGS["padded"],
     ),
     "llama4": Family(
         test_vision_llama4, test_vision_llama4.config, test_vision_llama4.WHOLE, "ollama", {}

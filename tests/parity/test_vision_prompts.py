@@ -1,10 +1,9 @@
 """Prompts with pictures, token by token as each family's processor in `transformers` makes them."""
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,9 +11,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llama4.processing_llama4 import Llama4Processor
+from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     MllamaProcessor,
@@ -31,15 +36,17 @@ from model_zoo.eyes.seeing import Eyes
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.images.prepared import ImageProcessor
-from model_zoo.placement import gemma3, llama4, mllama, pixtral, qwen
+from model_zoo.placement import gemma3, idefics3, internvl, llama4, llava, mllama, pixtral, qwen
 from model_zoo.placement.pieces import Placement
+from model_zoo.processors.clip import ClipProcessor
+from model_zoo.processors.idefics3 import Idefics3Processor as IdeficsTiles
+from model_zoo.processors.internvl import InternVLProcessor as InternTiles
 from model_zoo.processors.llama4 import Llama4Processor as LlamaTiles
 from model_zoo.processors.mllama import MllamaProcessor as MllamaTiles
 from model_zoo.processors.pixtral import PixtralProcessor as PixtralShape
 from model_zoo.processors.qwen_vl import QwenVLProcessor
 from model_zoo.processors.square import SquareProcessor
 from model_zoo.tokenizer import Tokenizer
-from tests.chat_templates import template_source
 from tests.vision_prompts import (
     TEMPLATE,
     TEXT_TEMPLATE,
@@ -140,6 +147,25 @@ def qwen_processor(kind: Any) -> Callable[[Any], Any]:
     return made
 
 
+def llava_processor(tokenizer: Any) -> Any:
+    images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
+    options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return LlavaProcessor(images, tokenizer, patch_size=14, **options)
+
+
+def idefics3_processor(tokenizer: Any) -> Any:
+    sizes = {"size": {"longest_edge": 150}, "max_image_size": {"longest_edge": 56}}
+    return Idefics3Processor(Idefics3ImageProcessorPil(**sizes), tokenizer, image_seq_len=4)
+
+
+def internvl_processor(tokenizer: Any) -> Any:
+    processor = object.__new__(InternVLProcessor)
+    processor.check_argument_for_proper_class = lambda *_: None
+    images = GotOcr2ImageProcessorPil(size=SQUARE)
+    InternVLProcessor.__init__(processor, images, tokenizer, SimpleNamespace(), image_seq_length=4)
+    return processor
+
+
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
 QWEN = QwenVLProcessor(14, 2, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 SQUARE = {"height": 56, "width": 56}
@@ -187,6 +213,35 @@ FAMILIES = {
         llama4.LlamaPlacement.reserved,
         llama4.PLACE,
         {},
+    ),
+    "llava": Family(
+        llava.LlavaPlacement,
+        ClipProcessor(56, 16),
+        llava_processor,
+        llava.LlavaPlacement.reserved,
+        llava.PLACE,
+        {},
+    ),
+    "idefics3": Family(
+        idefics3.TilePlacement,
+        IdeficsTiles(56, 150, 4),
+        idefics3_processor,
+        idefics3.TilePlacement.reserved,
+        idefics3.PLACE,
+        {},
+    ),
+    "internvl": Family(
+        internvl.InternPlacement,
+        InternTiles(56, 4, CLIP),
+        internvl_processor,
+        internvl.InternPlacement.reserved,
+        internvl.PLACE,
+        {
+            "start_image_token": internvl.START,
+            "context_image_token": internvl.PLACE,
+            "end_image_token": internvl.END,
+            "video_token": internvl.OTHER,
+        },
     ),
     "mllama": Family(
         lambda tokenizer: mllama.MllamaPlacement(tokenizer, 4),
@@ -309,35 +364,3 @@ def test_text_sees_from_the_side_what_the_processor_lets_it_see(about: str) -> N
     assert [span.cross_padding for span in prompt.spans] == [17 * (4 - n) for n in tiles]
     first = get_cross_attention_token_mask(ids, ids[prompt.spans[0].start])
     assert [begin for begin, _ in first] == [span.start for span in prompt.spans]
-
-
-MARKER = re.compile(r"<\|[^<>|\s]+\|>|\[/?[A-Z_]+\]")
-
-
-def published(family: str) -> str:
-    if family == "llama4":
-        return importlib.import_module("transformers.models.llama4.processing_llama4").chat_template
-    return template_source("Mistral-Small-3.2-24B-Instruct-2506")
-
-
-@pytest.mark.parametrize("name", ["pixtral", "llama4"])
-@pytest.mark.parametrize("about", TALKS)
-def test_published_templates_show_images_as_in_transformers(name: str, about: str) -> None:
-    family, source = FAMILIES[name], published(name)
-    written = set(MARKER.findall(source)) - {BOS, *family.reserved}
-    special = tuple(sorted(written))
-    processor = family.theirs(
-        library_tokenizer((BOS, *family.reserved, *special), bos_token=BOS, **family.named)
-    )
-    processor.chat_template = source
-    chat = as_transformers(TALKS[about])
-    text = processor.apply_chat_template(chat, add_generation_prompt=True)
-    images = pictures(TALKS[about]) or None
-    made = processor(text=[text], images=images, add_special_tokens=False)
-    model = model_of(family, source, special, bos_token=BOS, eos_token="<|im_end|>")
-    talk = [replace(m, content=m.content if m.images else (m.content,)) for m in TALKS[about]]
-    prompt = model.prepare(talk)
-    ids = np.asarray(made["input_ids"][0]).tolist()
-    assert list(prompt.tokens) == ids
-    place = model.tokenizer.id_of(family.place)
-    assert places(prompt) == [index for index, token in enumerate(ids) if token == place]

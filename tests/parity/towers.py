@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
 from runtime.vision import VisionTower
 from tests.memory_profile import peak_bytes
 from tests.tiny_models import write_tiny

@@ -54,16 +54,7 @@ def arguments(**model: Any) -> dict[str, Any]:
 @contextmanager
 def ray_cluster(port: int) -> Iterator[None]:
     """Ray and Serve as configs/quickstart.yaml has them, on ports that nobody else uses."""
-    environment = {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-    }
-    own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    with TemporaryDirectory() as store, _environment({**own, "CARAVAN_MODELS": store}):
+    with environment():
         ray.init(
             address="local",
             num_cpus=4,
@@ -73,15 +64,42 @@ def ray_cluster(port: int) -> Iterator[None]:
             log_to_driver=False,
         )
         try:
-            serve.start(
-                proxy_location="HeadOnly",
-                http_options={"host": "127.0.0.1", "port": port},
-                controller_options={"runtime_env": {"env_vars": environment}},
-            )
-            yield
+            with serving(port):
+                yield
         finally:
-            serve.shutdown()
             ray.shutdown()
+
+
+@contextmanager
+def environment() -> Iterator[None]:
+    """What Ray's processes inherit, with a model store of their own."""
+    own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    with TemporaryDirectory() as store, _environment({**own, "CARAVAN_MODELS": store}):
+        yield
+
+
+@contextmanager
+def serving(port: int) -> Iterator[None]:
+    """Serve on the Ray cluster that this process is connected to."""
+    variables = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        # A proxy that is slow to start, as on a busy machine, is not started again and again.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",
+    }
+    try:
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": "127.0.0.1", "port": port},
+            controller_options={"runtime_env": {"env_vars": variables}},
+        )
+        yield
+    finally:
+        serve.shutdown()
 
 
 def deploy(args: Mapping[str, Any], port: int) -> Application:

@@ -35,6 +35,11 @@ def read_shuffle(metadata: Metadata, across: int, default: int) -> int:
     return size
 
 
+def shuffled_rows(metadata: Metadata, across: int, default: int) -> int:
+    """Of a square with so many patches side by side."""
+    return (across // read_shuffle(metadata, across, default)) ** 2
+
+
 def check_shuffle(metadata: Metadata, across: int, size: int) -> None:
     if size < 1 or across % size:
         raise metadata.error(

@@ -8,6 +8,7 @@ import yaml
 from runtime.errors import ConfigurationError
 from serve_app.settings import deployment_name, read_settings
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
+from tests.tiny_seeing import write_tiny_seeing
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -18,6 +19,13 @@ def in_the_repository_with_an_empty_store(monkeypatch, tmp_path):
     monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_seeing(path)
+    return path
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_each_config_becomes_an_application_with_all_its_models(path: Path):
     args = arguments(parsed(path.read_text()))
@@ -26,9 +34,10 @@ def test_each_config_becomes_an_application_with_all_its_models(path: Path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_config_serves_a_model_that_is_here(path: Path):
+def test_each_config_serves_a_model_that_is_here(path: Path, seeing: Path):
     """What is still to be pulled is not looked into; with a file in its place, all is checked."""
-    assert "Ingress" in deployments(on_demo(arguments(parsed(path.read_text()))))
+    args = on_demo(arguments(parsed(path.read_text())), seeing=seeing)
+    assert "Ingress" in deployments(args)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -1,5 +1,6 @@
 """From a conversation to a prompt: which template, with which variables, refused by which words."""
 
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,12 @@ def test_tools_calls_and_thoughts_reach_the_template_as_transformers_hands_them(
     )
     model = model_with(source)
     assert prompt_of(model, talk.messages, tools=talk.tools, thinking=False) == expected
+
+
+def test_a_template_is_told_the_time_that_the_request_came() -> None:
+    model = model_with("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
+    assert prompt_of(model, now=datetime(2031, 5, 4)) == "04 May 2031 hi"
+    assert prompt_of(model) == f"{datetime.now():%d %b %Y} hi"
 
 
 def test_no_tools_are_none_to_the_template() -> None:

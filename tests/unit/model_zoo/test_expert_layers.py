@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
 from model_zoo.layers.experts import (
     Experts,
     ExpertSizes,

@@ -8,7 +8,8 @@ import torch
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
 from model_zoo.layers.delta_net import DeltaSizes
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from runtime.errors import ModelFileError

@@ -11,9 +11,12 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.eyes.seeing import Eyes
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP
-from model_zoo.placement import gemma3, llama4, mllama, pixtral, qwen
+from model_zoo.placement import gemma3, idefics3, internvl, llama4, llava, mllama, pixtral, qwen
 from model_zoo.placement.pieces import Placement
 from model_zoo.placement.tags import tagged, with_images
+from model_zoo.processors.clip import ClipProcessor
+from model_zoo.processors.idefics3 import Idefics3Processor
+from model_zoo.processors.internvl import InternVLProcessor
 from model_zoo.processors.llama4 import Llama4Processor
 from model_zoo.processors.mllama import MllamaProcessor
 from model_zoo.processors.pixtral import PixtralProcessor
@@ -30,6 +33,9 @@ PLACEMENTS: dict[str, Any] = {
     "pixtral": pixtral.PixtralPlacement,
     "qwen": qwen.QwenPlacement,
     "llama4": llama4.LlamaPlacement,
+    "llava": llava.LlavaPlacement,
+    "idefics3": idefics3.TilePlacement,
+    "internvl": internvl.InternPlacement,
     "mllama": lambda tokenizer: mllama.MllamaPlacement(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
@@ -37,6 +43,9 @@ PROCESSORS: dict[str, Any] = {
     "pixtral": PixtralProcessor(140, 14, 2),
     "qwen": QwenVLProcessor(14, 2, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
     "llama4": Llama4Processor(side=28, tile_rows=4),
+    "llava": ClipProcessor(28, 4),
+    "idefics3": Idefics3Processor(28, 84, 4),
+    "internvl": InternVLProcessor(28, 4, CLIP),
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
@@ -44,8 +53,20 @@ RESERVED = {
     "pixtral": pixtral.PixtralPlacement.reserved,
     "qwen": qwen.QwenPlacement.reserved,
     "llama4": llama4.LlamaPlacement.reserved,
+    "llava": llava.LlavaPlacement.reserved,
+    # Of the tiles that ONE has, some names are tokens here and some are text.
+    "idefics3": (*idefics3.TilePlacement.reserved[:3], idefics3.tile(1, 1), idefics3.tile(2, 1)),
+    "internvl": internvl.InternPlacement.reserved,
     "mllama": mllama.MllamaPlacement.reserved,
 }
+OPTIONAL = (
+    gemma3.PLACE,
+    idefics3.WHOLE,
+    idefics3.tile(1, 1),
+    idefics3.tile(2, 1),
+    internvl.OTHER,
+    *qwen.OTHERS,
+)
 every_family = pytest.mark.parametrize("family", PLACEMENTS)
 
 
@@ -110,7 +131,7 @@ def test_tokens_are_found_by_text_whatever_type_the_file_gives_them(family: str)
 @every_family
 def test_a_vocabulary_without_the_tokens_of_images_is_refused(family: str) -> None:
     for missing in RESERVED[family]:
-        if missing in (gemma3.PLACE, *qwen.OTHERS):
+        if missing in OPTIONAL or family == "llava":
             continue  # these a model can do without
         rest = [text for text in RESERVED[family] if text != missing]
         with pytest.raises(ModelFileError) as raised:
@@ -122,6 +143,24 @@ def test_gemma_needs_no_token_for_places_that_its_embedding_lacks() -> None:
     tokenizer = own_tokenizer((gemma3.START, gemma3.END))
     [_, start, rows, *_] = gemma3.GemmaPlacement(tokenizer).pieces(_prepared("gemma3"))
     assert start == tokenizer.id_of(gemma3.START) == rows.token
+
+
+def test_llava_needs_no_token_for_places_at_all() -> None:
+    model = seeing("llava")
+    tokenizer = own_tokenizer((BOS,))
+    [rows] = llava.LlavaPlacement(tokenizer).pieces(_prepared("llava"))
+    assert rows.length == 4 and 0 <= rows.token < tokenizer.vocab_size
+    placed = llava.LlavaPlacement(model.tokenizer).pieces(_prepared("llava"))
+    assert placed[0].token == model.tokenizer.id_of(llava.PLACE)
+
+
+def test_tiles_without_a_token_are_named_in_text() -> None:
+    model = seeing("idefics3")
+    prompt = model.prepare(user(ONE))
+    assert prompt.images[0].grid == (2, 3)
+    shown = model.tokenizer.decode(prompt.tokens)
+    assert [shown.count(f"<row_{row}_col_{column}>") for row, column in ((1, 2), (2, 3))] == [1, 1]
+    assert reserved_in(model, "idefics3", prompt).count(idefics3.tile(2, 1)) == 1
 
 
 def _prepared(family: str) -> Any:
@@ -149,6 +188,20 @@ def test_images_beyond_the_context_are_not_even_decoded(family: str) -> None:
         seeing(family, context=each - 1).prepare(user(ONE, broken))
     with pytest.raises(RequestError, match="no PNG"):
         model.prepare(user(ONE, broken))
+
+
+TEXTS_IN_LISTS = (
+    "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% endif %}{% endfor %}|{% endfor %}"
+)
+
+
+def test_a_template_that_takes_texts_from_lists_alone_is_given_them_there_with_images() -> None:
+    model = seeing("llava", source=TEXTS_IN_LISTS)
+    prompt = model.prepare([*user("a ", ONE, "b"), Message("assistant", "c"), Message("user", "d")])
+    assert len(prompt.spans) == 1
+    shown = [token for token in prompt.tokens if token != model.tokenizer.id_of(llava.PLACE)]
+    assert model.tokenizer.decode(shown) == "a \nb|c|d|"
 
 
 def test_more_images_than_the_model_takes_are_refused_before_they_are_decoded() -> None:
@@ -185,7 +238,8 @@ def test_tags_place_images_in_a_raw_prompt(family: str) -> None:
     assert both == one + two
     prompt = model.prepare_text("a [img-1] b [img-0] c", (ONE, TWO))
     assert list(dict.fromkeys(span.digest for span in prompt.spans)) == two + one
-    chat = seeing(family, source="{% for m in messages %}" + PARTS + "{% endfor %}")
+    parts = PARTS.replace("IMAGE", spelled.strip())  # line breaks are the writer's part
+    chat = seeing(family, source="{% for m in messages %}" + parts + "{% endfor %}")
     assert prompt.tokens == chat.prepare(user("a ", TWO, " b ", ONE, " c")).tokens
     assert model.prepare_text("hi", (ONE,)).tokens == chat.prepare(user(ONE, "hi")).tokens
     assert spelled not in model.tokenizer.decode(prompt.tokens)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from model_zoo.chat import Message
-from model_zoo.registry import ARCHITECTURES, load
+from model_zoo.families import ARCHITECTURES
+from model_zoo.registry import load
 from runtime.errors import (
     ConfigurationError,
     ModelFileError,
@@ -204,8 +205,8 @@ def test_nothing_is_read_of_a_file_that_is_refused(tiny) -> None:
 
 
 def test_a_projector_for_a_model_without_eyes_is_refused(tiny) -> None:
-    blind = rewrite(tiny, tiny.with_name("phi3.gguf"), keys={"general.architecture": "phi3"})
-    with pytest.raises(ConfigurationError, match="phi3 see no images"):
+    blind = rewrite(tiny, tiny.with_name("gemma2.gguf"), keys={"general.architecture": "gemma2"})
+    with pytest.raises(ConfigurationError, match="gemma2 see no images"):
         load_here(blind, projector=Path("mmproj.gguf"))
 
 

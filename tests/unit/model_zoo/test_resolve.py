@@ -39,7 +39,7 @@ def source(server: Server) -> str:
 
 def test_a_path_is_what_it_is(store) -> None:
     found = resolve("models/demo.gguf", store)
-    assert (str(found.path), found.projector, found.name) == ("models/demo.gguf", None, None)
+    assert (str(found.path), found.projector, found.stored) == ("models/demo.gguf", None, None)
     assert (found.system, dict(found.parameters), found.messages) == (None, {}, ())
     assert not store.root.exists()
 

@@ -11,7 +11,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
 from model_zoo.layers.rope import Pairs, Rotary, axes_of
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from runtime.errors import ModelFileError, UnsupportedModelError

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
 from runtime.errors import ModelFileError
 
 CPU = torch.device("cpu")

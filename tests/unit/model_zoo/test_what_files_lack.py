@@ -16,7 +16,8 @@ from transformers import AutoModel
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import META, TensorScope
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
 from model_zoo.registry import ARCHITECTURES, class_for
 from runtime.errors import ModelFileError
 from tests.parity import (

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import torch
 
+from runtime.errors import GenerationFailedError
 from runtime.features import FeatureStore
 from runtime.vision import ImageLimits, PreparedImage
 from tests.unit.runtime.eyes import features_of, picture
@@ -75,6 +76,17 @@ def test_features_that_nobody_wants_go_first_the_longest_unused_before_others() 
     assert [store.ready(bytes([n])) for n in (1, 2, 3)] == [True, False, True]
 
 
+def test_features_that_have_been_of_use_go_after_others() -> None:
+    store, encoder = store_of(9)
+    for number in (1, 2, 3):
+        store.provide([picture(number)])
+        encoder.finish(number)
+        store.collect()
+    store.touch(b"\x01")
+    store.provide([picture(4)])
+    assert [store.ready(bytes([n])) for n in (1, 2, 3)] == [True, False, True]
+
+
 def test_what_is_wanted_most_takes_the_place_of_what_is_wanted_less() -> None:
     store, encoder = store_of(6)
     store.provide([picture(1), picture(2)])
@@ -119,6 +131,13 @@ def test_a_failure_is_told_once_and_the_image_may_be_asked_for_again() -> None:
     assert store.collect() == {} and not store.ready(b"\x01")
     store.provide([picture(1)])
     assert encoder.asked == [1, 1]
+
+
+def test_an_error_that_is_told_in_a_sentence_is_told_as_it_is() -> None:
+    store, encoder = store_of(20)
+    store.provide([picture(1)])
+    encoder.futures[1].set_exception(GenerationFailedError("No encoder answers."))
+    assert store.collect() == {b"\x01": "No encoder answers."}
 
 
 def test_features_of_another_size_than_promised_are_a_failure() -> None:

@@ -127,6 +127,13 @@ def test_without_prefix_cache_nothing_is_kept() -> None:
 CROSS = Cross(4, 8, alignment=4)
 
 
+def test_what_can_be_cached_is_what_the_largest_group_holds() -> None:
+    ledger = PageLedger([Sliding(8), Full()], [4, 8], page_tokens=4)
+    assert ledger.cacheable_tokens == 32
+    ledger = PageLedger([Full()], [8], page_tokens=4, prefix_cache=False)
+    assert ledger.cacheable_tokens == 0
+
+
 def with_images(*images: tuple[int, bytes, int], tokens: int = 13) -> Owner:
     """An owner whose images, of one position each, are (position, digest, rows)."""
     spans = tuple(ImageSpan(at, 1, False, digest, rows) for at, digest, rows in images)

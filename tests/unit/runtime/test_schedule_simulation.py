@@ -7,13 +7,13 @@ trials an encoder has to come first: late, in any order, for few images at a tim
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from runtime.kv.ledger import PageLedger
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
-from runtime.request import GenerationRequest, ImageSpan, Sampled, StopRules
+from runtime.request import Begun, GenerationRequest, ImageSpan, Sampled, StopRules
 from runtime.scheduler import Scheduler, State, StepPlan
 
 VOCABULARY = 50
@@ -261,6 +261,14 @@ def follow_up(
     return GenerationRequest(second.id, prompt, stop, spans=first.spans, images=first.images)
 
 
+def begun(
+    r: random.Random, request: GenerationRequest, kinds: list[CacheKind]
+) -> GenerationRequest:
+    """The request as another engine left it, somewhere in its answer."""
+    drawn = answer_alone(request, kinds)[len(request.prompt) :]
+    return replace(request, begun=Begun(tuple(drawn[: r.randrange(len(drawn))])))
+
+
 def random_spans(r: random.Random, length: int, beside: bool) -> tuple[ImageSpan, ...]:
     """A few images, so that they repeat, some of them neighbours; `beside` the text or in it."""
     spans: list[ImageSpan] = []
@@ -304,7 +312,8 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     todo: list[GenerationRequest] = []
     for number in range(r.randint(3, 14)):
         asked = random_request(r, number, base, beside)
-        todo.append(follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked)
+        asked = follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked
+        todo.append(begun(r, asked, kinds) if r.random() < 0.2 else asked)
     encoder = PretendEncoder(r, r.randint(IMAGES if beside else 1, 4), tally)
     if r.random() < 0.5:
         encoder.there = [bytes([kind, size]) for kind in range(3) for size in range(1, 6)]

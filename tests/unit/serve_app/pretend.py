@@ -8,10 +8,14 @@ import httpx
 
 from runtime.errors import CaravanError, GenerationFailedError
 from runtime.request import FinishReason, Usage
-from serve_app.backend import ChatBackend, ServedModel
+from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
+from serve_app.catalogue import Catalogue, ServedModel
+from serve_app.directory import ModelDirectory
+from serve_app.failover import FailoverRules
 from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
+from serve_app.listing import LoadedModel
 from serve_app.options import Options
 from serve_app.stream.server import StreamServer
 from serve_app.stream.wire import Address
@@ -86,12 +90,41 @@ class OneReplica:
         self.card = card
         self.asked = 0
 
-    async def choose(self, model: str) -> Address:
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
         self.asked += 1
         return self.address
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         return self.card
+
+
+class Loaded:
+    """All replicas of a model, which tell of it what its card says."""
+
+    def __init__(self, card: ModelCard = CARD) -> None:
+        self._card = card
+
+    async def ask(self, method: str, *arguments, timeout_s: float | None) -> list[LoadedModel]:
+        assert method == "loaded"
+        return [LoadedModel.of(self._card)]
+
+    async def await_one(self) -> None:
+        raise AssertionError("there is one")
+
+
+def backend_of(
+    directory,
+    *models: ServedModel,
+    card: ModelCard = CARD,
+    start_timeout_s: float = 5.0,
+    failover: FailoverRules | None = None,
+) -> ChatBackend:
+    """A backend in front of configured models, by default one without options."""
+    models = models or (ServedModel("demo", Options()),)
+    known = ModelDirectory(directory, {model.name: Loaded(card) for model in models})
+    return ChatBackend(
+        Catalogue(models, known), known, start_timeout_s=start_timeout_s, failover=failover
+    )
 
 
 @asynccontextmanager
@@ -111,9 +144,7 @@ async def http_client(
     """
     server = StreamServer(replica.generate)
     directory = OneReplica(await server.start("127.0.0.1"), card)
-    backend = ChatBackend(
-        [ServedModel("demo", options or Options())], directory, start_timeout_s=5.0
-    )
+    backend = backend_of(directory, ServedModel("demo", options or Options()), card=card)
     app = ingress_app(
         backend,
         api_keys=api_keys,

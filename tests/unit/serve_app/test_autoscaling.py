@@ -1,27 +1,140 @@
-"""How many replicas a number of ongoing requests asks for."""
+"""Serve's side: what replicas report, what the policy makes of Serve's context, and delays."""
 
-from types import SimpleNamespace
+import subprocess
+import sys
+from dataclasses import dataclass
 
 import pytest
+from ray.serve.config import AutoscalingContext
 
 from runtime.engine import EngineStatistics
-from serve_app.autoscaling import autoscaling_config, autoscaling_stats, by_ongoing_requests
-from serve_app.settings import AutoscalingSettings
+from serve_app.autoscaling import autoscaling_config, encoder_stats, engine_stats, scaling_rules
+from serve_app.pressure import MEASURES
+from serve_app.sections import AutoscalingSettings
 
-
-def context(reports, target=8.0):
-    metrics = {
-        name: {f"r{i}": report[name] for i, report in enumerate(reports)}
-        for name in (reports[0] if reports else {})
-    }
-    config = autoscaling_config(AutoscalingSettings(target_ongoing_requests=target))
-    return SimpleNamespace(aggregated_metrics=metrics, config=config)
-
-
-@pytest.mark.parametrize(
-    ("replicas", "wanted"),
-    [([], 0), ([(0, 0)], 0), ([(8, 0)], 1), ([(8, 8)], 2), ([(8, 4), (8, 0)], 2.5)],
+SETTINGS = AutoscalingSettings(min_replicas=0, max_replicas=8, upscale_delay_s=0)
+BUSY = EngineStatistics(
+    running=4, waiting=20, slots=64, queued_tokens=20_000, tokens_per_s=1000.0, kv_occupancy=0.5
 )
-def test_requests_that_run_or_wait_count_alike(replicas, wanted):
-    reports = [autoscaling_stats(EngineStatistics(running=r, waiting=w)) for r, w in replicas]
-    assert by_ongoing_requests(context(reports))[0] == wanted
+WITHOUT_OUR_MODULES = """
+import sys
+from ray import cloudpickle
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"serve_app", "runtime", "model_zoo", "torch"}:
+            raise ModuleNotFoundError(f"{name} is hidden")
+
+sys.meta_path.insert(0, Hide())
+policy = cloudpickle.loads(sys.stdin.buffer.read())
+print(policy(**eval(sys.argv[1]))._rules.targets.queue_s)
+"""
+
+
+@dataclass(frozen=True)
+class Point:
+    timestamp: float
+    value: float
+
+
+def policy(settings=SETTINGS):
+    config = autoscaling_config(settings).policy
+    return config.get_policy()(**config.policy_kwargs)
+
+
+def context(*told, target=None, now=100.0, state=None, queued=0.0):
+    """What Serve hands over: the values of each measure, of each replica, at 98 and 100 s."""
+    replicas = [f"r{i}" for i in range(len(told))]
+    metrics = {
+        name: {
+            replica: [Point(98.0, stats[name]), Point(100.0, stats[name])]
+            for replica, stats in zip(replicas, told, strict=True)
+            if stats
+        }
+        for name in MEASURES
+    }
+    return AutoscalingContext(
+        deployment_id=None,
+        deployment_name="demo",
+        app_name="caravan",
+        current_num_replicas=len(told),
+        target_num_replicas=len(told) if target is None else target,
+        running_replicas=replicas,
+        total_num_requests=0.0,
+        total_queued_requests=lambda: queued,
+        aggregated_metrics=None,
+        raw_metrics=lambda: metrics,
+        capacity_adjusted_min_replicas=SETTINGS.min_replicas,
+        capacity_adjusted_max_replicas=SETTINGS.max_replicas,
+        policy_state=state or {},
+        last_scale_up_time=None,
+        last_scale_down_time=None,
+        current_time=now,
+        config=None,
+    )
+
+
+def test_every_measure_of_a_report_is_told_by_replicas():
+    assert set(engine_stats(BUSY)) == set(MEASURES)
+    told = encoder_stats(images_waiting=3, images_encoded_total=9, images_known_total=1)
+    assert told.keys() <= set(MEASURES)
+    assert all(type(value) is float for value in engine_stats(EngineStatistics()).values())
+
+
+def test_images_that_a_pool_encodes_are_no_work_of_the_replica():
+    seeing = EngineStatistics(images_waiting=5, images_encoded_total=7)
+    assert engine_stats(seeing)["queued_images"] == 5
+    assert engine_stats(seeing, encodes=False)["queued_images"] == 0
+
+
+def test_the_policy_sees_what_the_replicas_told():
+    target, _ = policy()(context(engine_stats(BUSY)))
+    assert target == 4  # 20,000 tokens at 1,000 a second in five seconds
+
+
+def test_what_it_remembers_comes_back_with_serves_context():
+    decide = policy()
+    _, state = decide(context(engine_stats(BUSY)))
+    grown = engine_stats(BUSY) | {"queued_tokens": 90_000.0}
+    assert decide(context(grown, target=4, now=101.0, state=state))[0] == 4
+    assert policy()(context(grown))[0] == 8
+
+
+def test_between_two_reports_it_says_what_it_said():
+    decide = policy()
+    told = engine_stats(BUSY)
+    target, state = decide(context(told, told, told, told))
+    assert decide(context(told, target=target, now=100.1, state=state)) == (target, state)
+
+
+def test_a_replica_that_told_nothing_is_one_that_starts():
+    assert policy()(context(engine_stats(BUSY), {}))[0] == 2
+
+
+def test_serve_delays_nothing_by_itself():
+    config = autoscaling_config(SETTINGS)
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (0, 0)
+    assert config.downscale_to_zero_delay_s is None
+    assert (config.metrics_interval_s, config.look_back_period_s) == (2, 10)
+
+
+@pytest.mark.parametrize(("given", "zero_delay_s"), [({}, 300), ({"to_zero": 900}, 900)])
+def test_the_last_replica_has_a_delay_of_its_own(given, zero_delay_s):
+    settings = AutoscalingSettings(downscale_to_zero_delay_s=given.get("to_zero"))
+    assert scaling_rules(settings).zero_delay_s == zero_delay_s
+
+
+def test_the_last_replica_never_goes_while_serve_still_counts_its_last_request():
+    """Of the mean over its window Serve would make another replica at once."""
+    settings = AutoscalingSettings(downscale_to_zero_delay_s=0)
+    assert scaling_rules(settings).zero_delay_s > autoscaling_config(settings).look_back_period_s
+
+
+def test_the_policy_runs_where_our_modules_are_not_installed():
+    config = autoscaling_config(AutoscalingSettings(target_queue_s=1.5)).policy
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OUR_MODULES, repr(config.policy_kwargs)],
+        input=config.get_serialized_policy_def(),
+        capture_output=True,
+    )
+    assert done.stdout.strip() == b"1.5", done.stderr.decode()

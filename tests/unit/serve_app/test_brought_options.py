@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from serve_app.backend import ChatBackend, ServedModel
 from serve_app.card import ModelCard
+from serve_app.catalogue import ServedModel
 from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
 from serve_app.options import Options, served_options
 from serve_app.stream.server import StreamServer
-from tests.unit.serve_app.pretend import CARD, OneReplica, PretendReplica
+from tests.unit.serve_app.pretend import CARD, OneReplica, PretendReplica, backend_of
 
 BROUGHT = Options(temperature=0.25, top_k=7, stop=("<end>",))
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -30,8 +30,7 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     server = StreamServer(replica.generate)
     directory = Bringing(await server.start("127.0.0.1"))
-    model = ServedModel("demo", configured, brings_options)
-    backend = ChatBackend([model], directory, start_timeout_s=5.0)
+    backend = backend_of(directory, ServedModel("demo", configured, brings_options))
     app = ingress_app(backend, api_keys=None, max_body_bytes=65536, image_rules=ImageRules())
     try:
         transport = httpx.ASGITransport(app)

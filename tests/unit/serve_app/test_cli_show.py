@@ -13,7 +13,7 @@ import torch
 from model_zoo.registry import load
 from model_zoo.store import Store
 from runtime.assembly import EngineOptions, assemble
-from serve_app.loading import usable_cpus
+from serve_app.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_llama
 from tests.unit.model_zoo.gguf_bytes import F32, STRING, Parts, pair, text

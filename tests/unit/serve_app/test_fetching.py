@@ -303,3 +303,39 @@ async def test_a_certificate_must_be_that_of_the_name_in_the_url(tmp_path) -> No
             await fetch(server.url(host="other.test", scheme="https"))
     assert told == ["pictures.test", "other.test"]
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("scheme", ["http", "HTTP"])
+async def test_a_redirect_from_https_to_http_is_refused_though_its_host_is_allowed(
+    tmp_path, scheme
+) -> None:
+    theirs, ours = _certificate("pictures.test", tmp_path)
+    names = Names("127.0.0.1")
+    async with picture_server({"/": reply(PICTURE)}) as plain:
+        down = plain.url(host="pictures.test", scheme=scheme)
+        pages = {"/": redirect(down), "/same": redirect("/b"), "/b": reply(PICTURE)}
+        async with picture_server(pages, tls=theirs) as server:
+            places = [f"pictures.test:{port}" for port in (plain.port, server.port)]
+            fetch = fetcher(*places, resolve=names, certificates=ours).fetch
+            with pytest.raises(RequestError, match="from https:// to http://"):
+                await fetch(server.url(host="pictures.test", scheme="https"))
+            assert plain.asked == []
+            assert await fetch(down) == PICTURE
+            same = server.url("/same", host="pictures.test", scheme="https")
+            assert await fetch(same) == PICTURE
+
+
+async def test_a_redirect_from_http_to_https_is_followed_and_no_way_back(tmp_path) -> None:
+    theirs, ours = _certificate("pictures.test", tmp_path)
+    secure_pages: dict[str, bytes] = {"/up": reply(PICTURE)}
+    async with picture_server(secure_pages, tls=theirs) as secure:
+        up = secure.url("/up", host="pictures.test", scheme="https")
+        there = secure.url("/back", host="pictures.test", scheme="https")
+        pages = {"/": redirect(up), "/round": redirect(there)}
+        async with picture_server(pages) as plain:
+            secure_pages["/back"] = redirect(plain.url(host="pictures.test"))
+            places = [f"pictures.test:{port}" for port in (plain.port, secure.port)]
+            fetch = fetcher(*places, resolve=Names("127.0.0.1"), certificates=ours).fetch
+            assert await fetch(plain.url(host="pictures.test")) == PICTURE
+            with pytest.raises(RequestError, match="from https:// to http://"):
+                await fetch(plain.url("/round", host="pictures.test"))

@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from model_zoo.chat import ImagePart, Message
 from model_zoo.chat_model import Prompt
+from model_zoo.eyes.album import Album
 from runtime.errors import OverloadedError, RequestError
+from runtime.request import ImageSpan
 from serve_app import preparing
 from serve_app.preparing import Preparer
 from serve_app.task import Conversation, RawText, TokenIds
@@ -32,7 +35,7 @@ class SlowModel:
         self.rooms: list[int | None] = []
         self._lock = threading.Lock()
 
-    def prepare(self, messages, *, thinking=None, at_most=None) -> Prompt:
+    def prepare(self, messages, *, thinking=None, at_most=None, now=None, loan=None) -> Prompt:
         with self._lock:
             self.at_once += 1
             self.most_at_once = max(self.at_once, self.most_at_once)
@@ -43,8 +46,13 @@ class SlowModel:
             self.at_once -= 1
         return Prompt((1,))
 
-    def prepare_text(self, text, images=(), *, at_most=None) -> Prompt:
+    def prepare_text(self, text, images=(), *, at_most=None, loan=None) -> Prompt:
         return self.prepare((), at_most=at_most)
+
+
+async def made(preparer: Preparer, source, at_most: int = 9) -> Prompt:
+    with closing(preparer.lend(source)) as loan:
+        return await preparer.prompt(source, at_most=at_most, loan=loan)
 
 
 async def running(model: SlowModel, count: int) -> None:
@@ -57,7 +65,7 @@ async def running(model: SlowModel, count: int) -> None:
 async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) -> None:
     model = SlowModel()
     preparer = Preparer(model)
-    asked = [asyncio.create_task(preparer.prompt(source, at_most=9)) for _ in range(9)]
+    asked = [asyncio.create_task(made(preparer, source)) for _ in range(9)]
     await running(model, preparing.IMAGE_THREADS)
     await asyncio.sleep(0.05)
     model.may.set()
@@ -70,9 +78,9 @@ async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) 
 async def test_texts_do_not_wait_for_images() -> None:
     model = SlowModel()
     preparer = Preparer(model)
-    images = [asyncio.create_task(preparer.prompt(SEEING[0], at_most=9)) for _ in range(9)]
+    images = [asyncio.create_task(made(preparer, SEEING[0])) for _ in range(9)]
     await running(model, preparing.IMAGE_THREADS)
-    texts = [asyncio.create_task(preparer.prompt(source, at_most=9)) for source in BLIND]
+    texts = [asyncio.create_task(made(preparer, source)) for source in BLIND]
     await running(model, preparing.IMAGE_THREADS + 2)
     assert (await texts[2]).tokens == (1,)
     model.may.set()
@@ -84,18 +92,18 @@ async def test_who_leaves_makes_no_room_before_the_work_is_done(monkeypatch) -> 
     monkeypatch.setattr(preparing, "MOST_WAITING", 0)
     model = SlowModel()
     preparer = Preparer(model)
-    asked = [asyncio.create_task(preparer.prompt(SEEING[0], at_most=9)) for _ in range(2)]
+    asked = [asyncio.create_task(made(preparer, SEEING[0])) for _ in range(2)]
     await running(model, 2)
     for one in asked:
         one.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
     with pytest.raises(OverloadedError, match="2 prompts with images"):
-        await preparer.prompt(SEEING[0], at_most=9)
+        await made(preparer, SEEING[0])
     model.may.set()
     async with asyncio.timeout(10):
         while preparer.at_work:
             await asyncio.sleep(0.01)
-    assert (await preparer.prompt(SEEING[0], at_most=9)).tokens == (1,)
+    assert (await made(preparer, SEEING[0])).tokens == (1,)
     preparer.close()
 
 
@@ -111,7 +119,7 @@ async def test_a_bad_image_makes_room_again(monkeypatch) -> None:
     model.prepare = refuse
     for _ in range(9):
         with pytest.raises(RequestError, match="truncated"):
-            await preparer.prompt(SEEING[0], at_most=9)
+            await made(preparer, SEEING[0])
         await asyncio.sleep(0.01)
     preparer.close()
 
@@ -122,6 +130,54 @@ async def test_tokens_of_an_earlier_answer_take_of_the_room() -> None:
     preparer = Preparer(model)
     for after, room in (((), 9), ((1, 2), 7), ((1,) * 12, 0)):
         source = Conversation((Message("user", "a"),), after=after)
-        await preparer.prompt(source, at_most=9)
+        await made(preparer, source)
         assert model.rooms[-1] == room
+    preparer.close()
+
+
+async def test_files_of_waiting_prompts_take_of_the_budget_until_their_turn_is_over() -> None:
+    model = SlowModel()
+    preparer = Preparer(model, Album(budget_bytes=100))
+    source = RawText("[img-0]", (ImagePart(bytes(30)),))
+    asked = [asyncio.create_task(made(preparer, source)) for _ in range(3)]
+    await running(model, preparing.IMAGE_THREADS)
+    assert preparer.album.used_bytes == 90
+    with pytest.raises(OverloadedError, match="no room for 30 more"):
+        preparer.lend(source)
+    with pytest.raises(RequestError, match="at most 100"):
+        preparer.lend(RawText("[img-0]", (ImagePart(bytes(101)),)))
+    assert (await made(preparer, BLIND[2])).tokens == (1,), "texts need no room"
+    asked[2].cancel()  # before its turn
+    await asyncio.wait({asked[2]})
+    assert preparer.album.used_bytes == 60
+    model.may.set()
+    await asyncio.gather(*asked[:2])
+    assert preparer.album.used_bytes == 0
+    preparer.close()
+
+
+async def test_who_leaves_gives_room_back_once_the_work_is_done() -> None:
+    model = SlowModel()
+    preparer = Preparer(model, Album(budget_bytes=100))
+    asked = asyncio.create_task(made(preparer, RawText("[img-0]", (ImagePart(bytes(60)),))))
+    await running(model, 1)
+    asked.cancel()
+    await asyncio.wait({asked})
+    assert preparer.album.used_bytes == 60
+    model.may.set()
+    async with asyncio.timeout(10):
+        while preparer.at_work:
+            await asyncio.sleep(0.01)
+    assert preparer.album.used_bytes == 0
+    preparer.close()
+
+
+async def test_an_image_that_opens_a_prompt_is_never_taken_for_the_beginning_of_a_text() -> None:
+    """Its places may have the same token, where a vocabulary has none for them."""
+    model = SlowModel()
+    span = ImageSpan(0, 2, False, b"d")
+    model.prepare = lambda *_, **__: Prompt((0, 0, 5), (span,))
+    preparer = Preparer(model)
+    prompt = await made(preparer, Conversation((Message("user", "a"),), after=(7, 8)))
+    assert prompt.tokens == (7, 8, 0, 0, 5) and prompt.spans[0].start == 2
     preparer.close()

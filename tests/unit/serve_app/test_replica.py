@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import math
 from contextlib import aclosing
+from datetime import datetime
 from types import SimpleNamespace
 
 import msgspec
@@ -16,10 +17,12 @@ from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
     PromptTooLongError,
+    ReplicaLostError,
     RequestError,
 )
 from runtime.request import (
     Alternative,
+    Begun,
     Delta,
     FinishReason,
     ImageSpan,
@@ -50,6 +53,7 @@ class PretendModel:
     """One token per character; a conversation begins with token 100."""
 
     prepared = 0
+    now = None
     tower = None
     decoder = SimpleNamespace(generates=True, causal=True)
     tokenizer = PretendTokenizer()
@@ -58,8 +62,9 @@ class PretendModel:
         projector={"general.architecture": "clip", "mean": [0.5]},
     )
 
-    def prepare(self, messages, *, thinking=None, at_most=None) -> Prompt:
+    def prepare(self, messages, *, thinking=None, at_most=None, now=None, loan=None) -> Prompt:
         self.prepared += 1
+        self.now = now
         parts = [part for message in messages for part in message.content]
         begin = 1 + sum(isinstance(part, str) for part in parts)
         tokens = [ord(part) for part in parts if isinstance(part, str)]
@@ -68,7 +73,7 @@ class PretendModel:
         places = (9,) * 2 * len(images)
         return Prompt((100, *tokens, *places, int(thinking is False)), spans, images[:1])
 
-    def prepare_text(self, text: str, images=(), *, at_most=None) -> Prompt:
+    def prepare_text(self, text: str, images=(), *, at_most=None, loan=None) -> Prompt:
         return Prompt(tuple(map(ord, text)))
 
 
@@ -189,7 +194,7 @@ async def test_a_failed_request_and_a_dead_engine_are_told_apart():
     with pytest.raises(GenerationFailedError, match="not finite"):
         await answered(engine)
     engine.dead = True
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(ReplicaLostError):
         await answered(engine)
 
 
@@ -229,3 +234,23 @@ def test_a_verbose_description_has_the_arrays():
     card = replica.describe(verbose=True)
     assert card.metadata == {"general.name": "demo", "tokens": ["a", "b"], "scores": [0.5, None]}
     assert card.projector == {"general.architecture": "clip", "mean": [0.5]}
+
+
+async def test_an_answer_goes_on_from_what_another_replica_has_begun_at_the_time_of_asking():
+    engine, model, begun = PretendEngine(END), PretendModel(), Begun((7, 8), 2)
+    asked_at = datetime(2031, 5, 4, 3, 2, 1)
+    conversation = Conversation((Message("user", "hi"),))
+    task = dataclasses.replace(TASK, prompt=conversation, begun=begun, now=asked_at)
+    async with aclosing(ModelReplica(model, engine, CARD).generate(task)) as deltas:
+        [delta async for delta in deltas]
+    assert engine.requests[0].begun == begun
+    assert model.now == asked_at
+
+
+def test_replicas_of_the_same_files_go_on_with_each_others_answers_and_no_others_do():
+    def identity(**change):
+        card = dataclasses.replace(CARD, **change)
+        return ModelReplica(PretendModel(), PretendEngine(), card).identity
+
+    assert identity() == identity(pid=2, context_tokens=64, reserved_bytes=1)
+    assert len({identity(), identity(digest="cd"), identity(projector={"clip.a": 1})}) == 3

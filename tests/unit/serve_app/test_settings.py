@@ -63,7 +63,7 @@ def test_defaults_become_options():
     ("args", "messages"),
     [
         ({"modles": [MODEL]}, ["args.modles is not a known key; did you mean models?"]),
-        ({}, ["args.models is missing"]),
+        ({}, ["args.models: at least one model is needed, or `on_demand`"]),
         ({"models": []}, ["args.models"]),
         (
             with_model(contxt_tokens=5),
@@ -92,6 +92,11 @@ def test_defaults_become_options():
             ["args.image_urls.allowed_host ", "did you mean allowed_hosts?"],
         ),
         ({"models": [MODEL], "max_image_bytes": 2**26}, ["args.max_image_bytes", "33554432"]),
+        (
+            {"models": [MODEL], "failover": {"retries": 1}},
+            ["args.failover.retries ", "did you mean max_retries?"],
+        ),
+        ({"models": [MODEL], "failover": {"silence_s": 1}}, ["args.failover.silence_s", "3"]),
         (with_model(max_image_pixels=0), ["args.models[0].max_image_pixels", "greater than"]),
     ],
 )

@@ -1,0 +1,120 @@
+"""Clients that ask all the time, notice every gap, and compare every answer."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+
+from bench.chaos.questions import Question, ToldError
+from bench.chaos.tally import Tally
+
+TIMEOUT = httpx.Timeout(120.0, connect=5.0)
+RETURN_S = 90.0  # after which an answer that was asked for again counts as broken
+PAUSE_S = 0.25
+
+
+class CutError(Exception):
+    """The connection ended, and nobody has said that the answer does."""
+
+
+class Crowd:
+    """Asks `questions`, whose answers it knows, at one address."""
+
+    def __init__(self, url: str, questions: list[Question], tally: Tally) -> None:
+        self._questions = questions
+        self._tally = tally
+        self._known: dict[int, str] = {}
+        self._closing = False
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits)
+
+    @contextmanager
+    def streaming(self, count: int, r: random.Random) -> Iterator[None]:
+        """So many streams at once, in a thread; those that run at the end are waited for.
+
+        Before, everything is asked once while nothing is killed: that is what has to come out.
+        """
+        with asyncio.Runner() as runner:
+            runner.run(self._learn())
+            with ThreadPoolExecutor(1) as thread:
+                chances = [random.Random(r.random()) for _ in range(count)]
+                asking = thread.submit(runner.run, self._ask_all(chances))
+                try:
+                    yield
+                finally:
+                    self._closing = True
+                asking.result()
+
+    async def _learn(self) -> None:
+        for number, question in enumerate(self._questions):
+            self._known[number] = await self._answer(question, [])
+
+    async def _ask_all(self, chances: list[random.Random]) -> None:
+        try:
+            await asyncio.gather(*map(self._ask_on, chances))
+        finally:
+            await self._client.aclose()
+
+    async def _ask_on(self, r: random.Random) -> None:
+        while not self._closing:
+            await self._ask(r.randrange(len(self._questions)))
+
+    async def _ask(self, number: int) -> None:
+        self._tally.started += 1
+        gaps: list[float] = []
+        try:
+            answer = await self._answer(self._questions[number], gaps)
+        except ToldError as error:
+            self._tally.reasons.append(f"an error was told: {error}")
+            return
+        except CutError as cut:
+            await self._ask_again(number, cut)
+            return
+        if answer != self._known[number]:
+            self._tally.reasons.append(f"another answer: {answer!r}, not {self._known[number]!r}")
+            return
+        self._tally.note_finished(gaps)
+
+    async def _ask_again(self, number: int, cut: CutError) -> None:
+        """As a client has to whose connection has ended."""
+        begun = time.monotonic()
+        if begun > self._tally.cuts_until:
+            self._tally.reasons.append(f"cut, though nothing on its way was killed: {cut}")
+            return
+        while time.monotonic() - begun < RETURN_S:
+            await asyncio.sleep(PAUSE_S)
+            with contextlib.suppress(CutError, ToldError):
+                if await self._answer(self._questions[number], []) == self._known[number]:
+                    self._tally.note_cut(time.monotonic() - begun)
+                    return
+        self._tally.reasons.append(f"cut, and not answered within {RETURN_S:g} s: {cut}")
+
+    async def _answer(self, question: Question, gaps: list[float]) -> str:
+        """The whole answer; the seconds between any two pieces of it go to `gaps`."""
+        said = []
+        heard = time.monotonic()
+        try:
+            async with self._client.stream("POST", question.path, json=question.body) as response:
+                async for line in self._lines(response):
+                    now = time.monotonic()
+                    if said:
+                        gaps.append(now - heard)
+                    heard = now
+                    said.append(question.piece(line))
+        except httpx.TransportError as error:
+            raise CutError(f"{type(error).__name__} {error}") from error
+        except ValueError as error:
+            raise CutError(f"a line ends early: {error}") from error
+        return "".join(said)
+
+    async def _lines(self, response: httpx.Response) -> AsyncIterator[str]:
+        """Of a proxy's own error page nothing: it stands for an ingress that is gone."""
+        if response.status_code >= 500 and "json" not in response.headers.get("content-type", ""):
+            raise CutError(f"status {response.status_code} from the proxy")
+        async for line in response.aiter_lines():
+            yield line

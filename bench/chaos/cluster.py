@@ -1,0 +1,150 @@
+"""A Ray cluster of several nodes on this machine, with the application on it as configured."""
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from serve_app.app import build
+
+NAME = "chaos"
+ROOT = Path(__file__).parents[2]
+NODES = 3  # beside the head, which has the proxy
+REPLICAS, INGRESSES, ENCODERS = 3, 2, 2
+STORE_BYTES = 80 * 2**20
+START_TIMEOUT_S = 120.0
+# The same as in configs/quickstart.yaml but for the ports, which somebody else may use here.
+VARIABLES = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "10",
+}
+PORTS = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT")
+
+
+@dataclass(slots=True)
+class Town:
+    """The running cluster."""
+
+    url: str
+    nodes: Cluster
+
+    def lose_a_node(self, r: random.Random) -> None:
+        """One is gone with all its processes at once; another one takes its place."""
+        node = r.choice(sorted(self.nodes.worker_nodes, key=lambda node: node.unique_id))
+        raylets = [each.process.pid for each in node.all_processes["raylet"]]
+        for pid in [pid for raylet in raylets for pid in (raylet, *descendants(raylet))]:
+            os.kill(pid, signal.SIGKILL)
+        self.nodes.remove_node(node, allow_graceful=False)
+        _add_node(self.nodes)
+
+    def await_answers(self) -> None:
+        """Until HTTP is answered."""
+        end = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                if httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            if time.monotonic() > end:
+                raise TimeoutError(f"nothing answers at {self.url}")
+            time.sleep(0.1)
+
+
+@contextmanager
+def town(model: Path, *, seeing: bool) -> Iterator[Town]:
+    with TemporaryDirectory() as store, _cluster(store) as nodes:
+        port = _free_port()
+        variables = VARIABLES | {f"RAY_SERVE_{name}": str(_free_port()) for name in PORTS}
+        try:
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": "127.0.0.1", "port": port},
+                controller_options={"runtime_env": {"env_vars": variables}},
+            )
+            serve.run(build(_arguments(model, seeing=seeing)), name=NAME, route_prefix="/")
+            built = Town(f"http://127.0.0.1:{port}", nodes)
+            built.await_answers()
+            yield built
+        finally:
+            serve.shutdown()
+
+
+def _arguments(model: Path, *, seeing: bool) -> dict[str, Any]:
+    """A stream may meet more than the three deaths that are the default: here they are daily."""
+    demo: dict[str, Any] = {"name": "demo", "source": str(model), "device": "cpu"}
+    demo |= {"replicas": REPLICAS, "num_cpus": 0.5, "threads": 1, "max_sequences": 32}
+    if seeing:
+        demo["vision"] = {"placement": "pool", "replicas": ENCODERS, "num_cpus": 0.5, "threads": 1}
+    failover = {"max_retries": 20}
+    return {"models": [demo], "ingress_replicas": INGRESSES, "failover": failover}
+
+
+@contextmanager
+def _cluster(store: str) -> Iterator[Cluster]:
+    os.environ.update(PYTHONPATH=str(ROOT), RAY_USAGE_STATS_ENABLED="0", CARAVAN_MODELS=store)
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(NODES):
+            _add_node(nodes)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def _add_node(nodes: Cluster) -> None:
+    nodes.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+
+
+def descendants(ancestor: int, wanted: Callable[[str], bool] = lambda title: True) -> list[int]:
+    """The ids of all processes below it whose title is wanted, the nearest first."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        parent = _parent(path)
+        if parent is not None:
+            children.setdefault(parent, []).append(int(path.name))
+    found, look = [], [ancestor]
+    while look:
+        below = children.get(look.pop(0), [])
+        look += below
+        found += below
+    return [pid for pid in found if wanted(_title(pid))]
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        stat = (process / "stat").read_text()
+    except OSError:
+        return None  # it has ended
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _title(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,53 @@
+"""What became of the streams, and what was done to them."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """Each stream that was started ends in exactly one of: finished, cut, broken.
+
+    `cut`: with the process that held its client's connection, which nobody can take over; the
+    client asked again and got the whole answer, `longest_return_s` later at worst. `gaps`: how long
+    a stream that went on stood still at worst, in seconds.
+    """
+
+    started: int = 0
+    finished: int = 0
+    cut: int = 0
+    reasons: list[str] = field(default_factory=list)  # one for each that is broken
+    killed: Counter[str] = field(default_factory=Counter)
+    longest_gap_s: float = 0.0
+    longest_return_s: float = 0.0
+    cuts_until: float = 0.0  # on the monotonic clock: cuts are no surprise before
+
+    @property
+    def broken(self) -> int:
+        return len(self.reasons)
+
+    def expect_cuts(self, seconds: float) -> None:
+        self.cuts_until = max(self.cuts_until, time.monotonic() + seconds)
+
+    def note_finished(self, gaps: list[float]) -> None:
+        self.finished += 1
+        self.longest_gap_s = max(self.longest_gap_s, *gaps, 0.0)
+
+    def note_cut(self, return_s: float) -> None:
+        self.cut += 1
+        self.longest_return_s = max(self.longest_return_s, return_s)
+
+    def page(self) -> str:
+        killed = ", ".join(f"{count} {what}" for what, count in sorted(self.killed.items()))
+        lines = [
+            f"killed           {killed or 'nothing'}",
+            f"streams started  {self.started}",
+            f"        finished {self.finished}",
+            f"        cut      {self.cut} with the ingress or proxy that held their connection; "
+            f"asked again, all were answered, {self.longest_return_s:.1f} s later at worst",
+            f"        broken   {self.broken}",
+            f"longest gap      {self.longest_gap_s:.2f} s, in a stream that went on",
+            *(f"broken: {reason}" for reason in self.reasons),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""HTTP servers that are measured: a process each, asked over loopback, ended when closed."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import yaml
+
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 60
+QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+
+
+class Server:
+    """A command that serves `url`, ready when this returns; `started_s` is how long that took."""
+
+    def __init__(
+        self, command: list[str], port: int, folder: tempfile.TemporaryDirectory, model: str
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._folder = folder
+        self._log = (Path(folder.name) / "log").open("w+")
+        begin = time.perf_counter()
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._wait_until_ready(model)
+        self.started_s = time.perf_counter() - begin
+
+    @classmethod
+    def of_ray(cls, model: dict[str, Any]) -> Self:
+        """`serve run`, configured as the quickstart but for port and model."""
+        port = _free_port()
+        folder = tempfile.TemporaryDirectory(prefix="caravan-bench-")
+        config = yaml.safe_load(QUICKSTART.read_text())
+        config["http_options"] = {"host": "127.0.0.1", "port": port}
+        config["applications"][0]["args"]["models"] = [model]
+        path = Path(folder.name) / "serve.yaml"
+        path.write_text(yaml.safe_dump(config))
+        command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
+        return cls(command, port, folder, model["name"])
+
+    @classmethod
+    def of_uvicorn(cls, model: dict[str, Any]) -> Self:
+        """The same ingress and replica in one process, without Ray."""
+        port = _free_port()
+        folder = tempfile.TemporaryDirectory(prefix="caravan-bench-")
+        settings = json.dumps({"models": [model]})
+        command = [sys.executable, "-m", "bench.plain", settings, str(port)]
+        return cls(command, port, folder, model["name"])
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGINT)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._log.close()
+        self._folder.cleanup()
+
+    def _wait_until_ready(self, model: str) -> None:
+        """Until a replica describes its model."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.post(f"{self.url}/api/show", json={"model": model}).is_success:
+                    return
+            time.sleep(0.2)
+        self._log.seek(0)
+        message = self._log.read()[-4000:]
+        self.close()
+        raise SystemExit(f"The served application did not become ready:\n{message}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,50 @@
+"""`python -m bench.simulate`: policies of routing compared, over simulated replicas.
+
+What is simulated is in `bench/simulation`; our policy is the one that the ingress runs.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from bench.sections import ROUTING, with_section
+from bench.simulation.measure import Table, compared, measured
+from bench.simulation.page import routing_page
+from bench.simulation.scenarios import Scenario, scenarios
+from bench.simulation.variants import variants
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+QUICK = 0.1
+
+
+def main() -> None:
+    arguments = _arguments()
+    begin = time.monotonic()
+    chosen = [_shortened(each) if arguments.quick else each for each in scenarios()]
+    tables = [compared(scenario) for scenario in chosen if arguments.only in scenario.name]
+    tried: list[Table] = []
+    if not arguments.only:
+        tried = [
+            measured(_shortened(scenario) if arguments.quick else scenario, contestants)
+            for scenario, contestants in variants()
+        ]
+    page = routing_page(tables, tried, time.monotonic() - begin)
+    print(page)
+    if not (arguments.quick or arguments.only):
+        RESULTS.write_text(with_section(RESULTS.read_text(), ROUTING, page))
+
+
+def _shortened(scenario: Scenario) -> Scenario:
+    return replace(scenario, seconds=QUICK * scenario.seconds, warm_s=QUICK * scenario.warm_s)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
+    parser.add_argument("--only", default="", help="scenarios with this in their name")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time, not written")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

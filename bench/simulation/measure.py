@@ -1,0 +1,90 @@
+"""A scenario with one policy after the other → rows of a table."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from bench.simulation.contestants import OTHERS, Make, Ours
+from bench.simulation.scenarios import Scenario
+from bench.simulation.traces import sessions
+from bench.simulation.world import Outcome, World
+
+OURS = "**ours**"
+MANY_INGRESSES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a policy gave. Times of first tokens in seconds."""
+
+    policy: str
+    first_s: tuple[float, float, float]  # median, 95th and 99th percentile
+    between_s: float
+    saved: float
+    in_time_tokens_per_s: float
+    busy: float
+    busiest: float
+    decision_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`requests`: of one policy's run, those that were not measured included."""
+
+    scenario: Scenario
+    requests: int
+    rows: Sequence[Row]
+    wall_s: float
+
+
+def compared(scenario: Scenario, *, seed: int = 0) -> Table:
+    """Ours against the others, through one ingress and through several."""
+    contestants: dict[str, tuple[Scenario, Make]] = {
+        name: (scenario, make) for name, make in OTHERS.items()
+    }
+    many = scenario.with_ingresses(MANY_INGRESSES)
+    contestants[f"{OURS}, one ingress"] = scenario, lambda _: Ours(1)
+    contestants[f"{OURS}, {MANY_INGRESSES} ingresses"] = many, lambda _: Ours(MANY_INGRESSES)
+    return measured(scenario, contestants, seed=seed)
+
+
+def measured(
+    scenario: Scenario, contestants: Mapping[str, tuple[Scenario, Make]], *, seed: int = 0
+) -> Table:
+    begin = time.monotonic()
+    rows, decisions = [], 0
+    for name, (variant, make) in contestants.items():
+        outcome = run(variant, make, seed=seed)
+        rows.append(_row(name, variant, outcome))
+        decisions = outcome.decisions
+        print(f"{variant.name}: {name}, {decisions:,} requests", flush=True)
+    return Table(scenario, decisions, rows, time.monotonic() - begin)
+
+
+def run(scenario: Scenario, make: Make, *, seed: int = 0) -> Outcome:
+    """The same trace for the same seed, whatever the policy."""
+    trace = sessions(scenario.mix, seconds=scenario.seconds, seed=seed)
+    outcome = Outcome(scenario.warm_s, scenario.seconds)
+    world = World(scenario.place, make, outcome=outcome, in_time_s=scenario.in_time_s, seed=seed)
+    return world.run(trace)
+
+
+def percentile(values: Iterable[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def _row(name: str, scenario: Scenario, outcome: Outcome) -> Row:
+    p50, p95, p99 = (percentile(outcome.first_s, part) for part in (0.5, 0.95, 0.99))
+    prompt_tokens = outcome.saved_tokens + outcome.computed_tokens
+    return Row(
+        policy=name,
+        first_s=(p50, p95, p99),
+        between_s=fmean(outcome.between_s),
+        saved=outcome.saved_tokens / prompt_tokens,
+        in_time_tokens_per_s=outcome.in_time_tokens / (scenario.seconds - scenario.warm_s),
+        busy=fmean(outcome.busy),
+        busiest=max(outcome.busy),
+        decision_s=outcome.decided_s / outcome.decisions,
+    )

@@ -1,0 +1,107 @@
+"""What is simulated: machines, traces, and how long."""
+
+from dataclasses import dataclass, replace
+
+from bench.simulation.replica import StepCosts
+from bench.simulation.traces import Mix
+from bench.simulation.world import Place
+
+# Measured: the Q4_0 rows of "Against llama.cpp" in bench/RESULTS.md. 512 tokens of a prompt take
+# 2.96 s; steps with 1, 4 and 16 sequences take 26, 40 and 128 ms, near 19 ms + 6.7 ms for each.
+CPU = StepCosts(
+    step_s=0.019,
+    prefill_row_s=0.00574,
+    decode_row_s=0.0067,
+    cached_token_s=0.0,
+    step_tokens=512,
+    slots=16,
+    cache_tokens=32_000,
+)
+# Calculated: 8 billion weights in bfloat16 on one accelerator with 80 GB, 3.35 TB/s and 990 TFLOP/s
+# (an H100 SXM by its data sheet), at 40% of its arithmetic: 16 GB of weights are read in each step,
+# 16 GFLOP are done for each token, and 128 KiB are read for each cached one. 1 ms is for all else.
+ACCELERATOR = StepCosts(
+    step_s=0.006,
+    prefill_row_s=40e-6,
+    decode_row_s=20e-6,
+    cached_token_s=40e-9,
+    step_tokens=2048,
+    slots=128,
+    cache_tokens=450_000,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A place and what happens there; measured from `warm_s` to `seconds`.
+
+    `in_time_s`: until when the first token of an answer has to come for the answer to count.
+    """
+
+    name: str
+    place: Place
+    mix: Mix
+    seconds: float
+    warm_s: float
+    in_time_s: float
+
+    def with_ingresses(self, count: int) -> "Scenario":
+        return replace(self, place=replace(self.place, ingresses=count))
+
+
+def scenarios() -> list[Scenario]:
+    return [
+        _cpu("conversations", Mix(4 * 0.06, chats=1, think_s=30, systems=5)),
+        _cpu("prompts that nobody shares", Mix(4 * 0.12, unshared=1)),
+        _accelerators(64, "conversations", Mix(64 * 9, chats=1, think_s=8), 45),
+        _accelerators(64, "prompts that nobody shares", Mix(64 * 14, unshared=1), 40),
+        _accelerators(64, "documents, each asked about often", Mix(64 * 11, documents=1), 40),
+        long_answers(64, 60),
+        everything(64, 60),
+        everything(1024, 24),
+    ]
+
+
+def long_answers(count: int, seconds: float) -> Scenario:
+    """Sequences fill their slots long before prompts fill a queue."""
+    few = replace(ACCELERATOR, slots=16)
+    mix = Mix(count * 1.2, chats=1, think_s=5, answer=400)
+    name = f"{count} accelerators with 16 slots each, conversations with long answers"
+    return Scenario(name, Place((few,) * count), mix, seconds, seconds / 3, 0.5)
+
+
+def everything(count: int, seconds: float) -> Scenario:
+    """All kinds of prompts, bursts, every second replica at half speed, some that die."""
+    costs = tuple(ACCELERATOR.slower(1 + number % 2) for number in range(count))
+    place = Place(
+        costs,
+        report_every_s=max(0.1, count / 2000),
+        fail_at_s=seconds / 2,
+        failing=count // 16,
+        replaced_after_s=seconds / 6,
+    )
+    mix = Mix(
+        count * 2.6,
+        chats=0.6,
+        documents=0.2,
+        unshared=0.2,
+        think_s=6,
+        systems=200,
+        libraries=10 * count,
+        burst_every_s=seconds / 4,
+        burst_s=seconds / 30,
+    )
+    name = (
+        f"{count} accelerators, every second one at half speed: conversations, documents and "
+        f"others, three times as many in bursts; {count // 16} die at once and are replaced"
+    )
+    return Scenario(name, place, mix, seconds, seconds / 4, 0.5)
+
+
+def _cpu(name: str, mix: Mix) -> Scenario:
+    return Scenario(f"4 CPU machines, {name}", Place((CPU,) * 4), mix, 7200, 600, 10.0)
+
+
+def _accelerators(count: int, name: str, mix: Mix, seconds: float) -> Scenario:
+    place = Place((ACCELERATOR,) * count)
+    return Scenario(f"{count} accelerators, {name}", place, mix, seconds, seconds / 3, 0.5)

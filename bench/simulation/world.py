@@ -1,0 +1,197 @@
+"""Events in the order of time: requests come, replicas step, report, fail and join."""
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any
+
+from bench.simulation.contestants import Make
+from bench.simulation.replica import Job, Replica, StepCosts
+from bench.simulation.traces import Request, Session
+
+BEAT_S = 1.0
+RETRY_S = 0.05  # until a request whose replica has died is asked elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What there is: costs for each replica, and how often one reports at most.
+
+    At `fail_at_s` as many as `failing` die; each is replaced, by one that has cached nothing.
+    """
+
+    costs: tuple[StepCosts, ...]
+    ingresses: int = 1
+    report_every_s: float = 0.1
+    fail_at_s: float | None = None
+    failing: int = 0
+    replaced_after_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was measured between two moments. Seconds; one entry for each request or replica.
+
+    `between_s`: mean time from one token of an answer to the next. `decided_s`: CPU time.
+    """
+
+    begin_s: float
+    end_s: float
+    first_s: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+    in_time_tokens: int = 0
+    computed_tokens: int = 0
+    saved_tokens: int = 0
+    busy: list[float] = field(default_factory=list)
+    decisions: int = 0
+    decided_s: float = 0.0
+
+    def covers(self, moment: float) -> bool:
+        return self.begin_s <= moment < self.end_s
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    request: Request
+    at: float
+    rest: Iterator[tuple[float, Request]]
+
+
+class World:
+    """One run. `in_time_s`: how soon a first token has to come for its answer to count."""
+
+    def __init__(
+        self, place: Place, make: Make, *, outcome: Outcome, in_time_s: float, seed: int = 0
+    ) -> None:
+        self._place = place
+        self._outcome = outcome
+        self._in_time_s = in_time_s
+        self._random = Random(seed)
+        self._replicas: dict[str, Replica] = {}
+        self._contestant = make(self._replicas)
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = count()
+        self._versions: dict[str, int] = {}  # of a replica's next step; older events are void
+        self._reported: dict[str, float] = {}
+        self._reporting: set[str] = set()
+        self._asked: dict[Request, _Asked] = {}
+        self._sessions = 0  # that have turns to come
+
+    def run(self, sessions: list[Session]) -> Outcome:
+        self._sessions = len(sessions)
+        for number, costs in enumerate(self._place.costs):
+            self._join(0.0, f"r{number}", costs)
+        if self._place.fail_at_s is not None:
+            self._at(self._place.fail_at_s, self._fail)
+        for session in sessions:
+            self._at(session.at_s, self._next_turn, session.requests())
+        while self._events:
+            now, _, happen, arguments = heapq.heappop(self._events)
+            happen(now, *arguments)
+        period_s = self._outcome.end_s - self._outcome.begin_s
+        self._outcome.busy = [replica.busy_s / period_s for replica in self._replicas.values()]
+        return self._outcome
+
+    def _at(self, when: float, happen: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), happen, arguments))
+
+    def _next_turn(self, now: float, rest: Iterator[tuple[float, Request]]) -> None:
+        following = next(rest, None)
+        if following is None:
+            self._sessions -= 1
+            return
+        pause_s, request = following
+        asked = _Asked(request, now + pause_s, rest)
+        self._at(asked.at, self._ask, asked)
+
+    def _ask(self, now: float, asked: _Asked) -> None:
+        ingress = self._random.randrange(self._place.ingresses)
+        begin = time.thread_time()
+        name = self._contestant.choose(asked.request, ingress, now)
+        self._outcome.decided_s += time.thread_time() - begin
+        self._outcome.decisions += 1
+        self._asked[asked.request] = asked
+        replica = self._replicas[name]
+        before = replica.due
+        replica.add(asked.request, now)
+        if replica.due != before:
+            self._schedule(replica)
+        self._tell(now, replica)
+
+    def _schedule(self, replica: Replica) -> None:
+        version = self._versions[replica.id] = self._versions[replica.id] + 1
+        if replica.due is not None:
+            self._at(replica.due, self._step, replica, version)
+
+    def _step(self, now: float, replica: Replica, version: int) -> None:
+        if self._versions.get(replica.id) != version:
+            return
+        if self._outcome.covers(replica.begun_at):
+            replica.busy_s += now - replica.begun_at
+        started, done = replica.advance(now)
+        for job in started:
+            self._note_first(now, job)
+        for job in done:
+            self._end(now, replica, job)
+        self._schedule(replica)
+        self._tell(now, replica)
+
+    def _note_first(self, now: float, job: Job) -> None:
+        asked_at = self._asked[job.request].at
+        if not self._outcome.covers(asked_at):
+            return
+        self._outcome.first_s.append(now - asked_at)
+        self._outcome.saved_tokens += job.hit
+        self._outcome.computed_tokens += job.request.tokens - job.hit
+        if now - asked_at <= self._in_time_s:
+            self._outcome.in_time_tokens += job.request.answer
+
+    def _end(self, now: float, replica: Replica, job: Job) -> None:
+        asked = self._asked.pop(job.request)
+        if self._outcome.covers(asked.at):
+            tokens = max(1, job.request.answer - 1)
+            self._outcome.between_s.append((now - job.first_at) / tokens)
+        self._contestant.finished(replica.id)
+        self._next_turn(now, asked.rest)
+
+    def _tell(self, now: float, replica: Replica) -> None:
+        """A report at once where the last was long ago, else when it is due."""
+        if replica.id in self._reporting:
+            return
+        due = self._reported[replica.id] + self._place.report_every_s
+        if due <= now:
+            self._report(now, replica)
+        else:
+            self._reporting.add(replica.id)
+            self._at(due, self._report, replica)
+
+    def _report(self, now: float, replica: Replica) -> None:
+        self._reporting.discard(replica.id)
+        if replica.id in self._replicas:
+            self._reported[replica.id] = now
+            self._contestant.report(replica.id, replica.load(), now)
+
+    def _join(self, now: float, name: str, costs: StepCosts) -> None:
+        replica = self._replicas[name] = Replica(name, costs)
+        self._versions[name] = 0
+        self._contestant.admit(name)
+        self._beat(now, replica)
+
+    def _beat(self, now: float, replica: Replica) -> None:
+        """Replicas report now and then even when nothing changes."""
+        if replica.id in self._replicas and self._sessions:
+            self._report(now, replica)
+            self._at(now + BEAT_S, self._beat, replica)
+
+    def _fail(self, now: float) -> None:
+        for name in self._random.sample(sorted(self._replicas), self._place.failing):
+            replica = self._replicas.pop(name)
+            del self._versions[name]
+            self._contestant.forget(name)
+            for job in replica.jobs:
+                self._contestant.finished(name)
+                self._at(now + RETRY_S, self._ask, self._asked[job.request])
+            self._at(now + self._place.replaced_after_s, self._join, f"{name}'", replica.costs)

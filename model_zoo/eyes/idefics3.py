@@ -1,0 +1,37 @@
+"""The eyes of Idefics 3 and SmolVLM: images in tiles, and once as a whole."""
+
+from model_zoo.eyes.numbers import read_normalisation
+from model_zoo.eyes.parts import EyeParts
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.layers.vision.merging import shuffled_rows
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.placement.idefics3 import TilePlacement
+from model_zoo.processors.idefics3 import Idefics3Processor
+from model_zoo.tokenizer import Tokenizer
+from model_zoo.towers.idefics3 import EDGE_KEY, EPS, SHUFFLED, build_tower
+from runtime.errors import UnsupportedModelError
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    processor = Idefics3Processor(
+        sizes.side(),
+        _longest_edge(metadata),
+        shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
+        normalisation=read_normalisation(metadata, STANDARD),
+    )
+    tower = build_tower(w, metadata, most_rows=processor.most_rows)
+    return EyeParts(tower, processor, TilePlacement(tokenizer))
+
+
+def _longest_edge(metadata: Metadata) -> int:
+    """Models of the family differ in it, and nothing else in a file tells."""
+    if not metadata.has(EDGE_KEY):
+        raise UnsupportedModelError(
+            f"{metadata.path}: does not say to which longest edge images are scaled before they "
+            f"are cut in tiles (`{metadata.full_key(EDGE_KEY)}`); convert the checkpoint again, "
+            "with its preprocessor_config.json."
+        )
+    return metadata.require_size(EDGE_KEY, at_most=1 << 16)

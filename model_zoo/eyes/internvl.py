@@ -1,0 +1,46 @@
+"""InternVL's eyes: images in tiles, and once as a whole."""
+
+from model_zoo.eyes.numbers import read_normalisation
+from model_zoo.eyes.parts import EyeParts
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import IMAGENET
+from model_zoo.layers.vision.merging import shuffled_rows
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.placement.internvl import InternPlacement
+from model_zoo.processors.internvl import InternVLProcessor
+from model_zoo.tokenizer import Tokenizer
+from model_zoo.towers.internvl import (
+    EPS,
+    LEAST_TILES_KEY,
+    MOST_TILES,
+    MOST_TILES_KEY,
+    SHUFFLED,
+    build_tower,
+)
+
+TILES_LIMIT = 128
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    least, most = _tiles(metadata)
+    processor = InternVLProcessor(
+        sizes.side(),
+        shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
+        read_normalisation(metadata, IMAGENET),
+        min_tiles=least,
+        max_tiles=most,
+    )
+    tower = build_tower(w, metadata, most_rows=processor.most_rows)
+    return EyeParts(tower, processor, InternPlacement(tokenizer))
+
+
+def _tiles(metadata: Metadata) -> tuple[int, int]:
+    """Files from before the keys were invented mean what the family's processors begin with."""
+    least = metadata.get_size(LEAST_TILES_KEY, 1, at_most=TILES_LIMIT)
+    most = metadata.get_size(MOST_TILES_KEY, MOST_TILES, at_most=TILES_LIMIT)
+    if least > most:
+        full = metadata.full_key(MOST_TILES_KEY)
+        raise metadata.error(LEAST_TILES_KEY, f"is {least}, more than `{full}`, {most}")
+    return least, most

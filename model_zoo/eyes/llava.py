@@ -1,0 +1,35 @@
+"""LLaVA 1.5's eyes: every image becomes one square."""
+
+from model_zoo.eyes.numbers import read_normalisation
+from model_zoo.eyes.parts import EyeParts
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import CLIP
+from model_zoo.placement.llava import LlavaPlacement
+from model_zoo.processors.clip import ClipProcessor
+from model_zoo.tokenizer import Tokenizer
+from model_zoo.towers.llava import ASPECT_KEY, MIDDLE, PADDED, build_tower
+from runtime.errors import UnsupportedModelError
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = build_tower(w, metadata)
+    processor = ClipProcessor(
+        tower.largest().pixels.shape[-1],
+        tower.limits.rows,
+        whole=_keeps_whole(metadata),
+        normalisation=read_normalisation(metadata, CLIP),
+    )
+    return EyeParts(tower, processor, LlavaPlacement(tokenizer))
+
+
+def _keeps_whole(metadata: Metadata) -> bool:
+    """Whether an image is padded to a square. Files that do not say are made of the checkpoints of
+    LLaVA's authors, whose software pads."""
+    stated = metadata.get(ASPECT_KEY, str, PADDED)
+    if stated not in (PADDED, MIDDLE):
+        raise UnsupportedModelError(
+            f"{metadata.path}: `{metadata.full_key(ASPECT_KEY)}` is {stated[:80]}, a LLaVA other "
+            f"than 1.5; {PADDED} and {MIDDLE} are served."
+        )
+    return stated == PADDED

@@ -1,0 +1,222 @@
+"""A file's tensors, or parts of them, on devices, and the account of which were asked for."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.reader import GGUFFile
+from runtime.quant import Weight, block_type
+from runtime.ranks import Split
+
+Progress = Callable[[int, int], None]
+# Torch order; None where any size but nought is right.
+Shape = tuple[int | None, ...]
+META = torch.device("meta")
+_LAYER = re.compile(r"^blk\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows [begin, end) of the matrix `name`, which has this shape in the file."""
+
+    name: str
+    shape: tuple[int, int]
+    begin: int
+    end: int
+
+
+class Tensors:
+    """What scopes share: matrices once for each device, and which names were claimed."""
+
+    def __init__(self, file: GGUFFile, progress: Progress | None) -> None:
+        self.file = file
+        self.claimed: set[str] = set()
+        self.missing: list[str] = []
+        self.misshapen: list[str] = []
+        self.held: Counter[torch.device] = Counter()  # bytes
+        self._absent: list[str] = []
+        self._progress = progress
+        self._fetched_bytes = 0
+        self._total_bytes = sum(info.nbytes for info in file.tensors.values())
+        self._weights: dict[tuple[str, torch.device, Split | None, Split | None], Weight] = {}
+
+    def lacks(self, name: str) -> bool:
+        """Whether the file has no tensor of that name, which it need not have; noted if so."""
+        if name not in self.file.tensors:
+            self._absent.append(name)
+        return name not in self.file.tensors
+
+    def uneven(self) -> list[str]:
+        """Absent tensors that another layer has: such as the bias of one layer alone."""
+        claimed = self.claimed & self.file.tensors.keys()
+        present = {_LAYER.sub("blk", name) for name in claimed if _LAYER.match(name)}
+        return [name for name in self._absent if _LAYER.sub("blk", name) in present]
+
+    def weight(
+        self,
+        name: str,
+        shape: Shape,
+        device: torch.device,
+        *,
+        outs: Split | None = None,
+        ins: Split | None = None,
+    ) -> Weight:
+        """The matrix or matrices (..., out, in) of that shape, of which `outs` and `ins` say which
+        outputs and inputs are wanted."""
+        if not self._claim(name, shape):
+            return nothing(len(shape))
+        key = name, device, outs, ins
+        if key not in self._weights:
+            self._fetch(name, device, outs)
+            self._weights[key] = self._placed(_cut(self.file.weight(name), outs, ins), device)
+        return self._weights[key]
+
+    def joined(self, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> Weight | None:
+        """The rows of all as one weight; None where they must or should stay apart."""
+        infos = [self.file.tensors.get(name) for name in shapes]
+        if not all(info and info.shape == shapes[info.name] for info in infos):
+            return None
+        joined = self.file.adjacent_rows(list(shapes))
+        parts = [self.file.weight(name) for name in shapes]
+        if joined is None and (device.type == "cpu" or len({p.type for p in parts}) > 1):
+            return None
+        for name, shape in shapes.items():
+            self._claim(name, shape)
+            self._fetch(name, device)
+        return self._placed(_stacked(parts, device) if joined is None else joined, device)
+
+    def rows(self, pieces: Sequence[Rows], device: torch.device) -> list[Weight]:
+        """The weight of each piece; a single one with all rows where they are copied anyway."""
+        sound = [self._claim(piece.name, piece.shape) for piece in pieces]
+        if not all(sound):
+            return [nothing(2) for _ in pieces]
+        views = []
+        for piece in pieces:
+            part = Split(((piece.begin, piece.end),), 0)
+            self._fetch(piece.name, device, part)
+            views.append(_cut(self.file.weight(piece.name), part, None))
+        if device.type != "cpu" and len({view.type for view in views}) == 1:
+            views = [_stacked(views, device)]
+        return [self._placed(view, device) for view in views]
+
+    def stacked(
+        self,
+        names: Sequence[str],
+        shape: Shape,
+        device: torch.device,
+        *,
+        outs: Split | None = None,
+        ins: Split | None = None,
+    ) -> Weight:
+        """Tensors of one shape as one, its first dimension counting them.
+
+        A view of the map where they lie at even distances; else they are copied.
+        """
+        sound = [self._claim(name, shape) for name in names]
+        if not all(sound):
+            return nothing(len(shape) + 1)
+        kinds = {(self.file.tensors[name].type, self.file.tensors[name].shape) for name in names}
+        if len(kinds) > 1:
+            self.misshapen.append(f"{names[0]} and its like differ in type or shape")
+            return nothing(len(shape) + 1)
+        for name in names:
+            self._fetch(name, device, outs)
+        even = self.file.evenly_spaced(names)
+        if even is not None:
+            return self._placed(_cut(even, outs, ins), device)
+        parts = [_cut(self.file.weight(name), outs, ins) for name in names]
+        rows, whole = _stacked(parts, device), (len(names), *parts[0].shape)
+        stacked = Weight(rows.data.view(*whole[:-1], -1), rows.type, whole)
+        return self._placed(stacked, device)
+
+    def numbers(
+        self, name: str, shape: Shape, device: torch.device, *, outs: Split | None = None
+    ) -> Tensor:
+        """float32, of any number of dimensions; `outs`: which of the last one are wanted."""
+        if not self._claim(name, shape):
+            return torch.empty([size or 0 for size in shape], device=META)
+        self._fetch(name, device)
+        numbers = self.file.weight(name).dequantize()
+        if outs is not None:
+            numbers = numbers[..., outs.begin : outs.end].contiguous()
+        self.held[device] += numbers.nbytes
+        return numbers.to(device)
+
+    def _claim(self, name: str, shape: Shape) -> bool:
+        """Whether the file has this tensor in this shape; noted if not."""
+        self.claimed.add(name)
+        info = self.file.tensors.get(name)
+        if info is None:
+            self.missing.append(name)
+            return False
+        expected = zip(info.shape, shape, strict=False)
+        if len(info.shape) == len(shape) and all(
+            is_ == want or (want is None and is_) for is_, want in expected
+        ):
+            return True
+        wanted = " x ".join("any" if size is None else str(size) for size in shape)
+        self.misshapen.append(f"{name} is {' x '.join(map(str, info.shape))}, not {wanted}")
+        return False
+
+    def _placed(self, weight: Weight, device: torch.device) -> Weight:
+        self.held[device] += weight.nbytes
+        return weight.to(device)
+
+    def _fetch(self, name: str, device: torch.device, outs: Split | None = None) -> None:
+        """Read from disk now, so that loading takes the time and can tell how far it is.
+
+        Of matrices of which some rows are wanted, these alone.
+        """
+        if device == META:
+            return
+        before = self._fetched_bytes
+        for begin, nbytes in self._ranges(name, outs):
+            for count in self.file.fetch(name, begin, nbytes):
+                self._fetched_bytes += count
+                self._tell()
+        if outs is not None:  # the rest is another rank's
+            self._fetched_bytes = before + self.file.tensors[name].nbytes
+            self._tell()
+
+    def _ranges(self, name: str, outs: Split | None) -> Iterator[tuple[int, int]]:
+        """Where the wanted rows lie in the tensor, in bytes: begin and length."""
+        info = self.file.tensors[name]
+        if outs is None:
+            yield 0, info.nbytes
+            return
+        row = info.type.row_bytes(info.shape[-1])
+        matrix = row * info.shape[-2]
+        for number in range(prod(info.shape[:-2])):
+            yield number * matrix + outs.begin * row, outs.count * row
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(min(self._fetched_bytes, self._total_bytes), self._total_bytes)
+
+
+def nothing(dimensions: int) -> Weight:
+    """Stands in for a tensor that is not there, until `check` says so."""
+    shape = (0,) * dimensions
+    return Weight(torch.empty(shape, dtype=torch.uint8, device=META), block_type("F32"), shape)
+
+
+def _cut(weight: Weight, outs: Split | None, ins: Split | None) -> Weight:
+    weight = weight if outs is None else weight.outputs(outs.begin, outs.end)
+    return weight if ins is None else weight.inputs(ins.begin, ins.end)
+
+
+def _stacked(parts: Sequence[Weight], device: torch.device) -> Weight:
+    """All rows in one new weight, each copied straight to the device."""
+    first = parts[0]
+    rows = sum(part.shape[0] for part in parts)
+    data = torch.empty(rows, first.data.shape[1], dtype=torch.uint8, device=device)
+    begin = 0
+    for part in parts:
+        data[begin : begin + part.shape[0]].copy_(part.data)
+        begin += part.shape[0]
+    return Weight(data, first.type, (rows, *first.shape[1:]))

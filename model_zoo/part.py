@@ -1,0 +1,44 @@
+"""One rank's part of the text model in a file, for ranks that neither chat nor see."""
+
+from pathlib import Path
+
+import torch
+
+from model_zoo.divisible import refuse_indivisible
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import Progress
+from model_zoo.registry import class_for
+from runtime.model import DecoderModel
+from runtime.ranks import Ranks
+
+
+def file_digest(path: Path) -> str:
+    """By which ranks see that they have the same file; it is quickly read."""
+    return GGUFFile.open(path, arrays=False).digest
+
+
+def load_part(
+    path: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    context_tokens: int | None,
+    ranks: Ranks,
+    progress: Progress | None = None,
+) -> DecoderModel:
+    """The decoder with this rank's weights; `context_tokens` and errors as of `registry.load`."""
+    file = GGUFFile.open(path)
+    metadata = Metadata(file.metadata, path=file.path)
+    decoder_class = class_for(metadata)
+    refuse_indivisible(metadata, ranks)
+    scope = TensorScope(
+        file,
+        device=device,
+        dtype=dtype,
+        context_tokens=context_tokens,
+        progress=progress,
+        ranks=ranks,
+    )
+    return decoder_class(scope, metadata)

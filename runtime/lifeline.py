@@ -1,0 +1,266 @@
+"""Connections between the ranks of one model: what the first tells the others, and who is gone.
+
+Tensors go another way. These carry short messages, and break when a process or its machine ends,
+so that no rank waits for another in vain.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from runtime import errors
+from runtime.errors import CaravanError, EngineDeadError
+
+# A machine that does not answer for so long is gone.
+_IDLE_S, _EVERY_S, _TRIES = 5, 2, 3
+_JOIN_S = 20.0
+# When one rank is gone, others may complain of it before its own connection is seen to end.
+_COMPLAINT_S = 0.3
+_LENGTH = struct.Struct("<I")
+_MOST_BYTES = 1 << 28
+_MOST_BYTES_OF_A_STRANGER = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a rank has to know to join the first one, which waits at `host` and `port`."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    token: str
+
+
+class Lead:
+    """Rank 0: one connection to each of the others, and what has become of them.
+
+    `watch` hears, on a thread of its own, of the first one that fails.
+    """
+
+    def __init__(self, host: str, size: int) -> None:
+        assert size > 1
+        self.host, self.size = host, size
+        self.watch: Callable[[], None] = lambda: None
+        self._token = secrets.token_hex(16)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._door = socket.create_server((host, 0), family=family, backlog=size)
+        self._changed = threading.Condition()
+        self._lines: dict[int, socket.socket] = {}
+        self._words: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(1, size)}
+        self._failure: CaravanError | None = None
+        self._closing = False
+
+    @property
+    def seats(self) -> list[Seat]:
+        """Of all ranks but this one."""
+        port = self._door.getsockname()[1]
+        return [Seat(r, self.size, self.host, port, self._token) for r in range(1, self.size)]
+
+    @property
+    def address(self) -> str:
+        """That of this machine which the others reach."""
+        return self._lines[1].getsockname()[0]
+
+    @property
+    def machines(self) -> list[str]:
+        """The address of each rank's machine."""
+        return [self.address, *(line.getpeername()[0] for line in self._lines.values())]
+
+    def gather(self) -> None:
+        """Wait until all have joined. Raises what keeps them from it, which `fail` tells."""
+        self._door.settimeout(0.2)
+        while len(self._lines) < self.size - 1:
+            self.check()
+            with suppress(TimeoutError):
+                self._admit(self._door.accept()[0])
+        self._door.close()
+        for rank, line in self._lines.items():
+            name = f"rank-{rank}"
+            threading.Thread(target=self._listen, args=(rank, line), name=name, daemon=True).start()
+
+    def tell(self, message: bytes) -> None:
+        """Send to all. Raises EngineDeadError where one is gone."""
+        for rank, line in self._lines.items():
+            try:
+                line.sendall(_LENGTH.pack(len(message)) + message)
+            except OSError as error:
+                self.fail(_gone(rank, self.size, error.strerror or str(error)))
+                self.check()
+
+    def tell_words(self, words: Mapping[str, Any]) -> None:
+        self.tell(json.dumps(words).encode())
+
+    def words(self) -> list[dict[str, Any]]:
+        """What each of the others says next. Raises why one fails instead."""
+        with self._changed:
+            while self._failure is None and not all(self._words.values()):
+                self._changed.wait()
+        self.check()
+        return [said.pop(0) for said in self._words.values()]
+
+    def check(self) -> None:
+        """Raise what has become of a rank that failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def explained(self, error: Exception, *, wait_s: float = 2.0) -> Exception:
+        """Why something that all ranks do together has failed here: another one, perhaps."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, wait_s)
+        return self._failure or error
+
+    def fail(self, failure: CaravanError) -> None:
+        """The first failure counts. Whoever waits for ranks hears of it."""
+        with self._changed:
+            if self._failure is not None or self._closing:
+                return
+            self._failure = failure
+            self._changed.notify_all()
+        self.watch()
+
+    def close(self) -> None:
+        """The others end when their connections do."""
+        with self._changed:
+            self._closing = True
+        self._door.close()
+        for line in self._lines.values():
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+            line.close()
+
+    def _admit(self, line: socket.socket) -> None:
+        """Whoever does not know the token, or says nothing, is sent away."""
+        line.settimeout(_JOIN_S)
+        try:
+            hello = json.loads(_received(line, _MOST_BYTES_OF_A_STRANGER))
+            rank = int(hello["rank"])
+            known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            known = False
+        if not known or rank not in self._words or rank in self._lines:
+            line.close()
+            return
+        _keep_alive(line)
+        self._lines[rank] = line
+
+    def _listen(self, rank: int, line: socket.socket) -> None:
+        try:
+            while True:
+                words = json.loads(_received(line, _MOST_BYTES))
+                if "failed" in words:
+                    raise _told_failure(rank, self.size, words)
+                with self._changed:
+                    self._words[rank].append(words)
+                    self._changed.notify_all()
+        except EngineDeadError as error:
+            time.sleep(_COMPLAINT_S)
+            self.fail(error)
+        except CaravanError as error:
+            self.fail(error)
+        except (OSError, EOFError, ValueError) as error:
+            self.fail(_gone(rank, self.size, str(error)))
+
+
+class Lifeline:
+    """Another rank's connection to the first."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self._line = _connected(seat)
+        _keep_alive(self._line)
+        self.tell_words({"rank": seat.rank, "token": seat.token})
+
+    @property
+    def address(self) -> str:
+        """That of this machine which the first rank sees."""
+        return self._line.getsockname()[0]
+
+    def received(self) -> bytes:
+        """The next message, however long it takes to come; EOFError when the first rank ends."""
+        return _received(self._line, _MOST_BYTES)
+
+    def received_words(self) -> dict[str, Any]:
+        return json.loads(self.received())
+
+    def tell_words(self, words: Mapping[str, Any]) -> None:
+        message = json.dumps(words).encode()
+        self._line.sendall(_LENGTH.pack(len(message)) + message)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell why this rank ends, as far as anybody listens."""
+        known = isinstance(error, CaravanError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            self.tell_words({"failed": type(error).__name__ if known else None, "reason": text})
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def _connected(seat: Seat) -> socket.socket:
+    deadline = time.monotonic() + _JOIN_S
+    while True:
+        try:
+            line = socket.create_connection((seat.host, seat.port), timeout=_JOIN_S)
+            line.settimeout(None)
+            return line
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EngineDeadError(
+                    f"Rank {seat.rank} of {seat.size} does not reach the first one at "
+                    f"{seat.host}:{seat.port}: {error.strerror or error}."
+                ) from error
+            time.sleep(0.2)
+
+
+def _received(line: socket.socket, most: int) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    if length > most:
+        raise ValueError(f"a message of {length:,} bytes")
+    return _exactly(line, length)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        part = line.recv(count - len(received))
+        if not part:
+            raise EOFError("its connection has ended")
+        received += part
+    return bytes(received)
+
+
+def _keep_alive(line: socket.socket) -> None:
+    """So that the other machine's sudden end is noticed, and short messages go at once."""
+    line.settimeout(None)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", _EVERY_S),
+        ("TCP_KEEPCNT", _TRIES),
+        ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _EVERY_S * _TRIES)),
+    ):
+        if hasattr(socket, name):  # not on every system
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _gone(rank: int, size: int, why: str) -> EngineDeadError:
+    return EngineDeadError(f"Rank {rank} of {size} is gone: {why}.")
+
+
+def _told_failure(rank: int, size: int, words: Mapping[str, Any]) -> CaravanError:
+    """The same kind of error as the rank met, where it is one of ours."""
+    kind = getattr(errors, str(words["failed"]), EngineDeadError)
+    if not (isinstance(kind, type) and issubclass(kind, CaravanError)):
+        kind = EngineDeadError
+    return kind(f"Rank {rank} of {size}: {words.get('reason')}")

@@ -1,0 +1,144 @@
+"""Ranks that are processes, joined by `torch.distributed`: NCCL between GPUs, Gloo between CPUs."""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.lifeline import Lead, Lifeline
+
+# Ranks wait for each other's part of a step so long at most.
+STEP_TIMEOUT = timedelta(seconds=120)
+_JOIN_TIMEOUT = timedelta(seconds=60)
+_SIOCGIFADDR = 0x8915
+
+
+class ProcessRanks:
+    """One process of several, each with one device of the same kind. A process has one such group.
+
+    On a CPU a row's sum is added up in the order of ranks, so its bits do not depend on the rows
+    beside it.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self._device = rank, size, device
+
+    @classmethod
+    def leading(cls, lead: Lead, device: torch.device) -> "ProcessRanks":
+        """Of rank 0, whose lines have been gathered."""
+        _use_interface_of(lead.address)
+        store = dist.TCPStore(
+            lead.address, 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT
+        )
+        lead.tell_words({"store": store.port})
+        return cls._joined(store, 0, lead.size, device)
+
+    @classmethod
+    def following(cls, lifeline: Lifeline, device: torch.device) -> "ProcessRanks":
+        seat = lifeline.seat
+        _use_interface_of(lifeline.address)
+        port = int(lifeline.received_words()["store"])
+        store = dist.TCPStore(seat.host, port, is_master=False, timeout=_JOIN_TIMEOUT)
+        return cls._joined(store, seat.rank, seat.size, device)
+
+    @classmethod
+    def _joined(
+        cls, store: dist.Store, rank: int, size: int, device: torch.device
+    ) -> "ProcessRanks":
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=STEP_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+        return cls(rank, size, device)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """In float32, as everything that is added up."""
+        wide = x.float().contiguous()
+        if not wide.numel():
+            return x
+        if wide.is_cuda:
+            dist.all_reduce(wide)
+            return wide.to(x.dtype)
+        total, *others = self.of_all(wide)
+        for other in others:
+            total += other
+        return total.to(x.dtype)
+
+    def gathered(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        if not x.numel():
+            return x.new_empty(*x.shape[:-1], sum(widths))
+        widest = max(widths)
+        rows = x.flatten(0, -2)
+        own = rows.new_zeros(len(rows), widest)
+        own[:, : widths[self.rank]] = rows
+        parts = zip(self.of_all(own), widths, strict=True)
+        held = [part[:, :width] for part, width in parts]
+        return torch.cat(held, dim=1).unflatten(0, x.shape[:-1])
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Rank 0's x, on all of them; the others' is overwritten."""
+        if x.numel():
+            dist.broadcast(x, 0)
+        return x
+
+    def lowest(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The lowest that any rank brings, at each place. Waits for the device."""
+        return self._agreed(numbers, dist.ReduceOp.MIN)
+
+    def totals(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """What all bring together, at each place. Waits for the device."""
+        return self._agreed(numbers, dist.ReduceOp.SUM)
+
+    def abort(self) -> None:
+        """What waits for another rank fails now; on Gloo it does so by itself."""
+        if self._device.type == "cuda" and dist.group.WORLD is not None:
+            dist.group.WORLD.abort()
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            with suppress(RuntimeError):  # the others may be gone
+                dist.destroy_process_group()
+
+    def of_all(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x, contiguous and of one shape, of each rank."""
+        parts = x.new_empty(self.size * x.numel())
+        dist.all_gather_single(parts, x.flatten())
+        return parts.view(self.size, *x.shape).unbind()
+
+    def _agreed(
+        self, numbers: Sequence[int], operation: dist.ReduceOp.RedOpType
+    ) -> tuple[int, ...]:
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.all_reduce(tensor, operation)
+        return tuple(tensor.tolist())
+
+
+def _use_interface_of(address: str) -> None:
+    """Let ranks meet where their first connection goes, unless the environment says otherwise."""
+    name = _interface_of(address)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface with this IPv4 address; None where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None

@@ -1,0 +1,279 @@
+"""What rank 0 tells the others of each step, and how they compute it too.
+
+The first rank alone plans and samples. What its model is asked, the others are told: a short
+message over their lifelines says how large everything is, then one tensor of integers brings what
+the rows are. They need no sampler: a row's input token comes with the step.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.images import AXES
+from runtime.kv.pool import PagePool
+from runtime.lifeline import Lead, Lifeline
+from runtime.model import (
+    AttentionPlan,
+    Batch,
+    DecoderModel,
+    ImageWrite,
+    KVCache,
+    LayerPages,
+    RowSpan,
+)
+
+_FEATURE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Spreading(Protocol):
+    """Gives all ranks what rank 0 has; see `ProcessRanks`."""
+
+    def spread(self, x: Tensor) -> Tensor: ...
+
+
+class _Told(IntEnum):
+    """What the first number of a message says."""
+
+    STATES = 0  # compute hidden states; the batch follows
+    LOGITS = 1  # of the first so many of these states
+    CLEAR = 2  # this page
+
+
+class Relay:
+    """Rank 0's side: tells the others before it does its own part."""
+
+    def __init__(self, lead: Lead, ranks: Spreading) -> None:
+        self._lead, self._ranks = lead, ranks
+        self._table_writes: list[tuple[Tensor, Tensor]] = []
+
+    def note_pages(self, cells: Tensor, pages: Tensor) -> None:
+        """New entries of page tables, which go with the next batch."""
+        self._table_writes.append((cells, pages))
+
+    def tell_clear(self, page: int) -> None:
+        self._tell([_Told.CLEAR, page])
+
+    def tell_logits(self, rows: int) -> None:
+        self._tell([_Told.LOGITS, rows])
+
+    def tell_batch(self, batch: Batch) -> None:
+        writes, self._table_writes = self._table_writes, []
+        cells = [cells for cells, _ in writes]
+        self._tell([_Told.STATES, *_sizes_of(batch, sum(map(len, cells)))])
+        pages = [pages for _, pages in writes]
+        self._ranks.spread(_numbers(batch, [*cells, *pages]))
+        if batch.image_features is not None:
+            self._ranks.spread(batch.image_features.contiguous())
+        if batch.cross_features:
+            self._ranks.spread(torch.cat(batch.cross_features))
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A failure in here may be another rank's, which is then raised instead."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._lead.explained(error) from error
+
+    def _tell(self, numbers: Sequence[int]) -> None:
+        self._lead.tell(np.array(numbers, np.int64).tobytes())
+
+
+class LeadingModel:
+    """The decoder on rank 0: what it is asked, all ranks compute."""
+
+    def __init__(self, decoder: DecoderModel, relay: Relay) -> None:
+        self._decoder, self._relay = decoder, relay
+        self.vocab_size, self.hidden_size = decoder.vocab_size, decoder.hidden_size
+        self.context_length = decoder.context_length
+        self.causal, self.generates = decoder.causal, decoder.generates
+        self.position_axes, self.weight_bytes = decoder.position_axes, decoder.weight_bytes
+        self.cache_layers, self.cache_devices = decoder.cache_layers, decoder.cache_devices
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return self._decoder.weight_bytes_on(device)
+
+    def states(self, batch: Batch, cache: KVCache) -> Tensor:
+        with self._relay.explaining():
+            self._relay.tell_batch(batch)
+            return self._decoder.states(batch, cache)
+
+    def logits(self, states: Tensor) -> Tensor:
+        with self._relay.explaining():
+            self._relay.tell_logits(len(states))
+            return self._decoder.logits(states)
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int:
+        return self._decoder.activation_bytes(tokens, outputs)
+
+
+class LeadingPool:
+    """The pages on rank 0: what changes in their tables, changes on all ranks."""
+
+    def __init__(self, pool: PagePool, relay: Relay) -> None:
+        self._pool, self._relay = pool, relay
+
+    @property
+    def page_tables(self) -> tuple[Tensor, ...]:
+        return self._pool.page_tables
+
+    def layer(self, index: int) -> LayerPages:
+        return self._pool.layer(index)
+
+    def table_cell(self, group: int, slot: int, index: int) -> int:
+        return self._pool.table_cell(group, slot, index)
+
+    def write_pages(self, cells: Tensor, pages: Tensor) -> None:
+        self._relay.note_pages(cells.clone(), pages.clone())
+        self._pool.write_pages(cells, pages)
+
+    def clear_page(self, page: int) -> None:
+        self._relay.tell_clear(page)
+        self._pool.clear_page(page)
+
+
+@torch.inference_mode()
+def follow(
+    decoder: DecoderModel,
+    pool: PagePool,
+    lifeline: Lifeline,
+    ranks: Spreading,
+    device: torch.device,
+) -> None:
+    """Compute another rank's part of whatever the first one is asked, until that one ends."""
+    states = torch.empty(0)
+    while True:
+        try:
+            told = np.frombuffer(lifeline.received(), np.int64)
+        except EOFError:
+            return
+        match _Told(told[0]):
+            case _Told.STATES:
+                batch = _received(_Head(told[1:]), pool, ranks, device)
+                states = decoder.states(batch, pool)
+            case _Told.LOGITS:
+                decoder.logits(states[: told[1]])
+            case _Told.CLEAR:
+                pool.clear_page(int(told[1]))
+
+
+def _sizes_of(batch: Batch, table_writes: int) -> list[int]:
+    """The sizes of everything, and what the host knows of the rows."""
+    spans = batch.plans[0].spans
+    inserted = batch.image_features
+    features = batch.cross_features[0] if batch.cross_features else inserted
+    head = [
+        len(batch.tokens),
+        len(batch.output_rows),
+        0 if inserted is None else len(inserted),
+        0 if features is None else features.shape[1],
+        0 if features is None else _FEATURE_TYPES.index(features.dtype),
+        int(batch.axes is not None),
+        table_writes,
+        len(spans),
+    ]
+    for span in spans:
+        head += [span.begin, span.end, span.slot, span.start]
+    for plan in batch.plans:
+        by_image = plan.after_image is not None
+        head += [int(by_image), len(plan.write_cell), len(plan.image_writes)]
+        for span in plan.spans:
+            assert span.seen_end is not None, "staging says what rows see"
+            head += [span.seen_begin, span.seen_end]
+        for write in plan.image_writes:
+            head += [write.begin, write.end]
+    return head
+
+
+def _numbers(batch: Batch, table_writes: Sequence[Tensor]) -> Tensor:
+    """All integers of a batch, one after the other, int64 on the device."""
+    parts = [batch.tokens, batch.positions, batch.output_rows, batch.plans[0].row_slot]
+    parts += [] if batch.image_rows is None else [batch.image_rows]
+    parts += [] if batch.axes is None else [batch.axes.flatten()]
+    for plan in batch.plans:
+        parts += [plan.visible_begin, plan.visible_end, plan.write_cell]
+        parts += [] if plan.after_image is None else [plan.after_image]
+    return torch.cat([part.long() for part in (*parts, *table_writes)])
+
+
+def _received(head: "_Head", pool: PagePool, ranks: Spreading, device: torch.device) -> Batch:
+    """The batch of which `head` tells the sizes; the page tables are brought up to date."""
+    rows, outputs, inserted, width, kind, axes, writes, chunks = head.take(8)
+    spans = [RowSpan(*head.take(4)) for _ in range(chunks)]
+    groups = [_Group(head, spans, table) for table in pool.page_tables]
+    sizes = [rows, rows, outputs, rows, inserted, AXES * rows * axes]
+    sizes += [size for group in groups for size in group.sizes(rows)]
+    sizes += [writes, writes]
+    numbers = ranks.spread(torch.empty(sum(sizes), dtype=torch.int64, device=device))
+    tokens, positions, output_rows, slots, image_rows, places, *parts = numbers.split(sizes)
+    pool.write_pages(parts[-2], parts[-1].int())
+    plans = [group.plan(slots.int(), *parts[4 * n : 4 * n + 4]) for n, group in enumerate(groups)]
+    dtype = _FEATURE_TYPES[kind]
+
+    def features(count: int) -> Tensor:
+        return ranks.spread(torch.empty(count, width, dtype=dtype, device=device))
+
+    image_features = features(inserted) if inserted else None
+    counts = next((group.image_counts for group in groups if group.image_counts), [])
+    return Batch(
+        tokens,
+        positions,
+        output_rows,
+        tuple(plans),
+        features(sum(counts)).split(counts) if counts else (),
+        image_rows if inserted else None,
+        image_features,
+        places.view(AXES, rows) if axes else None,
+    )
+
+
+class _Head:
+    """The integers of a message, in order."""
+
+    def __init__(self, numbers: NDArray[np.int64]) -> None:
+        self._numbers, self._at = numbers.tolist(), 0
+
+    def take(self, count: int) -> list[int]:
+        self._at += count
+        return self._numbers[self._at - count : self._at]
+
+
+class _Group:
+    """What a message says of one cache group."""
+
+    def __init__(self, head: _Head, spans: Sequence[RowSpan], table: Tensor) -> None:
+        self._table = table
+        self._by_image, self._cells, writes = head.take(3)
+        seen = [head.take(2) for _ in spans]
+        self._spans = tuple(
+            RowSpan(span.begin, span.end, span.slot, span.start, *sight)
+            for span, sight in zip(spans, seen, strict=True)
+        )
+        self._writes = tuple(ImageWrite(b"", *head.take(2)) for _ in range(writes))
+
+    @property
+    def image_counts(self) -> list[int]:
+        return [write.end - write.begin for write in self._writes]
+
+    def sizes(self, rows: int) -> list[int]:
+        return [rows, rows, self._cells, rows * self._by_image]
+
+    def plan(
+        self, slots: Tensor, begin: Tensor, end: Tensor, cells: Tensor, after: Tensor
+    ) -> AttentionPlan:
+        return AttentionPlan(
+            self._table,
+            slots,
+            begin.int(),
+            end.int(),
+            cells,
+            self._spans,
+            self._writes,
+            after.bool() if self._by_image else None,
+        )

@@ -1,0 +1,27 @@
+"""`caravan cp`: a model under a second name."""
+
+import click
+
+from model_zoo import creation
+from model_zoo.store import Store
+from serve_app.cli.options import json_option, store_option
+from serve_app.cli.remove import stored_name
+from serve_app.cli.terminal import harmless, print_json
+
+
+@click.command("cp")
+@click.argument("source", metavar="NAME")
+@click.argument("destination", metavar="NEW")
+@store_option
+@json_option
+def copy(source: str, destination: str, store: Store, as_json: bool) -> None:
+    """Give a model in the store a second name, which takes no room.
+
+    What NEW meant before, it means no more.
+    """
+    name, new = stored_name(source), stored_name(destination)
+    creation.copy(name, new, store)
+    if as_json:
+        print_json({"copied": str(name), "to": str(new)}, line=True)
+    else:
+        click.echo(harmless(f"{name}: is {new} too"))

@@ -1,0 +1,185 @@
+"""Pulling, making, copying and deleting models: once for each store of the cluster."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from typing import Any
+
+from model_zoo.definition import Definition
+from model_zoo.model_name import ModelName
+from model_zoo.sources.pull import PullProgress
+from runtime.errors import (
+    ModelNotFoundError,
+    OverloadedError,
+    RequestError,
+    SourceError,
+)
+from serve_app.on_demand.commands import (
+    Account,
+    Answer,
+    Append,
+    Command,
+    Copy,
+    Create,
+    Finish,
+    Follow,
+    Holds,
+    Pull,
+    Remove,
+    Unload,
+    Upload,
+)
+from serve_app.on_demand.directory import PoolDirectory
+from serve_app.settings import canonical_name
+
+LOOK_S = 0.2
+PIECE_BYTES = 4 << 20
+
+
+class Management:
+    """What clients may do to the models on demand; `configured` names are not theirs to change."""
+
+    def __init__(self, pool: PoolDirectory, configured: Iterable[str]) -> None:
+        self._pool = pool
+        self._configured = frozenset(map(canonical_name, configured))
+
+    async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
+        """Its steps; as far as the slowest store is. Leaving early ends it, unless others wait."""
+        async for step in self._followed(Pull(name)):
+            yield step
+
+    async def create(self, name: str, definition: Definition) -> AsyncGenerator[PullProgress, None]:
+        self._refuse_configured(name)
+        async for step in self._followed(Create(_checked(name), definition)):
+            yield step
+
+    async def copy(self, source: str, destination: str) -> None:
+        """ModelNotFoundError unless a store has it; it is copied in those that do."""
+        self._refuse_configured(destination)
+        for name, role in ((source, "source"), (destination, "destination")):
+            _checked(name, f'{role} "{name}" is invalid')
+        await self._wherever_it_is(Copy(source, destination), source)
+
+    async def delete(self, name: str) -> None:
+        """Unloaded first, wherever it is loaded; what is being answered is answered."""
+        self._refuse_configured(name)
+        _checked(name, f'name "{name}" is invalid')
+        reports = await self._pool.processes()
+        await self._pool.order([report.replica for report in reports], Unload(name))
+        await self._wherever_it_is(Remove(name), name)
+
+    async def holds(self, digest: str) -> bool:
+        """Whether every store has the blob."""
+        return all(await self._everywhere(Holds(digest)))
+
+    async def upload(self, digest: str, size: int | None, content: AsyncIterable[bytes]) -> bool:
+        """Brings the blob to every store; whether any lacked it."""
+        if await self.holds(digest):
+            return False
+        keepers = await self._pool.keepers()
+        begun = await self._ordered(keepers, Upload(digest, size))
+        offset = 0
+        async for piece in _pieces(content):
+            await self._each({r: Append(upload, offset, piece) for r, upload in begun.items()})
+            offset += len(piece)
+        await self._each({replica: Finish(upload) for replica, upload in begun.items()})
+        return True
+
+    async def _followed(self, command: Command) -> AsyncGenerator[PullProgress, None]:
+        try:
+            jobs = await self._ordered(await self._pool.keepers(), command)
+            story = _Story(jobs)
+            while not story.done:
+                for step in story.told(await self._accounts(jobs, story)):
+                    yield step
+                if not story.done:
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            self._pool.forget()
+
+    async def _accounts(self, jobs: dict[str, str], story: "_Story") -> dict[str, Account]:
+        return await self._each({each: Follow(jobs[each], story.heard[each]) for each in jobs})
+
+    async def _each(self, commands: Mapping[str, Command]) -> dict[str, Any]:
+        """A command of its own for each process."""
+        asked = [self._pool.order([replica], command) for replica, command in commands.items()]
+        answers = [answer for told in await asyncio.gather(*asked) for answer in told]
+        return _results(answers, commands)
+
+    async def _everywhere(self, command: Command) -> list[Any]:
+        return [*(await self._ordered(await self._pool.keepers(), command)).values()]
+
+    async def _ordered(self, replicas: list[str], command: Command) -> dict[str, Any]:
+        return _results(await self._pool.order(replicas, command), replicas)
+
+    async def _wherever_it_is(self, command: Command, name: str) -> None:
+        keepers = await self._pool.keepers()
+        answers = await self._pool.order(keepers, command)
+        self._pool.forget()
+        done = 0
+        for answer in answers:
+            try:
+                answer.result()
+                done += 1
+            except ModelNotFoundError:
+                pass
+        if not done:
+            raise ModelNotFoundError(f"model '{name}' not found")
+
+    def _refuse_configured(self, name: str) -> None:
+        if canonical_name(name) in self._configured:
+            raise RequestError(
+                f"model '{name}' is part of the configuration; it is changed there and nowhere else"
+            )
+
+
+class _Story:
+    """What several jobs that do the same have told, as one: the slowest one's steps."""
+
+    def __init__(self, jobs: Iterable[str]) -> None:
+        self.heard = dict.fromkeys(jobs, 0)  # steps of each
+        self.done = False
+        self._last: PullProgress | None = None
+
+    def told(self, accounts: dict[str, Account]) -> list[PullProgress]:
+        """The steps that are new. They may go on in another job, where that is slower."""
+        slowest = min(accounts, key=lambda each: _progress(accounts[each]))
+        account = accounts[slowest]
+        new = [step for step in account.steps if step != self._last]
+        for replica, each in accounts.items():
+            self.heard[replica] = each.first + len(each.steps)
+        self._last = new[-1] if new else self._last
+        self.done = all(account.done for account in accounts.values())
+        return new
+
+
+def _progress(account: Account) -> tuple[bool, int, int]:
+    last = account.steps[-1] if account.steps else PullProgress("")
+    return account.done, account.first + len(account.steps), last.completed
+
+
+def _results(answers: Iterable[Answer], replicas: Iterable[str]) -> dict[str, Any]:
+    """By process. Raises what one of them has raised; OverloadedError when one is gone."""
+    found = {answer.replica: answer.result() for answer in answers}
+    if set(found) != set(replicas):
+        raise OverloadedError("a process with models on demand has ended meanwhile; try again")
+    return found
+
+
+async def _pieces(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """The same bytes in pieces of a good size."""
+    buffer = bytearray()
+    async for data in content:
+        buffer += data
+        while len(buffer) >= PIECE_BYTES:
+            yield bytes(buffer[:PIECE_BYTES])
+            del buffer[:PIECE_BYTES]
+    if buffer:
+        yield bytes(buffer)
+
+
+def _checked(name: str, told: str = "invalid model name") -> str:
+    try:
+        ModelName.parse(name)
+    except SourceError:
+        raise RequestError(told) from None
+    return name

@@ -1,0 +1,377 @@
+"""Models that are loaded when they are asked for, several in one process, within limits.
+
+One event loop uses a pool: what is not awaited here happens at once.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from runtime.engine import EngineStatistics
+from runtime.errors import DoesNotFitError, ModelUnavailableError, OverloadedError
+from serve_app.card import ModelCard
+from serve_app.keep_alive import FOREVER
+from serve_app.listing import LoadedModel
+from serve_app.logs import get_logger
+from serve_app.on_demand.report import Resident
+from serve_app.task import ChatDelta, Task
+
+# A model gets no more than such a part of the room if less will do, so that others have room too.
+PARTS = 2
+
+T = TypeVar("T")
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model as the store has it now: `digest` tells its states apart."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a model takes in memory: with a cache for one request, and for all that it runs."""
+
+    least: int
+    full: int
+
+
+class Replica(Protocol):
+    """A loaded model; see serve_app.replica.ModelReplica."""
+
+    def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]: ...
+    def describe(self, *, verbose: bool = False) -> ModelCard: ...
+    def statistics(self) -> EngineStatistics: ...
+    def check(self) -> None: ...
+
+
+class Loader(Protocol):
+    """Where the models come from. All of it takes time; it runs in threads of the pool's."""
+
+    def find(self, name: str) -> Found:
+        """ModelNotFoundError when there is none of that name."""
+
+    def outline(self, found: Found, verbose: bool = False) -> tuple[ModelCard, Sizes]:
+        """What the model is and would take, without loading it."""
+
+    def load(self, found: Found, memory_bytes: int) -> Replica: ...
+    def unload(self, replica: Any) -> None:
+        """One that `load` gave."""
+
+    def free_bytes(self) -> int:
+        """What the device has, beside what is loaded already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_waiting`: requests of one model that may wait for it to be loaded."""
+
+    max_loaded_bytes: int
+    max_models: int | None = None
+    keep_alive_s: float = 300.0
+    max_waiting: int = 512
+
+
+class ModelPool:
+    """Loads each model once, however many ask for it, and unloads what has not been used longest.
+
+    A model is in use from when a request asks for it to the request's end; it stays for the
+    `keep_alive_s` of the last request that said any.
+    """
+
+    def __init__(
+        self, loader: Loader, limits: Limits, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._loader = loader
+        self._limits = limits
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._outgoing: set[_Entry] = set()  # those whose name means something else by now
+        self._changing = asyncio.Lock()  # of what is loaded
+        self._finding = ThreadPoolExecutor(1, "finding")
+        self._looking = ThreadPoolExecutor(1, "looking")
+        self._loading = ThreadPoolExecutor(1, "loading")
+
+    async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
+        """As the model's replica does, once it is there."""
+        async with (
+            self._used(task.model, task.keep_alive_s) as replica,
+            aclosing(replica.generate(task)) as deltas,
+        ):
+            async for delta in deltas:
+                yield delta
+
+    async def load(self, name: str, keep_alive_s: float | None) -> None:
+        async with self._used(name, keep_alive_s):
+            pass
+
+    async def unload(self, name: str) -> bool:
+        """Whether it was there. What it is answering is answered first."""
+        named = (each for n, each in self._entries.items() if n.lower() == name.lower())
+        entry = next(named, None)
+        if entry is None:
+            return False
+        entry.keep_alive_s = 0.0
+        await self._rest(entry)
+        return True
+
+    async def describe(self, name: str, *, verbose: bool = False) -> ModelCard:
+        """What is known of a model, loaded or not; it is not loaded for that."""
+        found = await self._found(name)
+        entry = self._entries.get(found.name)
+        if entry is not None and entry.replica is not None and entry.found == found:
+            return entry.replica.describe(verbose=verbose)
+        card, _ = await _run(self._looking, self._loader.outline, found, verbose)
+        return card
+
+    def residents(self) -> tuple[Resident, ...]:
+        """Those that are there, or on their way."""
+        now = self._clock()
+        told = (entry.told(now) for entry in self._all())
+        return tuple(resident for resident in told if resident is not None)
+
+    @property
+    def free_bytes(self) -> int:
+        """What may still be loaded without unloading anything."""
+        return max(0, self._limits.max_loaded_bytes - sum(each.bytes for each in self._all()))
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def statistics(self) -> EngineStatistics:
+        """Of all models together, as far as they can be added."""
+        each = [entry.replica.statistics() for entry in self._entries.values() if entry.replica]
+        names = ("waiting", "running", "queued_tokens", "computed_tokens_total", "steps_total")
+        totals = {name: sum(getattr(one, name) for one in each) for name in names}
+        slots = sum(one.slots for one in each if one.running or one.waiting)
+        return EngineStatistics(**totals, slots=slots)
+
+    def check(self) -> None:
+        """EngineDeadError when an engine has failed: then the process has to be replaced."""
+        for entry in self._all():
+            if entry.replica is not None:
+                entry.replica.check()
+
+    async def close(self) -> None:
+        """Unloads everything, whoever uses it."""
+        entries = self._all()
+        for entry in entries:
+            entry.cancel_timer()
+            assert entry.loading is not None
+            entry.loading.cancel()
+        await asyncio.gather(*(e.loading for e in entries if e.loading), return_exceptions=True)
+        async with self._changing:
+            for entry in entries:
+                if entry.replica is not None:
+                    await self._drop(entry, "the process ends")
+        for executor in (self._finding, self._looking, self._loading):
+            executor.shutdown(wait=False)
+
+    @asynccontextmanager
+    async def _used(self, name: str, keep_alive_s: float | None) -> AsyncIterator[Replica]:
+        entry = await self._entry(name)
+        entry.users += 1
+        entry.cancel_timer()
+        if keep_alive_s is not None:
+            entry.keep_alive_s = keep_alive_s
+        try:
+            assert entry.loading is not None
+            # Whoever leaves does not take the model from the others.
+            yield await asyncio.shield(entry.loading)
+        finally:
+            entry.users -= 1
+            entry.used_at = time.monotonic()
+            if not entry.users:
+                await asyncio.shield(self._rest(entry))
+
+    async def _entry(self, name: str) -> "_Entry":
+        found = await self._found(name)
+        entry = self._entries.get(found.name)
+        if entry is not None and entry.found != found:
+            await self._replace(entry)
+            entry = self._entries.get(found.name)
+        if entry is None:
+            entry = _Entry(found, self._limits.keep_alive_s)
+            self._entries[found.name] = entry
+            entry.loading = asyncio.create_task(self._load(entry))
+        if entry.replica is None and entry.users > self._limits.max_waiting:
+            raise OverloadedError(
+                f"{entry.users:,} requests wait for model '{name}' to be loaded; at most "
+                f"{self._limits.max_waiting:,} may"
+            )
+        return entry
+
+    async def _found(self, name: str) -> Found:
+        return await _run(self._finding, self._loader.find, name)
+
+    async def _replace(self, entry: "_Entry") -> None:
+        """Its name means another model now: it goes as soon as it has answered."""
+        self._entries.pop(entry.found.name, None)
+        self._outgoing.add(entry)
+        entry.keep_alive_s = 0.0
+        await self._rest(entry)
+
+    async def _load(self, entry: "_Entry") -> Replica:
+        begun = time.monotonic()
+        try:
+            replica = await self._loaded(entry)
+        except BaseException as error:
+            self._forget(entry)
+            log.info("not loaded", model=entry.found.name, reason=str(error))
+            if isinstance(error, DoesNotFitError):
+                raise ModelUnavailableError(str(error)) from error
+            raise
+        entry.replica, entry.card = replica, replica.describe()
+        entry.bytes = entry.card.reserved_bytes
+        seconds = round(time.monotonic() - begun, 3)
+        log.info("loaded", model=entry.found.name, bytes=entry.bytes, seconds=seconds)
+        if not entry.users:
+            await self._rest(entry)
+        return replica
+
+    async def _loaded(self, entry: "_Entry") -> Replica:
+        card, sizes = await _run(self._looking, self._loader.outline, entry.found)
+        async with self._changing:
+            entry.bytes = await self._room(entry, sizes)
+            entry.card = card
+        return await _run(self._loading, self._loader.load, entry.found, entry.bytes)
+
+    async def _room(self, entry: "_Entry", sizes: Sizes) -> int:
+        """How much the model may take, once others have been unloaded for it.
+
+        DoesNotFitError: it never has room here. OverloadedError: everything is in use.
+        """
+        most = self._limits.max_loaded_bytes
+        if sizes.least > most:
+            raise DoesNotFitError(
+                f"Model '{entry.found.name}' needs {sizes.least:,} bytes; models on demand may "
+                f"take {most:,} (`on_demand.max_loaded_bytes`). Lower "
+                "`on_demand.model.context_tokens` or `max_sequences`, or give them more."
+            )
+        wanted = max(sizes.least, min(sizes.full, most // (self._limits.max_models or PARTS)))
+        while True:
+            others = [each for each in self._all() if each is not entry]
+            free = min(
+                most - sum(each.bytes for each in others),
+                await _run(self._loading, self._loader.free_bytes),
+            )
+            counted = self._limits.max_models is None or len(others) < self._limits.max_models
+            if counted and free >= sizes.least:
+                return min(wanted, free)
+            idle = [each for each in others if each.idle]
+            if not idle:
+                raise self._full(entry, sizes, free)
+            await self._drop(min(idle, key=lambda each: each.used_at), "to make room")
+
+    def _full(self, entry: "_Entry", sizes: Sizes, free: int) -> OverloadedError:
+        busy = ", ".join(sorted(each.found.name for each in self._all() if each is not entry))
+        return OverloadedError(
+            f"model '{entry.found.name}' needs {sizes.least:,} bytes and {max(0, free):,} are free "
+            f"for models on demand; all that is loaded is in use: {busy or 'by other processes'}"
+        )
+
+    async def _rest(self, entry: "_Entry") -> None:
+        """Nobody uses it: it goes after `keep_alive_s`."""
+        entry.cancel_timer()
+        if not entry.idle or entry not in self._all():
+            return
+        if entry.keep_alive_s == 0:
+            await self._leave(entry, "as asked")
+            return
+        entry.expires_at = self._clock() + entry.keep_alive_s
+        if entry.keep_alive_s != FOREVER:
+            loop = asyncio.get_running_loop()
+            entry.timer = loop.call_later(entry.keep_alive_s, self._expire, entry)
+
+    def _expire(self, entry: "_Entry") -> None:
+        entry.expiring = asyncio.create_task(self._leave(entry, "not used any more"))
+
+    async def _leave(self, entry: "_Entry", reason: str) -> None:
+        async with self._changing:
+            if entry.idle and entry in self._all():
+                await self._drop(entry, reason)
+
+    async def _drop(self, entry: "_Entry", reason: str) -> None:
+        """Under the lock, so that nobody counts on memory that is not yet free."""
+        replica = entry.replica
+        assert replica is not None
+        entry.cancel_timer()
+        self._forget(entry)
+        self._outgoing.add(entry)  # its bytes are taken until it is gone
+        entry.replica = None
+        try:
+            await asyncio.shield(_run(self._loading, self._loader.unload, replica))
+        finally:
+            self._outgoing.discard(entry)
+        log.info("unloaded", model=entry.found.name, reason=reason)
+
+    def _forget(self, entry: "_Entry") -> None:
+        if self._entries.get(entry.found.name) is entry:
+            del self._entries[entry.found.name]
+        self._outgoing.discard(entry)
+
+    def _all(self) -> list["_Entry"]:
+        return [*self._entries.values(), *self._outgoing]
+
+
+class _Entry:
+    """One state of one model, from when it is first asked for until it is gone.
+
+    `bytes`: what is reserved for it. `users`: requests that have asked for it and have not ended.
+    """
+
+    def __init__(self, found: Found, keep_alive_s: float) -> None:
+        self.found = found
+        self.keep_alive_s = keep_alive_s
+        self.users = 0
+        self.used_at = time.monotonic()
+        self.expires_at = 0.0
+        self.bytes = 0
+        self.card: ModelCard | None = None
+        self.replica: Replica | None = None
+        self.loading: asyncio.Task[Replica] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.expiring: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.replica is not None and not self.users
+
+    def cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def told(self, now: float) -> Resident | None:
+        if self.card is None:
+            return None
+        expires_at = self.expires_at if self.idle else now + self.keep_alive_s
+        loaded = replace(
+            LoadedModel.of(self.card),
+            reserved_bytes=self.bytes,
+            expires_at=None if expires_at == FOREVER else expires_at,
+        )
+        if self.replica is None:
+            return Resident(loaded, users=self.users)
+        now_at = self.replica.statistics()
+        return Resident(
+            loaded,
+            ready=True,
+            users=self.users,
+            running=now_at.running,
+            waiting=now_at.waiting,
+            slots=now_at.slots,
+        )
+
+
+async def _run(executor: Executor, work: Callable[..., T], *arguments: object) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, work, *arguments)

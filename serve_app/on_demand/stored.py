@@ -1,0 +1,54 @@
+"""What a store holds, as lists of models tell it."""
+
+import hashlib
+from contextlib import suppress
+
+from model_zoo.model_name import ModelName
+from model_zoo.sources.resolve import facts
+from model_zoo.store import Store
+from runtime.errors import CaravanError
+from serve_app.headers import listed_file
+from serve_app.listing import ListedModel
+from serve_app.options import served_options
+
+
+class StoredModels:
+    """The models of one store. A model is looked at once for each state that it has had."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[tuple[str, str, int], ListedModel] = {}
+
+    def version(self) -> str:
+        """Another one whenever a manifest has come, gone or changed."""
+        digest = hashlib.sha256()
+        for name in self._store.names():
+            with suppress(OSError):
+                status = self._store.manifest_path(name).stat()
+                digest.update(f"{name} {status.st_mtime_ns} {status.st_size}\n".encode())
+        return digest.hexdigest()
+
+    def listed(self) -> tuple[ListedModel, ...]:
+        """Those that are whole; what a damaged one is cannot be told."""
+        found = {}
+        for name in self._store.names():
+            with suppress(CaravanError, OSError):
+                changed = self._store.manifest_path(name).stat().st_mtime_ns
+                key = (str(name), self._store.manifest(name).digest, changed)
+                found[key] = self._known.get(key) or self._looked_at(name)
+        self._known = found
+        return tuple(found.values())
+
+    def _looked_at(self, name: ModelName) -> ListedModel:
+        stored = self._store.open(name)
+        # How long a context is served is decided when the model is loaded.
+        parameters = facts(stored, self._store).parameters
+        own = {name: value for name, value in parameters.items() if name != "num_ctx"}
+        options, _ = served_options(own)
+        return listed_file(
+            str(stored.name),
+            stored.files[0],
+            sees=bool(stored.projectors),
+            options=options,
+            stored=stored,
+        )

@@ -1,0 +1,215 @@
+"""Engines over several processes answer as those of one do, and end when a process ends."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig
+
+from model_zoo.registry import load
+from runtime.aio import AsyncEngine
+from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
+from runtime.lifeline import Lead
+from runtime.request import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    ImageSpan,
+    Pooling,
+    SamplingParams,
+    StopRules,
+)
+from runtime.vision import LocalEncoder
+from tests.parity import image_rows, test_engine_images, test_qwen3moe, test_qwen3vl
+from tests.parity.test_engine import SLIDING, answers, mixed_requests, running
+from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
+from tests.tiny_models import write_tiny, write_tiny_llama
+from tests.unit.runtime.eyes import PretendTower, picture
+
+# A rank that is gone is told so much later at most, on a busy machine.
+SECONDS = 20.0
+EXPERTS = Qwen3MoeConfig(**(test_qwen3moe.SIZES | {"moe_intermediate_size": 64}))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For each rank; more would keep the others waiting."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[Follower]]:
+    """Processes that are followers in one test after the other."""
+    with followers(3) as processes:
+        yield processes
+
+
+def write_llama(path: Path) -> None:
+    write_tiny_llama(path, config="llama3_rope")
+
+
+def write_blocks(path: Path) -> None:
+    """A row is one block, so that ranks can divide it by outputs alone."""
+    write_tiny_llama(path, config="rows_of_256", type="Q4_K", overrides={"attn_v": "Q8_0"})
+
+
+def write_sliding(path: Path) -> None:
+    write_tiny(path, SLIDING, type="q8_0")
+
+
+def write_experts(path: Path) -> None:
+    write_tiny(path, EXPERTS, type="q8_0")
+
+
+@pytest.mark.parametrize(
+    "write, size, depth, count",
+    [
+        (write_llama, 2, 1, 12),
+        (write_llama, 4, 2, 6),
+        (write_blocks, 2, 2, 6),
+        (write_blocks, 4, 1, 5),
+        (write_sliding, 2, 2, 12),
+        (write_experts, 4, 1, 5),
+    ],
+)
+def test_a_crowd_gets_from_ranks_what_it_gets_from_one(
+    tmp_path, three, write, size: int, depth: int, count: int
+) -> None:
+    """Prompts longer than a step, prefixes that come again, and too few pages for all at once."""
+    write(tmp_path / "tiny.gguf")
+    model = load(tmp_path / "tiny.gguf", device=CPU, dtype=torch.float32)
+    requests = mixed_requests(model.tokenizer.vocab_size)[:count]
+    with running(model) as engine:
+        alone = answers(engine, requests, together=True)
+    options = {"depth": depth, "cache_tokens": 256}
+    with divided_engine(tmp_path / "tiny.gguf", three[: size - 1], **options) as (_, engine):
+        divided = answers(engine, requests, together=True)
+    statistics = engine.statistics()
+    assert [d.tokens for d in divided] == [d.tokens for d in alone]
+    assert [d.text for d in divided] == [d.text for d in alone]
+    if count == 12:
+        assert statistics.cached_tokens_total > 0 and statistics.preemptions_total > 0
+
+
+def test_vectors_of_prompts_come_from_ranks_too(tmp_path, three) -> None:
+    write_llama(tmp_path / "tiny.gguf")
+    model = load(tmp_path / "tiny.gguf", device=CPU, dtype=torch.float32)
+    requests = [
+        GenerationRequest(str(n), tuple(range(n, 3 * n)), StopRules(1), pooling=kind)
+        for n, kind in ((20, Pooling.MEAN), (50, Pooling.LAST))
+    ]
+    with running(model) as engine:
+        alone = [delta.vector for delta in answers(engine, requests, together=True)]
+    with divided_engine(tmp_path / "tiny.gguf", three[:1]) as (_, engine):
+        divided = [delta.vector for delta in answers(engine, requests, together=True)]
+    for one, other in zip(alone, divided, strict=True):
+        assert one is not None and other is not None
+        ours, theirs = (torch.frombuffer(bytearray(v), dtype=torch.float32) for v in (one, other))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_images_in_the_text_reach_all_ranks(tmp_path, three) -> None:
+    """With features for the first layer behind the embeddings, and places in rows and columns."""
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path, test_qwen3vl.CONFIGS["plain"])
+    width = 2 * load(path, device=CPU, dtype=torch.float32).decoder.hidden_size
+    requests = [about_a_picture(number) for number in range(1, 5)]
+    with divided_engine(path, [], encoder=encoder_of(width)) as (model, engine):
+        assert model.decoder.position_axes == 3
+        alone = answers(engine, requests, together=True)
+    with divided_engine(path, three[:1], encoder=encoder_of(width)) as (_, engine):
+        divided = answers(engine, requests, together=True)
+    assert [d.tokens for d in divided] == [d.tokens for d in alone]
+    assert len({d.tokens for d in divided}) == len(requests)
+
+
+def test_images_at_the_side_reach_all_ranks(tmp_path, three) -> None:
+    path = tmp_path / "tiny.gguf"
+    twin = image_rows.write_seeing(path, image_rows.tiny_config())
+    model = load(path, device=CPU, dtype=torch.float32)
+    requests = [request for request, _ in test_engine_images.crowd(model, twin)[:8]]
+    with test_engine_images.running(model) as engine:
+        alone = answers(engine, requests, together=True)
+    encoder = LocalEncoder(image_rows.PictureTower(), device=CPU)
+    with divided_engine(path, three[:1], encoder=encoder) as (_, engine):
+        divided = answers(engine, requests, together=True)
+    assert [d.tokens for d in divided] == [d.tokens for d in alone]
+
+
+def encoder_of(width: int) -> LocalEncoder:
+    return LocalEncoder(PretendTower(rows=6, width=width), device=CPU)
+
+
+def about_a_picture(number: int) -> GenerationRequest:
+    image = picture(number, rows=6)
+    span = ImageSpan(7, 6, whole=False, digest=image.digest, grid=(2, 3))
+    prompt, greedy = tuple(range(40, 60 + 15 * number)), SamplingParams(temperature=0)
+    return GenerationRequest(str(number), prompt, StopRules(9), greedy, (span,), images=(image,))
+
+
+def test_what_a_rank_lacks_is_told_by_the_first(tmp_path, three) -> None:
+    write_llama(tmp_path / "tiny.gguf")
+    write_tiny_llama(tmp_path / "other.gguf", config="gqa", seed=1)
+    lead = Lead(HOST, 2)
+    three[0].sit(lead.seats[0], tmp_path / "tiny.gguf", told=str(tmp_path / "other.gguf"))
+    with contextlib.closing(lead), pytest.raises(ModelFileError, match=r"Rank 1 .* another file"):
+        assembled(lead, tmp_path / "tiny.gguf")
+    lead = Lead(HOST, 2)
+    three[0].sit(lead.seats[0], tmp_path / "missing.gguf")
+    with contextlib.closing(lead), pytest.raises(ModelFileError, match=r"Rank 1 .*missing\.gguf"):
+        assembled(lead, tmp_path / "tiny.gguf")
+    small = divided_engine(tmp_path / "tiny.gguf", three[:1], memory_bytes=100_000)
+    with pytest.raises(DoesNotFitError, match="bytes"), small:
+        pass
+
+
+def test_a_rank_that_dies_ends_the_streams_with_an_error(tmp_path, three) -> None:
+    write_llama(tmp_path / "tiny.gguf")
+    with divided_engine(tmp_path / "tiny.gguf", three[:1]) as (_, engine):
+        delta = asyncio.run(killed_under_way(engine, three[0]))
+        assert delta.finish is FinishReason.FAILED and "Rank 1 of 2 is gone" in str(delta.error)
+        with pytest.raises(EngineDeadError, match="Rank 1 of 2 is gone"):
+            engine.check()
+        with pytest.raises(EngineDeadError):
+            asyncio.run(first_delta(engine, "b"))
+
+
+def test_a_rank_that_dies_while_nobody_asks_is_noticed(tmp_path, three) -> None:
+    write_llama(tmp_path / "tiny.gguf")
+    with divided_engine(tmp_path / "tiny.gguf", three[1:]) as (_, engine):
+        engine.check()
+        three[2].kill()
+        with pytest.raises(EngineDeadError, match="Rank 2 of 3 is gone"):
+            check_for_a_while(engine)
+
+
+async def first_delta(engine: AsyncEngine, name: str) -> Delta:
+    request = GenerationRequest(name, tuple(range(40, 60)), StopRules(200), SamplingParams(seed=1))
+    async with contextlib.aclosing(engine.stream(request)) as deltas:
+        return await anext(deltas)
+
+
+async def killed_under_way(engine: AsyncEngine, follower: Follower) -> Delta:
+    request = GenerationRequest("a", tuple(range(40, 60)), StopRules(200), SamplingParams(seed=1))
+    merged = Delta()
+    async with asyncio.timeout(SECONDS), contextlib.aclosing(engine.stream(request)) as deltas:
+        async for delta in deltas:
+            if not merged.tokens:
+                follower.kill()
+            merged = merged.merged(delta)
+    return merged
+
+
+def check_for_a_while(engine: AsyncEngine) -> None:
+    """Until it raises."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        engine.check()
+        time.sleep(0.05)

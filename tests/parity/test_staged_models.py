@@ -1,0 +1,127 @@
+"""Models whose layers are on several devices give the logits of one.
+
+Devices here are the CPU under several numbers: torch computes them all in one place, but weights,
+pages and what a step carries are asked for by number.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedConfig
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.registry import class_for, load
+from runtime.assembly import EngineOptions, assemble
+from runtime.errors import DoesNotFitError, UnsupportedModelError
+from runtime.model import Batch, DecoderModel
+from runtime.stages import Stages
+from tests.parity import test_gemma3, test_gemma3n, test_gemma4, test_gptoss, test_qwen3next
+from tests.parity.agreement import random_tokens
+from tests.parity.paged_decoder import PagedDecoder
+from tests.parity.test_engine import answers, mixed_requests, running
+from tests.tiny_models import write_tiny, write_tiny_llama
+
+CPU = torch.device("cpu")
+MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "gemma3": test_gemma3.CONFIGS["plain"],
+    "gemma4": test_gemma4.CONFIGS["all_at_once"],
+    "gpt-oss": test_gptoss.CONFIGS["plain"],
+    "qwen3next": test_qwen3next.CONFIGS["plain"],
+}
+
+
+def staged(count: int) -> Stages:
+    """Two layers here, two there, and so on; the main device has none."""
+    return Stages(tuple(OTHERS[layer // 2 % 2] for layer in range(count)), MAIN)
+
+
+def decoder_of(path: Path, stages: Stages | None) -> DecoderModel:
+    file = GGUFFile.open(path)
+    metadata = Metadata(file.metadata, path=path)
+    device = CPU if stages is None else MAIN
+    scope = TensorScope(file, device=device, dtype=torch.float32, stages=stages)
+    return class_for(metadata)(scope, metadata)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_one_device(tmp_path, name: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path, CONFIGS[name])
+    layers = CONFIGS[name].get_text_config().num_hidden_layers
+    tokens, found = random_tokens(41, seed=1), []
+    for stages in (None, staged(layers)):
+        paged = PagedDecoder(decoder_of(path, stages))
+        found.append(torch.cat([paged.feed({0: tokens[:30]}), paged.feed({0: tokens[30:]})]))
+    assert torch.equal(*found)
+
+
+def test_every_device_holds_its_layers_and_the_main_one_the_rest(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path, config="gqa")
+    whole, parts = decoder_of(path, None), decoder_of(path, Stages((OTHERS[0], MAIN), MAIN))
+    sizes = {n: i.nbytes for n, i in GGUFFile.open(path).tensors.items()}
+    first = sum(size for name, size in sizes.items() if name.startswith("blk.0."))
+    assert parts.weight_bytes_on(OTHERS[0]) == first
+    assert parts.weight_bytes_on(MAIN) == whole.weight_bytes - first == sum(sizes.values()) - first
+    assert parts.weight_bytes == whole.weight_bytes
+    assert whole.cache_devices is None
+    assert parts.cache_devices == (OTHERS[0], MAIN)
+
+
+def test_a_step_travels_once_to_each_device(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path, CONFIGS["gemma3"])
+    layers = CONFIGS["gemma3"].num_hidden_layers
+    paged = PagedDecoder(decoder_of(path, staged(layers)))
+    went: list[torch.device] = []
+    move = Batch.to
+    monkeypatch.setattr(Batch, "to", lambda batch, to: went.append(to) or move(batch, to))
+    paged.feed({0: random_tokens(5, seed=1)})
+    assert went == OTHERS[: len(set(staged(layers).layers))]
+
+
+def test_an_engine_over_stages_answers_as_one_device(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path, config="gqa")
+    model = load(path, device=CPU, dtype=torch.float32)
+    requests = mixed_requests(model.tokenizer.vocab_size)[:8]
+    with running(model) as engine:
+        alone = answers(engine, requests, together=True)
+    stages = Stages((OTHERS[0], OTHERS[1]), MAIN)
+    model = load(path, device=MAIN, dtype=torch.float32, place=lambda file, outline: stages)
+    options = EngineOptions(context_tokens=256, max_sequences=8, step_tokens=32)
+    engine, memory = assemble(
+        model.decoder, model.tokenizer.token_bytes, device=MAIN, options=options
+    )
+    assert memory.weight_bytes == model.decoder.weight_bytes_on(MAIN) < model.decoder.weight_bytes
+    assert memory.others_bytes > model.decoder.weight_bytes - memory.weight_bytes
+    engine.start()
+    try:
+        divided = answers(engine, requests, together=True)
+    finally:
+        engine.close()
+    assert [d.tokens for d in divided] == [d.tokens for d in alone]
+
+
+def test_each_device_must_have_room(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path, config="gqa")
+    stages = Stages((OTHERS[0], OTHERS[0]), MAIN)
+    model = load(path, device=MAIN, dtype=torch.float32, place=lambda file, outline: stages)
+    options = EngineOptions(
+        context_tokens=256, max_sequences=2, step_tokens=8, memory_bytes=model.decoder.weight_bytes
+    )
+    with pytest.raises(DoesNotFitError, match="cpu"):
+        assemble(model.decoder, model.tokenizer.token_bytes, device=MAIN, options=options)
+
+
+def test_an_architecture_whose_layers_cannot_move_is_refused(tmp_path) -> None:
+    write_tiny(tmp_path / "a.gguf", next(iter(test_gemma3n.CONFIGS.values())))
+    options = {"device": MAIN, "dtype": torch.float32}
+    with pytest.raises(UnsupportedModelError, match="gemma3n cannot be on several devices"):
+        load(tmp_path / "a.gguf", **options, place=lambda file, outline: staged(4))
+    assert load(tmp_path / "a.gguf", **options, place=lambda file, outline: None)

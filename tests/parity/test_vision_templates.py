@@ -1,0 +1,97 @@
+"""Templates that show images, as their processors in `transformers` render and fill them."""
+
+import importlib
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model_zoo.chat import ChatTemplate, Message
+from tests.chat_templates import template_source
+from tests.parity.test_vision_prompts import BOS, FAMILIES, TALKS, model_of, places
+from tests.vision_prompts import as_transformers, library_tokenizer, pictures
+
+MARKER = re.compile(r"<\|[^<>|\s]+\|>|\[/?[A-Z_]+\]|<end_of_utterance>")
+# All images of a turn before its texts, which it takes from a list alone.
+IMAGES_FIRST = (
+    "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}"
+    "{% endfor %}{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+# A text alone or a list, each image on a line of its own.
+ON_LINES = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def source_of(family: str) -> str:
+    models = "transformers.models"
+    match family:
+        case "llama4":
+            return importlib.import_module(f"{models}.llama4.processing_llama4").chat_template
+        case "idefics3":
+            module = importlib.import_module(f"{models}.smolvlm.processing_smolvlm")
+            return module.DEFAULT_CHAT_TEMPLATE
+        case "llava":
+            return IMAGES_FIRST
+        case "internvl":
+            return ON_LINES
+    return template_source("Mistral-Small-3.2-24B-Instruct-2506")
+
+
+@pytest.mark.parametrize("name", ["pixtral", "llama4", "llava", "idefics3", "internvl"])
+@pytest.mark.parametrize("about", TALKS)
+def test_templates_show_images_as_in_transformers(name: str, about: str) -> None:
+    family, source = FAMILIES[name], source_of(name)
+    written = set(MARKER.findall(source)) - {BOS, *family.reserved}
+    special = tuple(sorted(written))
+    processor = family.theirs(
+        library_tokenizer((BOS, *family.reserved, *special), bos_token=BOS, **family.named)
+    )
+    processor.chat_template = source
+    chat = as_transformers(TALKS[about])
+    text = processor.apply_chat_template(chat, add_generation_prompt=True)
+    images = pictures(TALKS[about]) or None
+    made = processor(text=[text], images=images, add_special_tokens=False)
+    model = model_of(family, source, special, bos_token=BOS, eos_token="<|im_end|>")
+    talk = TALKS[about]
+    if name in ("pixtral", "llama4"):  # which show a text and a list of one text differently
+        talk = [replace(m, content=m.content if m.images else (m.content,)) for m in talk]
+    prompt = model.prepare(talk)
+    ids = np.asarray(made["input_ids"][0]).tolist()
+    assert list(prompt.tokens) == ids
+    place = model.tokenizer.id_of(family.place)
+    assert places(prompt) == [index for index, token in enumerate(ids) if token == place]
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3", "internvl"])
+def test_raw_prompts_have_in_an_images_place_what_transformers_puts_there(name: str) -> None:
+    family = FAMILIES[name]
+    model = model_of(family)
+    tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
+    image = TALKS["an image alone"][0].images[0]
+    marker = model.eyes.placement.marker
+    made = family.theirs(tokenizer)(
+        text=[f"USER: {marker}\nhello\n\n{marker}"], images=pictures(TALKS["an image alone"]) * 2
+    )
+    prompt = model.prepare_text("USER: [img-0]\nhello\n\n[img-1]", (image, image))
+    assert list(prompt.tokens) == np.asarray(made["input_ids"][0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "alone"), [("llava", True), ("idefics3", True), ("internvl", False)]
+)
+def test_templates_that_take_texts_from_lists_alone_get_them_there(name: str, alone: bool) -> None:
+    template = ChatTemplate(source_of(name))
+    assert template.wants_parts is alone
+    talk = [Message("user", "hello"), Message("assistant", "there"), Message("user", "again")]
+    rendered = template.render(talk)
+    assert all(message.text in rendered for message in talk)

@@ -1,0 +1,151 @@
+"""A model that comes and goes on a cluster of three nodes in one machine, told to a file as JSON.
+
+A program of its own, since a process is the driver of one Ray cluster: the tests' own is another.
+The nodes' GPUs exist in Ray's books alone; the model computes on the CPU.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from tests.serve.application import (
+    NAME,
+    arguments,
+    await_http,
+    deploy,
+    environment,
+    eventually,
+    free_port,
+    serving,
+)
+
+GPUS = {"first": 1, "second": 2}  # of the nodes beside the head
+REPLICAS = 3
+BURST = 40
+WORDS = "What is the sum of seven and ten, and what is the day after a Monday in May? "
+INTERVAL_S = 0.25
+AUTOSCALING = {
+    "min_replicas": 0,
+    "max_replicas": REPLICAS,
+    "target_queue_s": 0.2,
+    "upscale_delay_s": 1.0,
+    "downscale_delay_s": 2.0,
+    "metrics_interval_s": INTERVAL_S,
+}
+TIMEOUT_S = 240.0
+
+
+class Census:
+    """How many replicas there are and start, each time that this changes; and the fewest GPUs that
+    were free."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = [0]
+        self.free_gpus = float(sum(GPUS.values()))
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Census":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.05):
+            states = serve.status().applications[NAME].deployments["demo"].replica_states
+            count = states.get("STARTING", 0) + states.get("RUNNING", 0)
+            if count != self.counts[-1]:
+                self.counts.append(count)
+            self.free_gpus = min(self.free_gpus, ray.available_resources().get("GPU", 0.0))
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    store = {"object_store_memory": 80 * 2**20}
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, **store},
+    )
+    try:
+        for gpus in GPUS.values():
+            nodes.add_node(num_cpus=2, num_gpus=gpus, **store)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def ask(url: str, words: str) -> httpx.Response:
+    return httpx.post(f"{url}/api/generate", json=body(words), timeout=TIMEOUT_S)
+
+
+def body(words: str) -> dict[str, Any]:
+    options = {"num_predict": 4, "temperature": 0, "seed": 1}
+    return {"model": "demo", "prompt": words, "raw": True, "stream": False, "options": options}
+
+
+async def burst(url: str) -> list[int]:
+    """Long prompts, all at once; none begins like another."""
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        asked = [
+            client.post(f"{url}/api/generate", json=body(f"{number}. {20 * WORDS}"))
+            for number in range(BURST)
+        ]
+        return [response.status_code for response in await asyncio.gather(*asked)]
+
+
+def scenario(url: str) -> dict[str, Any]:
+    with Census() as census:
+        listed = httpx.get(f"{url}/api/tags", timeout=TIMEOUT_S).json()
+        time.sleep(4 * INTERVAL_S)
+        after_listing = list(census.counts)
+        woken = ask(url, WORDS)
+        after_waking = list(census.counts)
+        statuses = asyncio.run(burst(url))
+        eventually(lambda: census.counts[-1] == 0, timeout_s=TIMEOUT_S)
+    return {
+        "woken": {"status": woken.status_code, **woken.json()},
+        "listed": [model["name"] for model in listed["models"]],
+        "after_listing": after_listing,
+        "after_waking": after_waking,
+        "statuses": statuses,
+        "free_gpus": census.free_gpus,
+        "counts": census.counts,
+    }
+
+
+def main() -> None:
+    port = free_port()
+    with environment(), cluster(), serving(port):
+        args = arguments(
+            num_gpus=1,
+            num_cpus=0.5,
+            threads=1,
+            max_sequences=4,
+            step_tokens=16,  # so small that the burst takes its time on any machine
+            context_tokens=1024,
+            autoscaling=AUTOSCALING,
+        )
+        args["start_timeout_s"] = TIMEOUT_S
+        application = deploy(args, port)
+        await_http(application.url)
+        Path(sys.argv[1]).write_text(json.dumps(scenario(application.url)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Models of the store, loaded when they are asked for, managed by the official client; beside them
+a model that runs and one that has no place in the cluster."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import ollama
+import openai
+import pytest
+from ray import serve
+
+from model_zoo.model_name import ModelName
+from model_zoo.store import Store
+from serve_app.app import build
+from serve_app.on_demand.loader import StoreLoader
+from serve_app.settings import AppSettings, read_settings
+from tests.loopback import Server, digest, serving
+from tests.published import Registry
+from tests.serve.application import ROOT, Application, await_http, eventually
+from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.cli_runs import put
+
+DEMO = (ROOT / "models" / "demo.gguf").read_bytes()
+QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
+ENGINE = {"context_tokens": 128, "max_sequences": 2, "device": "cpu", "threads": 1}
+GREEDY = {"temperature": 0, "num_predict": 8}
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[Server]:
+    published = Registry()
+    layers = [("model", DEMO), ("params", b'{"num_predict": 3}'), ("system", b"Be brief.")]
+    published.publish("library/parrot:latest", layers)
+    with serving(published) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_llama(path, type="F16")
+    return path
+
+
+def arguments(registry: Server, **on_demand) -> dict:
+    models = [
+        {"name": "fixed", "source": str(ROOT / "models" / "demo.gguf"), **ENGINE},
+        {"name": "huge", "source": str(ROOT / "models" / "demo.gguf"), "num_gpus": 4, **ENGINE},
+    ]
+    section = {"model": ENGINE, "pull_hosts": [registry.host], "num_cpus": 1, **on_demand}
+    return {"models": models, "on_demand": section, "manage_models": True, "start_timeout_s": 30}
+
+
+def room_for_one(args: dict) -> int:
+    """Bytes in which either of the two models of the store fits, but not both."""
+    settings: AppSettings = read_settings(args)
+    assert settings.on_demand is not None
+    loader = StoreLoader(settings.on_demand)
+    least = [loader.outline(loader.find(name))[1].least for name in ("demo", "tiny")]
+    assert min(least) > 1000
+    return sum(least) - 1000
+
+
+@pytest.fixture(scope="module")
+def url(application: Application, registry: Server, tiny: Path) -> Iterator[str]:
+    store = Store(Path(os.environ["CARAVAN_MODELS"]))
+    put(store, "demo", {"model": DEMO, "license": b"MIT"})
+    put(store, "tiny", {"model": tiny.read_bytes()})
+    args = arguments(registry)
+    args["on_demand"]["max_loaded_bytes"] = room_for_one(args)
+    target = serve.RunTarget(build(args), name="many", route_prefix="/many")
+    serve.run_many([target], wait_for_applications_running=False)
+    try:
+        await_http(f"{application.url}/many", timeout_s=90)
+        yield f"{application.url}/many"
+    finally:
+        serve.delete("many")
+
+
+@pytest.fixture
+def client(url: str) -> ollama.Client:
+    return ollama.Client(host=url, timeout=60)
+
+
+def loaded(client: ollama.Client) -> dict[str, ollama.ProcessResponse.Model]:
+    return {model.model: model for model in client.ps().models}
+
+
+def listed(client: ollama.Client) -> dict[str, ollama.ListResponse.Model]:
+    return {model.model: model for model in client.list().models}
+
+
+def failing(call, *arguments, **options) -> ollama.ResponseError:
+    with pytest.raises(ollama.ResponseError) as caught:
+        list(call(*arguments, **options) or [])
+    return caught.value
+
+
+def test_a_model_without_a_place_says_so_early_while_the_others_serve(url, client):
+    eventually(lambda: failing(client.chat, "huge", QUESTION).status_code == 503, timeout_s=60)
+    refused = httpx.post(
+        f"{url}/api/chat", json={"model": "huge", "messages": QUESTION}, timeout=30
+    )
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 1
+    told = refused.json()["error"]
+    assert "model 'huge' has no place: a replica needs 1 CPU and 4 GPU on one node" in told
+    assert "largest have 4 CPU and 0 GPU" in told
+    said = client.chat("fixed", QUESTION, options=GREEDY)
+    assert "cold" in said.message.content
+    assert "huge:latest" in listed(client) and "huge:latest" not in loaded(client)
+
+
+def test_a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_the_next(client):
+    assert "cold" in client.chat("demo", QUESTION, options=GREEDY).message.content
+    assert "demo:latest" in loaded(client) and "tiny:latest" not in loaded(client)
+    assert client.generate("TINY", "a b", raw=True, options=GREEDY).eval_count > 0
+    assert "tiny:latest" in loaded(client) and "demo:latest" not in loaded(client)
+    assert loaded(client)["fixed:latest"].expires_at.year > 2300
+    assert loaded(client)["tiny:latest"].context_length == 128
+
+
+def test_a_full_cluster_says_so_at_once(url):
+    wild = {"temperature": 50.0, "top_k": 0, "num_predict": 100}
+    talk = {"model": "demo", "messages": QUESTION, "options": wild}
+    with httpx.stream("POST", f"{url}/api/chat", json=talk, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        refused = httpx.post(f"{url}/api/generate", json={"model": "tiny"}, timeout=60)
+        ended = any(json.loads(line)["done"] for line in lines)
+    if not ended or refused.status_code == 200:
+        pytest.skip("the answer was over before the other model was asked for")
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+    assert "needs" in refused.json()["error"]
+
+
+def test_keep_alive_says_how_long_a_model_stays(client):
+    client.chat("demo", QUESTION, options=GREEDY, keep_alive="1s")
+    eventually(lambda: "demo:latest" not in loaded(client))
+    assert client.chat("demo", [], keep_alive=-1).done_reason == "load"
+    assert loaded(client)["demo:latest"].expires_at.year > 2300
+    assert client.chat("demo", [], keep_alive=0).done_reason == "unload"
+    assert "demo:latest" not in loaded(client)
+    assert failing(client.chat, "fixed", [], keep_alive=0).status_code == 400
+
+
+def test_lists_tell_what_can_be_served(url, client):
+    found = listed(client)
+    assert {"fixed:latest", "demo:latest", "tiny:latest"} <= set(found)
+    stored = Store(Path(os.environ["CARAVAN_MODELS"])).open(ModelName.parse("demo"))
+    model = found["demo:latest"]
+    assert (model.digest, model.size) == (stored.manifest.digest, stored.manifest.size_bytes)
+    assert model.modified_at.timestamp() == pytest.approx(stored.modified_at, abs=1)
+    assert model.details.family == "llama"
+    shown = client.show("demo")
+    assert shown.license == "MIT" and "completion" in shown.capabilities
+    oai = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+    assert {"fixed", "demo:latest", "tiny:latest"} <= {model.id for model in oai.models.list()}
+    said = oai.chat.completions.create(
+        model="demo", messages=QUESTION, temperature=0, max_completion_tokens=8
+    )
+    assert "cold" in said.choices[0].message.content
+
+
+def test_what_is_not_there_is_not_found(url, client):
+    for call, arguments in [
+        (client.chat, ("nobody", QUESTION)),
+        (client.generate, ("nobody", "x")),
+        (client.embed, ("nobody", "x")),
+        (client.show, ("nobody",)),
+        (client.delete, ("nobody",)),
+        (client.copy, ("nobody", "other")),
+    ]:
+        refused = failing(call, *arguments)
+        assert refused.status_code == 404 and "'nobody'" in refused.error
+    assert httpx.get(f"{url}/v1/models/nobody").status_code == 404
+
+
+def test_a_model_is_pulled_with_progress_and_serves(client, registry):
+    name = f"{registry.host}/library/parrot:latest"
+    steps = list(client.pull(name, stream=True))
+    statuses = [step.status for step in steps]
+    assert statuses[0] == "pulling manifest" and statuses[-1] == "success"
+    assert any(step.total == step.completed == len(DEMO) for step in steps)
+    assert name in listed(client)
+    assert client.chat(name, QUESTION).eval_count == 3
+    again = client.pull(name)
+    assert again.status == "success"
+    missing = failing(client.pull, f"{registry.host}/library/nobody", stream=True)
+    assert "has no such model" in missing.error
+    assert "pull_hosts" in failing(client.pull, "elsewhere.test/library/x").error
+
+
+def test_a_model_is_copied_and_deleted(client):
+    client.copy("demo", "me/second")
+    assert listed(client)["me/second:latest"].digest == listed(client)["demo:latest"].digest
+    assert "cold" in client.chat("me/second", QUESTION, options=GREEDY).message.content
+    client.delete("me/second")
+    assert "me/second:latest" not in listed(client) and "me/second:latest" not in loaded(client)
+    assert failing(client.chat, "me/second", QUESTION).status_code == 404
+    assert failing(client.delete, "fixed").status_code == 400
+
+
+def test_a_model_is_made_of_another_one(url, client):
+    statuses = [
+        step.status
+        for step in client.create(
+            "brief",
+            from_="demo",
+            system="You are brief.",
+            parameters={"temperature": 0, "num_predict": 2},
+            stream=True,
+        )
+    ]
+    assert statuses[-2:] == ["writing manifest", "success"]
+    assert client.chat("brief", QUESTION).eval_count <= 2
+    shown = client.show("brief")
+    assert shown.modelfile.startswith("FROM brief:latest\n")
+    assert "PARAMETER num_predict 2" in shown.modelfile
+    modelfile = "FROM brief\nSYSTEM You are not.\nPARAMETER num_predict 1"
+    made = httpx.post(
+        f"{url}/api/create", json={"model": "briefer", "modelfile": modelfile}, timeout=60
+    )
+    assert json.loads(made.text.splitlines()[-1]) == {"status": "success"}
+    assert client.chat("briefer", QUESTION).eval_count == 1
+    refused = httpx.post(f"{url}/api/create", json={"model": "x", "modelfile": "FROM /etc/passwd"})
+    assert refused.status_code == 400 and "is a path" in refused.json()["error"]
+    for name in ("brief", "briefer"):
+        client.delete(name)
+
+
+def test_a_file_of_the_client_becomes_a_model(url, client, tiny):
+    found = client.create_blob(tiny)
+    assert found == digest(tiny.read_bytes())
+    assert httpx.head(f"{url}/api/blobs/{found}").status_code == 200
+    assert client.create("uploaded", files={"model.gguf": found}).status == "success"
+    assert client.generate("uploaded", "a b", raw=True, options=GREEDY).eval_count > 0
+    client.delete("uploaded")
+    wrong = f"sha256:{'0' * 64}"
+    assert httpx.head(f"{url}/api/blobs/{wrong}").status_code == 404
+    refused = httpx.post(f"{url}/api/blobs/{wrong}", content=b"something else")
+    assert refused.status_code == 400 and "digest mismatch" in refused.json()["error"]
+
+
+def test_pages_from_elsewhere_may_not_manage_models(url):
+    for origin, status in [("https://elsewhere.test", 403), ("null", 403), (url, 404)]:
+        body = {"source": "nobody", "destination": "x"}
+        answer = httpx.post(f"{url}/api/copy", json=body, headers={"origin": origin})
+        assert answer.status_code == status, origin
+
+
+def test_without_management_nothing_is_managed(application: Application):
+    for method, path in [("POST", "pull"), ("POST", "create"), ("DELETE", "delete")]:
+        answer = httpx.request(method, f"{application.url}/api/{path}", json={"model": "demo"})
+        assert answer.status_code == 403 and "manage_models" in answer.json()["error"]
+    with suppress(ollama.ResponseError):
+        ollama.Client(host=application.url).delete("demo")
+    assert [m.model for m in ollama.Client(host=application.url).list().models] == ["demo:latest"]

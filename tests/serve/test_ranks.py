@@ -1,0 +1,71 @@
+"""A model that two processes compute together, and what becomes of it when one is killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from ray import serve
+
+from serve_app.app import build
+from tests.serve.application import Application, arguments, await_http, eventually
+
+TIMEOUT = httpx.Timeout(60.0)
+NAME = "divided"
+pytestmark = pytest.mark.timeout(300)  # more processes start than in other tests
+
+
+@pytest.fixture(scope="module")
+def url(application: Application) -> Iterator[str]:
+    """The demo model once more, divided among two ranks of half a CPU each."""
+    args = arguments(name=NAME, parallel={"tensor": 2}, num_cpus=0.5, max_sequences=4)
+    serve.run(build(args), name=NAME, route_prefix=f"/{NAME}")
+    await_http(f"{application.url}/{NAME}")
+    yield f"{application.url}/{NAME}"
+    serve.delete(NAME)
+
+
+def test_a_model_over_two_ranks_answers_and_is_replaced_when_one_dies(application, url) -> None:
+    expected = answer(application.url, "demo")
+    assert answer(url, NAME) == expected
+    (rank,), replica = ranks(), replica_pid()
+    os.kill(rank, signal.SIGKILL)
+    eventually(lambda: replica_pid() != replica, timeout_s=120)
+    eventually(lambda: len(ranks()) == 1 and not Path(f"/proc/{replica}").exists(), timeout_s=60)
+    assert rank not in ranks()
+    assert answer(url, NAME) == expected
+
+
+def answer(url: str, model: str) -> str:
+    options = {"temperature": 0, "num_predict": 16}
+    body = {"model": model, "prompt": "What is 17 + 25?", "stream": False, "options": options}
+    reply = httpx.post(f"{url}/api/generate", json=body, timeout=TIMEOUT)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["eval_count"] > 0
+    return reply.json()["response"]
+
+
+def replica_pid() -> int:
+    handle = serve.get_deployment_handle(NAME, NAME).options(method_name="describe")
+    return handle.remote().result(timeout_s=10).pid
+
+
+def ranks() -> list[int]:
+    """The processes of other ranks than the first, of this test's cluster alone."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if (process / "cmdline").read_bytes().startswith(b"ray::_Rank"):
+                found.append(int(process.name))
+    return [pid for pid in found if os.getpid() in ancestors(pid)]
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        while pid > 1:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pid = int(fields[1])
+            yield pid

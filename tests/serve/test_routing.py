@@ -1,0 +1,123 @@
+"""Two real replicas: conversations stay, queues are avoided, the dead are forgotten."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from ray import serve
+
+from runtime.engine import EngineStatistics
+from serve_app.app import build
+from serve_app.card import ModelCard
+from tests.serve.application import Application, arguments, await_http, eventually
+
+NAME, PATH = "routed", "/routed"
+CALL_TIMEOUT_S = 20.0
+SYSTEM = "You are a guide in the desert and know all wells between here and the sea. " * 2
+GREEDY = {"temperature": 0, "num_predict": 3}
+
+
+@pytest.fixture(scope="module")
+def url(application: Application) -> Iterator[str]:
+    """Of an application with two replicas, whose steps are so short that prompts take many."""
+    limits = {"max_sequences": 4, "step_tokens": 4, "threads": 1, "num_cpus": 0.1}
+    args = arguments(replicas=2, **limits)
+    try:
+        serve.run(build(args), name=NAME, route_prefix=PATH)
+        await_http(f"{application.url}{PATH}")
+        yield f"{application.url}{PATH}"
+    finally:
+        serve.delete(NAME)
+
+
+def statistics() -> dict[int, EngineStatistics]:
+    """Of each replica, by its process."""
+    handle = serve.get_deployment_handle("demo", NAME)
+
+    def told(method: str) -> list:
+        return handle.broadcast(method).results(timeout_s=CALL_TIMEOUT_S)
+
+    cards: list[ModelCard] = told("describe")
+    return dict(zip((card.pid for card in cards), told("statistics"), strict=True))
+
+
+def prompt_tokens() -> dict[int, int]:
+    return {pid: each.prompt_tokens_total for pid, each in statistics().items()}
+
+
+def asked_since(before: dict[int, int]) -> dict[int, int]:
+    """How many tokens of prompts each replica was given, of those that were given any."""
+    given = {pid: count - before.get(pid, 0) for pid, count in prompt_tokens().items()}
+    return {pid: count for pid, count in given.items() if count}
+
+
+def queued_tokens() -> int:
+    return sum(each.queued_tokens for each in statistics().values())
+
+
+def chat(url: str, messages: list[dict]) -> str:
+    body = {"model": "demo", "messages": messages, "stream": False, "options": GREEDY}
+    reply = httpx.post(f"{url}/api/chat", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["message"]["content"]
+
+
+class Conversation:
+    """Grows by a question and an answer each turn."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._messages = [{"role": "system", "content": f"{name}: {SYSTEM}"}]
+
+    def turn(self, question: str) -> None:
+        self._messages.append({"role": "user", "content": question})
+        answer = chat(self._url, self._messages)
+        self._messages.append({"role": "assistant", "content": answer})
+
+
+def test_the_next_turns_of_a_conversation_go_where_it_is_cached(url: str):
+    for name in ("Ali", "Badr", "Chafik"):
+        before, cached_before = prompt_tokens(), statistics()
+        conversation = Conversation(url, name)
+        for question in ("Where is water?", "And salt?", "And dates?", "And rest?"):
+            conversation.turn(question)
+        (holder,) = asked_since(before)
+        cached = statistics()[holder].cached_tokens_total
+        assert cached - cached_before[holder].cached_tokens_total > 150
+
+
+async def post(client: httpx.AsyncClient, prompt: str) -> None:
+    body = {"model": "demo", "prompt": prompt, "raw": True, "stream": False, "options": GREEDY}
+    reply = await client.post("/api/generate", json=body)
+    assert reply.status_code == 200, reply.text
+
+
+async def test_the_replica_of_a_long_prompt_is_avoided_by_the_next_requests(url: str):
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for turn in range(4):
+            before = await asyncio.to_thread(prompt_tokens)
+            long = asyncio.create_task(post(client, f"{turn} camels. " * 45))
+            while not await asyncio.to_thread(queued_tokens):
+                assert not long.done()
+            await post(client, f"Who are you, {turn}?")
+            await long
+            given = await asyncio.to_thread(asked_since, before)
+            assert len(given) == 2, given
+            assert min(given.values()) < 40 < 200 < max(given.values())
+
+
+def test_a_killed_replica_is_forgotten_and_its_conversations_go_on(url: str):
+    before = prompt_tokens()
+    conversation = Conversation(url, "Dalil")
+    conversation.turn("Where is water?")
+    (holder,) = asked_since(before)
+    os.kill(holder, signal.SIGKILL)
+    for question in ("And salt?", "And dates?", "And rest?"):
+        conversation.turn(question)
+    eventually(lambda: holder not in prompt_tokens())
+    (other,) = before.keys() - {holder}
+    assert asked_since(before)[other] > 300
+    conversation.turn("And shade?")

@@ -1,0 +1,143 @@
+"""The simulator of routing: its replicas, its traces, and that our policy is worth having."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.sections import ROUTING, section_of, with_section
+from bench.simulation.contestants import OTHERS, Ours
+from bench.simulation.measure import percentile, run
+from bench.simulation.replica import Job, Replica
+from bench.simulation.scenarios import ACCELERATOR, Scenario, everything
+from bench.simulation.traces import Mix, Request, Session, Turn, sessions
+from bench.simulation.world import Outcome, Place, World
+from serve_app.prefixes import Chain
+
+
+def request(tokens: int, answer: int, *parts: tuple[int, int, int]) -> Request:
+    return Request(Chain((), (), tokens), parts, answer, 0)
+
+
+def run_out(replica: Replica) -> dict[Job, tuple[float, float]]:
+    """First token and end of all that is there."""
+    first, ended = {}, {}
+    while replica.due is not None:
+        now = replica.due
+        started, done = replica.advance(now)
+        first |= dict.fromkeys(started, now)
+        ended |= dict.fromkeys(done, now)
+    return {job: (first[job], ended[job]) for job in ended}
+
+
+def test_a_prompt_takes_its_steps_and_an_answer_one_for_each_token():
+    replica = Replica("r", replace(ACCELERATOR, cached_token_s=0.0))
+    replica.add(request(5000, 11), 1.0)
+    ((first, end),) = run_out(replica).values()
+    prefill_s = 3 * ACCELERATOR.step_s + 5000 * ACCELERATOR.prefill_row_s
+    assert first == pytest.approx(1.0 + prefill_s)
+    assert end == pytest.approx(first + 10 * (ACCELERATOR.step_s + ACCELERATOR.decode_row_s))
+
+
+def test_who_comes_while_others_decode_waits_for_the_step_only():
+    replica = Replica("r", ACCELERATOR)
+    replica.add(request(100, 1000), 0.0)
+    replica.advance(replica.due)
+    before = replica.due
+    asked_at = replica.begun_at + 100.5 * 0.006
+    replica.add(request(100, 10), asked_at)
+    assert before - asked_at > 1
+    assert 0 < replica.due - asked_at < 0.01
+
+
+def test_what_others_have_begun_with_is_not_computed_again():
+    replica = Replica("r", ACCELERATOR)
+    for own in (2, 3):
+        replica.add(request(3000, 5, (1, 0, 2000), (own, 2000, 3000)), 10.0 * own)
+        (job,) = run_out(replica)
+        assert job.hit == (2000 if own == 3 else 0)
+
+
+def test_a_full_cache_forgets_the_longest_unused_first():
+    replica = Replica("r", replace(ACCELERATOR, cache_tokens=4000))
+    hits = []
+    for stream in (1, 2, 1, 3, 2):
+        replica.add(request(1600, 5, (stream, 0, 1590)), 0.0)
+        (job,) = run_out(replica)
+        hits.append(job.hit)
+    assert hits[:4] == [0, 0, 1584, 0]
+    assert 0 < hits[4] < 1584  # the end of a prompt goes before its beginning
+
+
+def test_no_more_sequences_run_than_there_are_slots():
+    replica = Replica("r", replace(ACCELERATOR, slots=2))
+    for _ in range(5):
+        replica.add(request(10, 100), 0.0)
+    while replica.due is not None:
+        assert len(replica.prefilling) + len(replica.decoding) <= 2
+        replica.advance(replica.due)
+    assert replica.outstanding == 0
+
+
+def test_turns_of_a_conversation_begin_with_all_turns_before():
+    turns = (Turn(300, 200, 0.0), Turn(300, 200, 5.0))
+    session = Session(0.0, 7, (1, 1000), turns, converses=True)
+    (_, first), (pause_s, second) = session.requests()
+    assert (first.tokens, second.tokens, pause_s) == (1300, 1800, 5.0)
+    assert second.chain.keys[: len(first.chain.keys)] == first.chain.keys
+    other = Session(0.0, 8, (1, 1000), turns[:1], converses=True)
+    ((_, stranger),) = other.requests()
+    same = sum(a == b for a, b in zip(first.chain.keys, stranger.chain.keys, strict=True))
+    assert 1000 / 1.2 < first.chain.ends[same - 1] <= 1000
+
+
+def test_the_same_seed_gives_the_same_trace():
+    mix = Mix(20, chats=1, documents=1, unshared=1)
+    assert sessions(mix, seconds=5, seed=3) == sessions(mix, seconds=5, seed=3)
+    assert sessions(mix, seconds=5, seed=3) != sessions(mix, seconds=5, seed=4)
+
+
+SHARED = Scenario(
+    "shared", Place((ACCELERATOR,) * 8), Mix(8 * 9, chats=1, think_s=3), 12, 4, in_time_s=0.5
+)
+UNSHARED = Scenario("unshared", Place((ACCELERATOR,) * 8), Mix(8 * 14, unshared=1), 12, 4, 0.5)
+
+
+def first_p95(outcome: Outcome) -> float:
+    return percentile(outcome.first_s, 0.95)
+
+
+@pytest.mark.parametrize("ingresses", [1, 4])
+def test_where_prompts_begin_alike_ours_answers_far_sooner(ingresses):
+    scenario = SHARED.with_ingresses(ingresses)
+    ours = run(scenario, lambda _: Ours(ingresses))
+    theirs = run(scenario, OTHERS["round robin"])
+    assert first_p95(ours) < 0.5 * first_p95(theirs)
+    assert ours.computed_tokens < 0.5 * theirs.computed_tokens
+
+
+def test_where_nothing_is_shared_ours_is_no_worse_than_two_choices_with_full_sight():
+    ours = run(UNSHARED, lambda _: Ours(1))
+    for name in ("power of two, by requests", "power of two, by tokens"):
+        assert first_p95(ours) <= 1.1 * first_p95(run(UNSHARED, OTHERS[name]))
+
+
+@pytest.mark.parametrize("make", [lambda _: Ours(2), *OTHERS.values()])
+def test_every_request_is_answered_though_replicas_die(make):
+    """Those that were on a dead replica are asked again elsewhere."""
+    scenario = everything(16, 4.0)
+    trace = sessions(scenario.mix, seconds=4.0, seed=1)
+    outcome = Outcome(0.0, 1e6)
+    World(scenario.place, make, outcome=outcome, in_time_s=1.0).run(trace)
+    asked = sum(len(session.turns) for session in trace)
+    assert len(outcome.between_s) == asked
+    assert asked < outcome.decisions < 2 * asked
+
+
+def test_one_section_is_replaced_and_the_others_stay():
+    page = "# Results\n\nall\n"
+    once = with_section(page, ROUTING, f"{ROUTING}\n\nfirst\n")
+    assert once == f"# Results\n\nall\n\n{ROUTING}\n\nfirst\n"
+    twice = with_section(once, ROUTING, f"{ROUTING}\n\nsecond\n")
+    assert twice == f"# Results\n\nall\n\n{ROUTING}\n\nsecond\n"
+    assert page + section_of(twice, ROUTING) == twice
+    assert section_of(page, ROUTING) == ""

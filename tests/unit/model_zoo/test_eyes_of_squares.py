@@ -1,0 +1,159 @@
+"""The eyes of LLaVA, Idefics 3 and InternVL: what files say of squares, and what they lack."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_zoo.chat import Message
+from model_zoo.chat_model import ChatModel
+from model_zoo.conversion.convert import convert
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.processors.clip import ClipProcessor
+from model_zoo.registry import load
+from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
+from tests.gguf_files import rewrite
+from tests.parity import test_vision_idefics3, test_vision_internvl, test_vision_llava
+from tests.parity.vision_agreement import WIDE, make_seeing
+
+CPU = torch.device("cpu")
+ASK = [Message("user", (WIDE, "What is this?"))]
+MODULES: dict[str, Any] = {
+    "idefics3": (test_vision_idefics3, "<image>", test_vision_idefics3.SETTINGS),
+    "internvl": (test_vision_internvl, "<IMG_CONTEXT>\n", {"max_patches": 6}),
+    "llava": (test_vision_llava, "<image>\n", test_vision_llava.SETTINGS["middle"]),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Of each family: a checkpoint, and the files that were made of it."""
+    made = {}
+    for family, (module, spelled, settings) in MODULES.items():
+        made[family] = tmp_path_factory.mktemp(family)
+        make_seeing(
+            module.config(),
+            made[family],
+            module.expected,
+            special=module.SPECIAL,
+            spelled=spelled,
+            flavour="llama.cpp",
+            settings=settings,
+        )
+    return made
+
+
+def keys_of(folder: Path) -> dict[str, Any]:
+    return dict(GGUFFile.open(folder / "mmproj-tiny.gguf").metadata)
+
+
+def loaded(folder: Path, tmp_path: Path, **keys: Any) -> ChatModel:
+    """With a projector that says something else under `keys`; None takes a key out."""
+    named = {"general.architecture": "clip"}
+    changed = {f"clip.{name.replace('__', '.')}": value for name, value in keys.items()}
+    other = rewrite(
+        folder / "mmproj-tiny.gguf", tmp_path / "mmproj-other.gguf", keys=named | changed
+    )
+    return load(folder / "tiny.gguf", projector=other, device=CPU, dtype=torch.float32)
+
+
+def refusal(kind: type[CaravanError], folder: Path, tmp_path: Path, **keys: Any) -> str:
+    with pytest.raises(kind) as raised:
+        loaded(folder, tmp_path, **keys)
+    assert type(raised.value) is kind and "mmproj-other.gguf" in str(raised.value)
+    return str(raised.value)
+
+
+def test_converted_files_say_what_the_processor_of_the_checkpoint_does(folders) -> None:
+    assert keys_of(folders["idefics3"])["clip.vision.preproc_image_size"] == 108
+    tiles = keys_of(folders["internvl"])
+    assert [tiles[f"clip.vision.preproc_{end}_tiles"] for end in ("min", "max")] == [1, 6]
+    assert keys_of(folders["llava"])["clip.vision.image_aspect_ratio"] == "square"
+
+
+def test_idefics3_is_not_shown_images_of_a_size_that_nobody_stated(folders, tmp_path) -> None:
+    told = refusal(
+        UnsupportedModelError, folders["idefics3"], tmp_path, vision__preproc_image_size=None
+    )
+    assert "`clip.vision.preproc_image_size`" in told and "convert the checkpoint again" in told
+
+
+def test_idefics3_cuts_the_tiles_that_its_file_says(folders, tmp_path) -> None:
+    grids = [
+        loaded(folders["idefics3"], tmp_path, vision__preproc_image_size=edge)
+        .prepare(ASK)
+        .images[0]
+        .grid
+        for edge in (36, 72, 144)
+    ]
+    assert grids == [(1, 1), (1, 2), (2, 4)]
+
+
+def test_internvl_without_numbers_of_tiles_takes_those_of_the_reference(folders, tmp_path) -> None:
+    silent = {"vision__preproc_min_tiles": None, "vision__preproc_max_tiles": None}
+    processor = loaded(folders["internvl"], tmp_path, **silent).eyes.processor
+    assert (processor.min_tiles, processor.max_tiles) == (1, 12)
+    single = loaded(folders["internvl"], tmp_path, vision__preproc_max_tiles=1)
+    assert single.prepare(ASK).images[0].grid == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"), [(7, 6, "more than"), (1, 129, "limit"), (1, 0, "1 or more")]
+)
+def test_internvl_refuses_numbers_of_tiles_that_cannot_be(
+    folders, tmp_path, least, most, words
+) -> None:
+    keys = {"vision__preproc_min_tiles": least, "vision__preproc_max_tiles": most}
+    told = refusal(ModelFileError, folders["internvl"], tmp_path, **keys)
+    assert words in told and "_tiles" in told
+
+
+@pytest.mark.parametrize(("stated", "whole"), [("pad", True), ("square", False), (None, True)])
+def test_llava_pads_or_cuts_as_its_file_says_and_pads_where_it_is_silent(
+    folders, tmp_path, stated, whole
+) -> None:
+    model = loaded(folders["llava"], tmp_path, vision__image_aspect_ratio=stated)
+    processor = model.eyes.processor
+    assert isinstance(processor, ClipProcessor) and processor.whole is whole
+
+
+def test_llava_of_another_generation_is_refused(folders, tmp_path) -> None:
+    told = refusal(
+        UnsupportedModelError, folders["llava"], tmp_path, vision__image_aspect_ratio="anyres"
+    )
+    assert "`clip.vision.image_aspect_ratio` is anyres" in told
+
+
+def test_a_text_model_of_another_architecture_is_told_with_those_that_fit(folders) -> None:
+    projector = folders["idefics3"] / "mmproj-tiny.gguf"
+    with pytest.raises(ConfigurationError, match="idefics3 is for models of architecture llama,"):
+        load(
+            folders["internvl"] / "tiny.gguf", projector=projector, device=CPU, dtype=torch.float32
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("llava", {"crop_size": {"height": 30, "width": 36}}, "`crop_size`"),
+        ("llava", {"size": {"shortest_edge": 72}}, "`size`"),
+        ("llava", {"do_center_crop": False}, "neither pads images nor cuts"),
+        ("idefics3", {"max_image_size": {"longest_edge": 30}}, "`max_image_size`"),
+        ("idefics3", {"do_image_splitting": False}, "`do_image_splitting`"),
+        ("internvl", {"size": {"height": 448, "width": 448}}, "`size`"),
+    ],
+)
+def test_processors_that_files_cannot_describe_are_refused(
+    folders, tmp_path, family, settings, words
+) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in (folders[family] / "checkpoint").iterdir():
+        if file.name != "preprocessor_config.json":
+            (changed / file.name).symlink_to(file)
+    (changed / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelFileError, match=words):
+        convert(changed, tmp_path / "out.gguf", type="f32", flavour="llama.cpp")
+    assert not list(tmp_path.glob("*.gguf"))

@@ -1,0 +1,167 @@
+"""Images that come again are not decoded again, and none is decoded without room for it."""
+
+import dataclasses
+from contextlib import closing
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from model_zoo.chat import ImagePart, Message
+from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.eyes import seeing as module
+from model_zoo.eyes.album import Album
+from model_zoo.images.normalise import CLIP, STANDARD
+from model_zoo.processors.clip import ClipProcessor
+from model_zoo.processors.idefics3 import Idefics3Processor
+from model_zoo.processors.internvl import InternVLProcessor
+from runtime.errors import OverloadedError, PromptTooLongError, RequestError
+from tests.pictures import photo
+from tests.unit.model_zoo.test_placement import ONE, TWO, seeing, user
+from tests.vision_prompts import png
+
+TURN = [*user("This?", ONE), Message("assistant", "A hill."), *user(TWO, "And this?")]
+# As the checkpoints of LLaVA 1.5, SmolVLM and InternVL 3 have them.
+REAL = {
+    "llava": ClipProcessor(336, 576),
+    "idefics3": Idefics3Processor(512, 2048, 64),
+    "internvl": InternVLProcessor(448, 256, CLIP),
+}
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files that were decoded, in order."""
+    files: list[bytes] = []
+    real = module.decode
+
+    def noted(data: bytes, limits: Any) -> Any:
+        files.append(data)
+        return real(data, limits)
+
+    monkeypatch.setattr(module, "decode", noted)
+    return files
+
+
+def asked(model: ChatModel, album: Album, talk: Any, **options: Any) -> Prompt:
+    with closing(album.lend()) as loan:
+        return model.prepare(talk, loan=loan, **options)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "internvl", "llava", "qwen"])
+def test_images_of_earlier_turns_are_not_decoded_again(family: str, decoded: list[bytes]) -> None:
+    model, album = seeing(family), Album(budget_bytes=2**20)
+    first = asked(model, album, TURN[:1])
+    assert decoded == [ONE.data]
+    second = asked(model, album, TURN)
+    assert decoded == [ONE.data, TWO.data]
+    assert second.images[0] is first.images[0]
+    assert second.tokens == model.prepare(TURN).tokens
+    assert [s.digest for s in second.spans] == [s.digest for s in model.prepare(TURN).spans]
+
+
+def test_the_same_file_twice_in_one_request_is_decoded_once(decoded: list[bytes]) -> None:
+    prompt = asked(
+        seeing("qwen"), Album(), [*user(ONE, ONE), Message("assistant", "x"), *user(ONE)]
+    )
+    assert decoded == [ONE.data] and len(prompt.images) == 1 and len(prompt.spans) == 3
+
+
+def test_other_settings_and_other_towers_have_images_of_their_own(decoded: list[bytes]) -> None:
+    model, album = seeing("gemma3"), Album()
+    other = dataclasses.replace(model.eyes.processor, normalisation=STANDARD)
+    wider = dataclasses.replace(model.eyes.processor, rows=9)
+    for change in ({}, {"processor": other}, {"processor": wider}, {"name": b"another"}):
+        eyes = dataclasses.replace(model.eyes, **change)
+        asked(dataclasses.replace(model, eyes=eyes), album, TURN[:1])
+    assert decoded == [ONE.data] * 3, "the second has the settings of the first"
+
+
+def test_two_files_of_the_same_pixels_are_one_image(decoded: list[bytes]) -> None:
+    bitmap = BytesIO()
+    Image.open(BytesIO(ONE.data)).save(bitmap, "BMP")
+    prompt = asked(seeing("gemma3"), Album(), user(ONE, ImagePart(bitmap.getvalue())))
+    assert len(decoded) == 2 and len(prompt.images) == 1 and len(prompt.spans) == 2
+
+
+def test_pixels_take_of_the_album_what_they_are() -> None:
+    model, album = seeing("qwen"), Album()
+    with closing(album.lend()) as loan:
+        prompt = model.prepare(TURN, loan=loan)
+        assert album.used_bytes == sum(image.pixels.nbytes for image in prompt.images) > 0
+    assert album.used_bytes == 0 < album.held_bytes
+
+
+def test_without_room_for_all_nothing_is_decoded(decoded: list[bytes]) -> None:
+    model = seeing("qwen")
+    images = model.prepare(TURN).images
+    each = [image.pixels.nbytes for image in images]
+    decoded.clear()
+    with pytest.raises(RequestError, match=rf"take {sum(each):,} bytes"):
+        asked(model, Album(budget_bytes=sum(each) - 1), TURN)
+    busy = Album(budget_bytes=sum(each))
+    with closing(busy.lend(1)), pytest.raises(OverloadedError):
+        asked(model, busy, TURN)
+    assert decoded == [] and busy.held_bytes == 0
+    asked(model, busy, TURN)
+    assert decoded == [ONE.data, TWO.data]
+
+
+def test_a_damaged_image_gives_everything_back_and_is_not_remembered(decoded: list[bytes]) -> None:
+    model, album = seeing("gemma3"), Album()
+    damaged = ImagePart(TWO.data[:60] + bytes(20) + TWO.data[80:])
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"damaged|truncated"):
+            asked(model, album, user(ONE, damaged))
+        assert album.used_bytes == 0
+    assert decoded == [ONE.data, damaged.data, damaged.data]
+
+
+@pytest.mark.parametrize("family", REAL)
+@pytest.mark.parametrize("size", [(600, 4000), (1500, 1500)], ids=str)
+def test_an_image_beyond_the_context_is_refused_by_its_header(
+    family: str, size: tuple[int, int], decoded: list[bytes]
+) -> None:
+    """The worst that a model makes of an image, told without making it."""
+    model, album = seeing(family), Album(budget_bytes=2**30)
+    eyes = dataclasses.replace(model.eyes, processor=REAL[family])
+    model = dataclasses.replace(model, eyes=eyes)
+    outline = eyes.processor.outline(*size)
+    assert outline.rows <= eyes.processor.most_rows
+    large = ImagePart(blank(*size))
+    places = sum(span.length for span in asked(model, album, user(large)).spans)
+    assert places == outline.rows and decoded == [large.data]
+    fresh = Album(budget_bytes=2**30)
+    with pytest.raises(PromptTooLongError, match="1 of 2 images take"):
+        asked(model, fresh, user(large, ONE), at_most=places - 1)
+    other = ImagePart(blank(*size, shade=9))
+    with pytest.raises(PromptTooLongError, match="2 of 2 images take"):
+        asked(model, fresh, user(large, other), at_most=2 * places - 1)
+    assert decoded == [large.data] and fresh.held_bytes == 0
+
+
+def blank(height: int, width: int, shade: int = 0) -> bytes:
+    file = BytesIO()
+    Image.fromarray(np.full((height, width), shade, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_header_tells_the_size_of_the_upright_image(orientation: int) -> None:
+    file, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(photo(60, 200)).save(file, "JPEG", exif=exif)
+    prompt = seeing("internvl").prepare(user(ImagePart(file.getvalue())))
+    rows, columns = prompt.images[0].grid
+    assert (rows > columns) == (orientation >= 5)
+
+
+def test_an_image_that_is_taken_from_the_album_meets_every_check_again() -> None:
+    model, album = seeing("idefics3"), Album()
+    small = ImagePart(png(30, 40))
+    places = sum(span.length for span in asked(model, album, user(small)).spans)
+    with pytest.raises(PromptTooLongError):
+        asked(model, album, user(small), at_most=places - 1)
+    assert album.used_bytes == 0

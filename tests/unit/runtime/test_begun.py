@@ -1,0 +1,189 @@
+"""Answers that another engine has begun: the reader cannot tell where they went on."""
+
+import dataclasses
+import random
+import re
+
+import pytest
+
+from runtime.engine import admissible
+from runtime.errors import OverloadedError, RequestError
+from runtime.request import (
+    Begun,
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Sampled,
+    SamplingParams,
+    StopRules,
+)
+from runtime.textstream import TextStream
+from tests.unit.runtime import test_engine
+from tests.unit.runtime.pretend import VOCABULARY, answer
+from tests.unit.runtime.test_engine import LIMITS, make_engine, run, whole
+from tests.unit.runtime.test_scheduler import request, results, scheduler_of, shape
+
+# Tokens of one to three bytes, whose ends are seldom those of characters.
+LETTERS = "aé€😀 bß".encode()
+PROMPT = (5, 6, 7)
+
+
+@pytest.fixture
+def split_characters(monkeypatch):
+    """Tokens that are parts of characters."""
+
+    def token_bytes(token: int) -> bytes:
+        begin = token % len(LETTERS)
+        return LETTERS[begin : begin + 1 + token % 3]
+
+    monkeypatch.setattr(test_engine, "token_bytes", token_bytes)
+
+
+def asked(count: int = 20, *, logprobs: int | None = None, **stop) -> GenerationRequest:
+    return GenerationRequest(
+        "a", PROMPT, StopRules(count, **stop), SamplingParams(logprobs=logprobs)
+    )
+
+
+def at_every_delta(one: GenerationRequest, box: list[Delta]) -> list[tuple[Begun, Delta, Delta]]:
+    """Where the reader stood between two deltas: what may be gone on from, what there is, what
+    has to follow."""
+    found = []
+    scored = one.sampling.logprobs is not None
+    for count in range(1, len(box)):
+        had, rest = whole(box[:count]), whole(box[count:])
+        told = len(had.logprobs) if scored else len(had.tokens)
+        found.append((Begun(had.tokens[:told], len(had.text)), had, rest))
+    return found
+
+
+def stop_inside(text: str) -> str:
+    """A stop string out of the text's second half, where bytes that are no text cannot be one."""
+    return max(re.findall(r"[^\ufffd]+", text[len(text) // 2 :]), key=len)[:4]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_answer_goes_on_from_any_delta_as_if_nothing_had_happened(
+    split_characters, logprobs, stopped
+) -> None:
+    one = asked(40, logprobs=logprobs)
+    if stopped:
+        text = whole(run(make_engine()[0], one)[0]).text
+        one = asked(40, logprobs=logprobs, strings=(stop_inside(text), "a" * 9))
+    [box] = run(make_engine()[0], one)
+    ended = whole(box)
+    assert ended.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+    held_back = 0
+    for begun, had, rest in at_every_delta(one, box):
+        engine, ledger = make_engine()
+        [continued] = run(engine, dataclasses.replace(one, begun=begun))
+        told = whole(continued)
+        drawn_again = len(had.tokens) - len(begun.tokens)
+        held_back += drawn_again
+        assert told.text == rest.text
+        assert told.tokens[drawn_again:] == rest.tokens
+        assert told.logprobs == rest.logprobs
+        assert told.finish is ended.finish
+        ledger.check_idle()
+    assert bool(held_back) == (logprobs is not None)
+
+
+def test_it_costs_what_it_would_have_cost_in_one_piece() -> None:
+    [box] = run(make_engine()[0], asked(12))
+    usage = whole(box).usage
+    engine, _ = make_engine()
+    begun = Begun(tuple(answer(PROMPT, 12)[:7]), len(whole(box[:7]).text))
+    [continued] = run(engine, dataclasses.replace(asked(12), begun=begun))
+    again = whole(continued).usage
+    assert usage is not None and again is not None
+    assert (again.prompt_tokens, again.completion_tokens) == (3, 12)
+    assert engine.statistics().completion_tokens_total == 5, "only those are this engine's work"
+
+
+def test_what_the_cache_has_of_the_answer_is_no_part_of_the_prompt() -> None:
+    engine, _ = make_engine()
+    drawn = answer(PROMPT, 24)
+    run(engine, asked(20))
+    [box] = run(engine, dataclasses.replace(asked(24), begun=Begun(tuple(drawn[:18]))))
+    usage = whole(box).usage
+    assert usage is not None and usage.cached_tokens == len(PROMPT)
+
+
+def test_the_last_token_that_may_be_drawn_is_drawn_and_no_further() -> None:
+    drawn = answer(PROMPT, 12)
+    [box] = run(make_engine()[0], dataclasses.replace(asked(12), begun=Begun(tuple(drawn[:11]))))
+    assert whole(box).tokens == (drawn[11],)
+    assert whole(box).finish is FinishReason.LENGTH
+    with pytest.raises(RequestError, match="12 tokens already; it may have 12"):
+        admissible(dataclasses.replace(asked(12), begun=Begun(tuple(drawn))), LIMITS, live=0)
+
+
+def test_the_first_delta_tells_the_cost_so_far() -> None:
+    [box] = run(make_engine()[0], asked(4))
+    assert [delta.usage is not None for delta in box] == [True, False, False, True]
+    assert box[0].usage is not None and box[0].usage.completion_tokens == 1
+    assert box[0].merged(box[1]).usage == box[0].usage
+
+
+def test_who_had_a_place_elsewhere_is_not_refused_for_want_of_one() -> None:
+    assert admissible(dataclasses.replace(asked(), begun=Begun()), LIMITS, live=LIMITS.max_live)
+    with pytest.raises(OverloadedError):
+        admissible(asked(), LIMITS, live=LIMITS.max_live)
+
+
+def test_a_token_that_the_model_does_not_have_is_refused() -> None:
+    begun = Begun((VOCABULARY,))
+    with pytest.raises(RequestError, match="outside the vocabulary"):
+        admissible(dataclasses.replace(asked(), begun=begun), LIMITS, live=0)
+
+
+def test_who_had_its_turn_elsewhere_goes_before_those_that_wait_for_their_first() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3, count=1))
+    scheduler.add(request("bb", 3, count=1))
+    scheduler.add(request("ccc", 3, begun=Begun((8,))))
+    plan = scheduler.plan()
+    assert shape(plan) == [("ccc", 0, 4, True)]
+    scheduler.retire(plan, results(plan))
+
+
+def random_pieces(r: random.Random) -> tuple[list[bytes], list[str]]:
+    alphabet = "abé😀 STO"
+    data = "".join(r.choice(alphabet) for _ in range(r.randint(1, 30))).encode()
+    cuts = sorted(r.randint(0, len(data)) for _ in range(8))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    stops = ["".join(r.choice(alphabet) for _ in range(r.randint(1, 4))) for _ in range(2)]
+    return pieces, stops
+
+
+def test_a_text_taken_up_anywhere_goes_on_where_its_reader_stands() -> None:
+    r = random.Random(3)
+    compared = 0
+    for _ in range(400):
+        pieces, stops = random_pieces(r)
+        first = TextStream(stops)
+        said, shown = "", 0
+        for count, piece in enumerate(pieces, 1):
+            text, tokens = first.push(piece, Sampled(count))
+            said, shown = said + text, shown + len(tokens)
+            if first.stopped:
+                break
+            for known in {count, shown}:  # from the last token, or from the last one that was shown
+                assert (said + rest_of(pieces, known, stops, said), known) == (
+                    rest_of(pieces, 0, stops, ""),
+                    known,
+                )
+                compared += 1
+    assert compared > 2000
+
+
+def rest_of(pieces: list[bytes], known: int, stops: list[str], said: str) -> str:
+    stream = TextStream(stops)
+    stream.resume(b"".join(pieces[:known]), len(said))
+    text = ""
+    for piece in pieces[known:]:
+        text += stream.push(piece, Sampled(0))[0]
+        if stream.stopped:
+            return text
+    return text + stream.flush()[0]

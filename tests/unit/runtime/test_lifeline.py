@@ -1,0 +1,155 @@
+"""Connections between ranks: who may join, what is told, and who is heard to be gone."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from runtime.errors import DoesNotFitError, EngineDeadError
+from runtime.lifeline import Lead, Lifeline
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def lead() -> Iterator[Lead]:
+    lead = Lead(HOST, 3)
+    yield lead
+    lead.close()
+
+
+def gathered(lead: Lead) -> list[Lifeline]:
+    """All seats taken, which they are in the order of nobody's asking."""
+    lines: list[Lifeline] = []
+    joining = threading.Thread(
+        target=lambda: lines.extend(Lifeline(seat) for seat in reversed(lead.seats))
+    )
+    joining.start()
+    lead.gather()
+    joining.join()
+    return sorted(lines, key=lambda line: line.seat.rank)
+
+
+def stranger(lead: Lead, hello: object) -> bytes:
+    """What somebody hears who says hello like this: nothing, until the connection is closed."""
+    with socket.create_connection((HOST, lead.seats[0].port)) as line:
+        words = json.dumps(hello).encode()
+        line.sendall(struct.pack("<I", len(words)) + words)
+        try:
+            return line.recv(1)
+        except ConnectionResetError:  # it has not even been read to its end
+            return b""
+
+
+def test_all_hear_what_the_first_rank_says_and_it_hears_each_of_them(lead) -> None:
+    one, two = gathered(lead)
+    assert lead.machines == [HOST] * 3 and lead.address == one.address == HOST
+    lead.tell(b"\x01" * 100_000)
+    lead.tell_words({"go": 3})
+    for line in (one, two):
+        assert line.received() == b"\x01" * 100_000 and line.received_words() == {"go": 3}
+    two.tell_words({"rank": "two"})
+    one.tell_words({"rank": "one"})
+    assert [words["rank"] for words in lead.words()] == ["one", "two"]
+    lead.close()
+    with pytest.raises(EOFError):
+        one.received()
+
+
+def test_strangers_are_sent_away_and_take_nobodys_place(lead) -> None:
+    seat = lead.seats[0]
+    hellos = [
+        {"rank": 1, "token": "guessed"},
+        {"rank": 7, "token": seat.token},
+        {"rank": 0, "token": seat.token},
+        {"token": seat.token},
+        ["rank", 1],
+        "x" * 5000,
+    ]
+    heard: list[bytes] = []
+    knocking = threading.Thread(target=lambda: heard.extend(stranger(lead, h) for h in hellos))
+    knocking.start()
+    lines = gathered_after(lead, knocking)
+    assert heard == [b""] * len(hellos)
+    assert [line.seat.rank for line in lines] == [1, 2]
+
+
+def gathered_after(lead: Lead, others: threading.Thread) -> list[Lifeline]:
+    lines: list[Lifeline] = []
+
+    def join() -> None:
+        others.join()
+        lines.extend(Lifeline(seat) for seat in lead.seats)
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    lead.gather()
+    joining.join()
+    return lines
+
+
+def test_the_end_of_a_rank_is_heard_at_once(lead) -> None:
+    heard = threading.Event()
+    lead.watch = heard.set
+    one, two = gathered(lead)
+    lead.check()
+    two.close()
+    assert heard.wait(10)
+    with pytest.raises(EngineDeadError, match="Rank 2 of 3 is gone"):
+        lead.check()
+    with pytest.raises(EngineDeadError, match="Rank 2 of 3 is gone"):
+        lead.words()
+    assert "Rank 2" in str(lead.explained(RuntimeError("connection closed")))
+    one.close()
+
+
+def test_why_a_rank_ends_is_told_in_its_words(lead) -> None:
+    one, two = gathered(lead)
+    one.fail(DoesNotFitError("It needs 5 bytes more."))
+    with pytest.raises(DoesNotFitError, match=r"Rank 1 of 3: It needs 5 bytes more\."):
+        lead.words()
+    two.fail(ValueError("too late"))  # the first failure counts
+    with pytest.raises(DoesNotFitError):
+        lead.check()
+
+
+def test_a_rank_that_complains_of_another_ones_end_is_not_blamed(lead) -> None:
+    one, two = gathered(lead)
+    one.fail(RuntimeError("Connection closed by peer"))
+    two.close()
+    with pytest.raises(EngineDeadError, match="Rank 2 of 3 is gone"):
+        lead.words()
+
+
+def test_an_error_of_ones_own_stays_what_it_is(lead) -> None:
+    lines = gathered(lead)
+    own = RuntimeError("my own")
+    assert lead.explained(own, wait_s=0.01) is own and len(lines) == 2
+
+
+def test_a_failure_before_all_have_joined_ends_the_waiting(lead) -> None:
+    threading.Timer(0.1, lead.fail, [EngineDeadError("An actor has died.")]).start()
+    with pytest.raises(EngineDeadError, match="An actor has died"):
+        lead.gather()
+
+
+def test_closing_is_no_failure(lead) -> None:
+    heard: list[int] = []
+    lead.watch = lambda: heard.append(1)
+    lines = gathered(lead)
+    lead.close()
+    lead.fail(EngineDeadError("afterwards"))
+    lead.check()
+    assert not heard and len(lines) == 2
+
+
+def test_a_place_where_nobody_waits_is_named(lead, monkeypatch) -> None:
+    monkeypatch.setattr("runtime.lifeline._JOIN_S", 0.1)
+    seat = lead.seats[1]
+    lead.close()
+    with pytest.raises(EngineDeadError, match=rf"Rank 2 of 3 .* {HOST}:{seat.port}"):
+        Lifeline(replace(seat))

@@ -1,0 +1,74 @@
+"""Encoders behind real sockets, with pretend towers, for tests of what stands before and behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import torch
+
+from runtime.vision import PreparedImage
+from serve_app.stream.feature_server import FeatureServer
+from serve_app.stream.wire import Address
+from serve_app.vision.encoder import EncoderReplica
+from serve_app.vision.pool import PoolEncoder, PoolRules
+from tests.unit.runtime.eyes import PretendTower, features_of
+
+CPU = torch.device("cpu")
+NAME = b"the file with the weights"
+# Long enough for a busy machine, and still short.
+HASTY = PoolRules(timeout_s=60.0, patience_s=30.0, pause_s=0.01, longest_pause_s=0.05)
+
+
+class Encoders(list[Address]):
+    """A directory that the test writes itself; notes how often it is asked."""
+
+    asked = 0
+
+    async def addresses(self) -> Sequence[Address]:
+        self.asked += 1
+        return list(self)
+
+
+def encoder_of(tower: PretendTower, **options) -> EncoderReplica:
+    return EncoderReplica(tower, **{"name": NAME, "device": CPU, **options})
+
+
+@asynccontextmanager
+async def served(
+    encoder: EncoderReplica, *, patience_s: float = 30.0
+) -> AsyncIterator[tuple[FeatureServer, Address]]:
+    server = FeatureServer(encoder, patience_s=patience_s)
+    address = await server.start("127.0.0.1")
+    try:
+        yield server, address
+    finally:
+        await server.close(drain_s=0)
+        await asyncio.to_thread(encoder.close)
+
+
+@asynccontextmanager
+async def pool_of(
+    directory: Encoders, tower: PretendTower, *, rules: PoolRules = HASTY, name: bytes = NAME
+) -> AsyncIterator[PoolEncoder]:
+    """`tower`: one like those in the pool, from the file `name`."""
+    pool = PoolEncoder(tower.limits, directory, tower=name, device=CPU, rules=rules)
+    try:
+        yield pool
+    finally:
+        await asyncio.to_thread(pool.close)
+
+
+async def encoded(pool: PoolEncoder, image: PreparedImage) -> torch.Tensor:
+    async with asyncio.timeout(60):
+        return await asyncio.wrap_future(pool.submit(image))
+
+
+def rounded(image: PreparedImage, width: int = 16) -> torch.Tensor:
+    """What the pretend tower makes of it, as it arrives."""
+    return features_of(image.digest, image.rows, width).to(torch.bfloat16).float()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)

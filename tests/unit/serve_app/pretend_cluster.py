@@ -1,0 +1,134 @@
+"""Processes with models on demand, in this one: real stores and streams, pretend engines."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from model_zoo.model_name import ModelName
+from model_zoo.store import Store
+from runtime.errors import ModelNotFoundError, SourceError, StoreError
+from serve_app.backend import ChatBackend
+from serve_app.card import ModelCard
+from serve_app.catalogue import Catalogue, ServedModel
+from serve_app.directory import ModelDirectory
+from serve_app.images import ImageRules
+from serve_app.ingress import ingress_app
+from serve_app.on_demand.directory import PoolDirectory
+from serve_app.on_demand.keeper import Keeper
+from serve_app.on_demand.management import Management
+from serve_app.on_demand.model_pool import Found, Limits, ModelPool, Sizes
+from serve_app.options import Options
+from serve_app.stream.server import StreamServer
+from tests.unit.serve_app.pretend import CARD, Loaded, OneReplica
+from tests.unit.serve_app.pretend_loader import PretendLoader, card
+
+
+class StoreBackedLoader(PretendLoader):
+    """Finds models in a store; each takes as many bytes as `sizes` says, or 10."""
+
+    def __init__(self, store: Store, **sizes: tuple[int, int]) -> None:
+        super().__init__(**sizes)
+        self.store = store
+
+    def find(self, name: str) -> Found:
+        try:
+            known = self.store.find(ModelName.parse(name))
+            if known is not None:
+                return Found(str(known), self.store.manifest(known).digest)
+        except (SourceError, StoreError):
+            pass
+        raise ModelNotFoundError(f"model '{name}' not found")
+
+    def outline(self, found: Found, verbose: bool = False) -> tuple[ModelCard, Sizes]:
+        return card(found, 0), Sizes(*self.sizes.get(found.name, (10, 10)))
+
+
+@dataclass
+class Process:
+    """One of them; `alive` False: it is gone, and nobody has noticed."""
+
+    keeper: Keeper
+    loader: StoreBackedLoader
+    alive: bool = True
+
+
+class Cluster:
+    """All processes, as Serve's handle would ask them; `asked` counts the broadcasts by method."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self.processes = list(processes)
+        self.asked: dict[str, int] = {}
+        self.awaited = 0
+
+    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+        self.asked[method] = self.asked.get(method, 0) + 1
+        living = [process for process in self.processes if process.alive]
+        if method == "report":
+            return [await process.keeper.report() for process in living]
+        replicas, command = arguments
+        chosen = [p for p in living if p.keeper.address.replica in replicas]
+        return [await p.keeper.answer(command) for p in chosen]
+
+    async def await_one(self) -> None:
+        self.awaited += 1
+        for process in self.processes:
+            process.alive = True
+
+
+@asynccontextmanager
+async def cluster_of(
+    *roots: Path, max_loaded_bytes: int = 100, pull_hosts: Sequence[str] = (), **sizes: Any
+) -> AsyncIterator[Cluster]:
+    """A process for each of `roots`, where its store is; equal ones are shared."""
+    async with AsyncExitStack() as opened:
+        processes = []
+        for number, root in enumerate(roots):
+            store = Store(root)
+            loader = StoreBackedLoader(store, **sizes)
+            pool = ModelPool(loader, Limits(max_loaded_bytes))
+            opened.push_async_callback(pool.close)
+            server = StreamServer(pool.generate)
+            opened.push_async_callback(server.close, drain_s=0)
+            address = changed(await server.start("127.0.0.1"), replica=f"p{number}")
+            keeper = Keeper(
+                pool,
+                store,
+                address,
+                pull_hosts=pull_hosts,
+                max_upload_bytes=1 << 24,
+                environment={},
+            )
+            opened.callback(keeper.close)
+            processes.append(Process(keeper, loader))
+        yield Cluster(processes)
+
+
+@asynccontextmanager
+async def serving(
+    cluster: Cluster, *, managed: bool = True, api_keys: tuple[str, ...] | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of an ingress before these processes; `fixed` is a configured model."""
+    pool = PoolDirectory(cluster)
+    fixed = changed(CARD, name="fixed")
+    directory = ModelDirectory(OneReplica(None, fixed), {"fixed": Loaded(fixed)}, pool=pool)  # type: ignore[arg-type]
+    catalogue = Catalogue([ServedModel("fixed", Options())], directory)
+    backend = ChatBackend(catalogue, directory, start_timeout_s=5.0)
+    app = ingress_app(
+        backend,
+        Management(pool, ["fixed"]) if managed else None,
+        api_keys=api_keys,
+        max_body_bytes=1 << 20,
+        image_rules=ImageRules(),
+    )
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+    finally:
+        backend.close()
+        pool.close()

@@ -1,0 +1,142 @@
+"""Pretend replicas that can go on with each other's answers, and die in the middle of one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from runtime.errors import CaravanError
+from runtime.request import FinishReason, SamplingParams, Usage
+from serve_app.backend import ChatBackend
+from serve_app.failover import FailoverRules
+from serve_app.stream.server import StreamServer
+from serve_app.stream.wire import Address
+from serve_app.task import ChatDelta, ChatTask, RawText, merge
+from tests.unit.serve_app.pretend import CARD, backend_of
+
+TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
+WORDS = tuple(f"word{index} " for index in range(12))
+TEXT = "".join(WORDS)
+
+
+class Speaker:
+    """Says its words from where the task has got to; token n is word n.
+
+    `dies_at`: before this token the process is gone, with all that it was at work on. `error`:
+    what it answers instead. `halts_at`: before this token it waits for `goes_on`.
+    """
+
+    def __init__(
+        self,
+        *,
+        dies_at: int | None = None,
+        halts_at: int | None = None,
+        error: CaravanError | None = None,
+        beat_s: float = 0.05,
+        model: str = "one",
+    ) -> None:
+        self.dies_at = dies_at
+        self.halts_at = halts_at
+        self.error = error
+        self.model = model
+        self.goes_on = asyncio.Event()
+        self.halted = 0
+        self.tasks: list[ChatTask] = []
+        self.at_work = 0
+        self.server = StreamServer(self.generate, beat_s=beat_s)
+        self.dying: asyncio.Task[None] | None = None
+
+    async def start(self) -> Address:
+        address = await self.server.start("127.0.0.1")
+        return Address(address.host, address.port, address.token, address.replica, self.model)
+
+    def die(self) -> None:
+        if self.dying is None:
+            self.dying = asyncio.create_task(self.server.close(drain_s=0))
+
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        self.tasks.append(task)
+        if self.error is not None:
+            raise self.error
+        self.at_work += 1
+        begun = task.begun.tokens if task.begun else ()
+        assert begun == tuple(range(len(begun)))
+        try:
+            for index in range(len(begun), len(WORDS)):
+                await self.before(task, index)
+                first = index == len(begun)
+                yield ChatDelta(WORDS[index], (index,), usage=usage(index + 1) if first else None)
+            yield ChatDelta(finish=FinishReason.LENGTH, usage=usage(len(WORDS)))
+        finally:
+            self.at_work -= 1
+
+    async def before(self, task: ChatTask, index: int) -> None:
+        if index == self.halts_at:
+            self.halted += 1
+            await self.goes_on.wait()
+        if index == self.dies_at:
+            self.die()
+            await asyncio.Event().wait()
+
+
+def usage(completion: int) -> Usage:
+    return Usage(5, 4, completion, 1_000, 2_000, 3_000)
+
+
+class Replicas:
+    """A directory of these; `avoid` counts as long as there is another."""
+
+    def __init__(self, *addresses: Address) -> None:
+        self.addresses = list(addresses)
+
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        while not self.addresses:
+            await asyncio.sleep(0.01)
+        others = [each for each in self.addresses if each.replica not in avoid]
+        return (others or self.addresses)[0]
+
+    async def describe(self, model: str, *, verbose: bool):
+        return CARD
+
+
+class Spread(Replicas):
+    """Gives tasks to all of them in turn."""
+
+    turn = 0
+
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        self.turn += 1
+        others = [each for each in self.addresses if each.replica not in avoid]
+        some = others or self.addresses
+        return some[self.turn % len(some)]
+
+
+@asynccontextmanager
+async def following(
+    *speakers: Speaker,
+    rules: FailoverRules | None = None,
+    start_timeout_s: float = 5.0,
+    directory: type[Replicas] = Replicas,
+) -> AsyncIterator[tuple[ChatBackend, Replicas]]:
+    """A backend in front of these replicas, and the directory that it asks."""
+    async with AsyncExitStack() as stack:
+        addresses = []
+        for speaker in speakers:
+            addresses.append(await speaker.start())
+            stack.push_async_callback(speaker.server.close, drain_s=0)
+        known = directory(*addresses)
+        backend = backend_of(
+            known, start_timeout_s=start_timeout_s, failover=rules or FailoverRules()
+        )
+        stack.callback(backend.close)
+        yield backend, known
+
+
+async def answered(backend: ChatBackend, task: ChatTask = TASK) -> ChatDelta:
+    async with asyncio.timeout(20), aclosing(backend.generate(task)) as deltas:
+        return merge([delta async for delta in deltas])
+
+
+async def eventually(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)

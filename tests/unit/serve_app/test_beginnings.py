@@ -1,0 +1,112 @@
+"""Chains of tasks: what the next turn shares with this one, and what sets prompts apart."""
+
+from dataclasses import replace
+
+import pytest
+
+from model_zoo.chat import ImagePart, Message, ToolCall
+from runtime.request import Begun, SamplingParams
+from serve_app.beginnings import IMAGE_TOKENS, WHOLE_BYTES, chain_of_task
+from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+
+SYSTEM = Message("system", "You know the desert and all who cross it. " * 20)
+QUESTION = Message("user", "How far does a camel walk in a day without water? " * 10)
+ANSWER = Message("assistant", "That depends on the load. " * 10)
+MORE = Message("user", "And with water?")
+
+
+def chat(prompt, **facts) -> ChatTask:
+    return ChatTask("t", "demo", prompt, SamplingParams(), **facts)
+
+
+def talk(*messages: Message, **facts) -> ChatTask:
+    return chat(Conversation(messages, **facts))
+
+
+def shared_tokens(one: ChatTask, other: ChatTask) -> int:
+    first, second = chain_of_task(one), chain_of_task(other)
+    same = sum(a == b for a, b in zip(first.keys, second.keys, strict=False))
+    return first.ends[same - 1] if same else 0
+
+
+def test_the_next_turn_begins_with_all_that_the_last_one_was():
+    first, second = talk(SYSTEM, QUESTION), talk(SYSTEM, QUESTION, ANSWER, MORE)
+    keys = chain_of_task(first).keys
+    assert len(keys) > 8
+    assert chain_of_task(second).keys[: len(keys)] == keys
+
+
+def test_conversations_share_their_system_message_only():
+    other = Message("user", "Who sells salt here? " * 10)
+    shared = shared_tokens(talk(SYSTEM, QUESTION), talk(SYSTEM, other))
+    assert 0.8 * len(SYSTEM.text) / 4 < shared <= len(SYSTEM.text) / 4 + 10
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(talk(SYSTEM, QUESTION), model="other"),
+        talk(SYSTEM, QUESTION, thinking=False),
+        talk(SYSTEM, QUESTION, after=(1, 2, 3)),
+        talk(Message("developer", SYSTEM.text), QUESTION),
+        talk(QUESTION, SYSTEM),
+        chat(RawText(SYSTEM.text + QUESTION.text)),
+    ],
+)
+def test_what_changes_the_prompt_from_its_beginning_shares_nothing(other):
+    assert shared_tokens(talk(SYSTEM, QUESTION), other) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"thinking": "Camels, then."},
+        {"tool_calls": (ToolCall("weather", {"place": "Timbuktu"}),)},
+        {"content": ANSWER.text[:-2] + "!"},
+        {"role": "tool"},
+    ],
+)
+def test_what_changes_a_message_ends_what_is_shared_there(change):
+    one = talk(SYSTEM, ANSWER, QUESTION)
+    other = talk(SYSTEM, replace(ANSWER, **change), QUESTION)
+    # As much as there is before them, to the last key; the answer and what follows is not.
+    assert 0 < shared_tokens(one, other) < (len(SYSTEM.text) + len(ANSWER.text)) / 4 + 10
+
+
+@pytest.mark.parametrize("size", [100, WHOLE_BYTES + 1, 3_000_000])
+def test_images_count_by_their_bytes_and_as_many_tokens(size):
+    data = bytes(range(256)) * (size // 256 + 1)
+    same, end = ImagePart(data[:size]), ImagePart(data[: size - 1] + b"!")
+    longer = ImagePart(data[: size + 1])
+    ask = "What is to be seen here? "
+
+    def about(image: ImagePart) -> ChatTask:
+        return talk(Message("user", (image, ask)))
+
+    assert shared_tokens(about(same), talk(Message("user", (same, "And here?")))) > IMAGE_TOKENS / 2
+    assert shared_tokens(about(same), about(end)) == shared_tokens(about(same), about(longer)) == 0
+    assert IMAGE_TOKENS < chain_of_task(about(same)).tokens < IMAGE_TOKENS + 30
+
+
+def test_tokens_count_one_by_one():
+    chain = chain_of_task(chat(TokenIds(tuple(range(1000)))))
+    assert 1000 <= chain.tokens < 1010
+
+
+def test_an_answer_that_goes_on_elsewhere_is_longer_and_begins_alike():
+    task = talk(SYSTEM, QUESTION)
+    begun = replace(task, begun=Begun(tuple(range(50)), 120))
+    whole, rest = chain_of_task(task), chain_of_task(begun)
+    assert rest.keys == whole.keys
+    assert rest.tokens == whole.tokens + 50
+
+
+def test_texts_for_vectors_share_nothing_but_count():
+    task = EmbeddingTask("t", "demo", (RawText("salt " * 100), TokenIds((1, 2, 3))))
+    chain = chain_of_task(task)
+    assert chain.keys == ()
+    assert chain.tokens == (500 + 12 + 3) // 4
+
+
+def test_a_lone_surrogate_is_no_error():
+    assert chain_of_task(chat(RawText("\ud800 " * 100))).tokens > 100

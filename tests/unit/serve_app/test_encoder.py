@@ -1,0 +1,244 @@
+"""An encoder that many ask: each image once, in batches of equals, within its memory."""
+
+import asyncio
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+from runtime.errors import ConfigurationError, EngineDeadError, GenerationFailedError, RequestError
+from runtime.vision import PreparedImage
+from serve_app.stream.features import AskFeatures
+from serve_app.vision.encoder import SENT_AT_ONCE, EncoderReplica, OutgoingTower
+from tests.unit.runtime.eyes import PretendTower, features_of, picture
+from tests.unit.serve_app.encoding import CPU, NAME, encoder_of, until
+
+LARGEST_BYTES = 8 * 16 * 2
+
+
+def ask(image: PreparedImage, **change) -> AskFeatures:
+    asked = AskFeatures(NAME, image.digest, tuple(image.pixels.shape), image.grid, image.rows)
+    return AskFeatures(**{name: getattr(asked, name) for name in asked.__struct_fields__} | change)
+
+
+async def visited(encoder: EncoderReplica, image: PreparedImage) -> torch.Tensor:
+    with encoder.visit(ask(image)) as visit:
+        known = await encoder.known(visit)
+        return await encoder.encoded(visit, image.pixels) if known is None else known
+
+
+def expected(image: PreparedImage) -> torch.Tensor:
+    return features_of(image.digest, image.rows, 16).to(torch.bfloat16)
+
+
+async def all_of(*work):
+    async with asyncio.timeout(30):
+        return await asyncio.gather(*work, return_exceptions=True)
+
+
+class GatedEncoder:
+    """An encoder whose tower waits at a gate that opens for one batch at a time."""
+
+    def __init__(self, *, broken: frozenset[int] = frozenset(), **options) -> None:
+        self.gate = threading.Semaphore(0)
+        self.tower = PretendTower(gate=self.gate, broken=broken)
+        self.encoder = encoder_of(self.tower, **options)
+
+    async def __aenter__(self) -> "GatedEncoder":
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.gate.release(100)
+        await asyncio.to_thread(self.encoder.close)
+
+
+async def test_an_image_is_encoded_once_however_many_ask_and_whenever() -> None:
+    async with GatedEncoder() as gated:
+        gated.gate.release(100)
+        image = picture(5)
+        together = await all_of(*(visited(gated.encoder, image) for _ in range(10)))
+        later = await visited(gated.encoder, image)
+        assert all(torch.equal(features, expected(image)) for features in (*together, later))
+        assert gated.tower.encoded == [5]
+        told = gated.encoder.statistics()
+        assert (told.images_encoded_total, told.images_known_total) == (1, 10)
+        assert told.images_waiting == 0 and told.feature_bytes == expected(image).nbytes
+
+
+async def test_images_that_are_alike_and_wait_go_together() -> None:
+    async with GatedEncoder(batch_images=3) as gated:
+        rows = {1: 3, 2: 3, 3: 5, 4: 3, 5: 3, 6: 5}
+        images = [picture(number, count) for number, count in rows.items()]
+        asked = [asyncio.create_task(visited(gated.encoder, image)) for image in images]
+        await until(lambda: gated.encoder.statistics().images_waiting == 6)
+        await asyncio.sleep(0.05)
+        gated.gate.release(100)
+        found = await all_of(*asked)
+        assert [sorted(batch) for batch in gated.tower.batches] == [[1], [2, 4, 5], [3, 6]]
+        for image, features in zip(images, found, strict=True):
+            assert torch.equal(features, expected(image))
+
+
+async def test_only_as_many_bring_pixels_as_the_next_batch_takes() -> None:
+    async with GatedEncoder(batch_images=2) as gated:
+        encoder, holding, most = gated.encoder, 0, 0
+
+        async def counted(image: PreparedImage) -> torch.Tensor:
+            nonlocal holding, most
+            with encoder.visit(ask(image)) as visit:
+                assert await encoder.known(visit) is None
+                holding += 1
+                most = max(most, holding)
+                features = await encoder.encoded(visit, image.pixels)
+                holding -= 1
+                return features
+
+        asked = [asyncio.create_task(counted(picture(number))) for number in range(1, 12)]
+        for _ in range(11):
+            await asyncio.sleep(0.01)
+            gated.gate.release()
+        await all_of(*asked)
+        assert most == 4 and len(gated.tower.encoded) == 11
+        largest = gated.tower.largest()
+        pixels = 4 * largest.pixels.nbytes
+        assert encoder.host_bytes == pixels + 16 * LARGEST_BYTES + SENT_AT_ONCE * LARGEST_BYTES
+
+
+async def test_who_leaves_before_its_turn_leaves_no_work_and_no_place_taken() -> None:
+    async with GatedEncoder() as gated:
+        first = asyncio.create_task(visited(gated.encoder, picture(1)))
+        await until(lambda: gated.tower.entered.acquire(blocking=False))
+        others = [asyncio.create_task(visited(gated.encoder, picture(n))) for n in range(2, 9)]
+        await asyncio.sleep(0.02)
+        for other in others:
+            other.cancel()
+        await all_of(*others)
+        assert gated.encoder.statistics().images_waiting == 1
+        gated.gate.release(100)
+        assert torch.equal(await first, expected(picture(1)))
+        last = picture(9)
+        assert torch.equal(await visited(gated.encoder, last), expected(last))
+        assert gated.tower.encoded == [1, 9]
+
+
+async def test_when_the_one_that_brings_the_pixels_leaves_another_one_brings_them() -> None:
+    async with GatedEncoder() as gated:
+        encoder, image = gated.encoder, picture(5)
+        leading = encoder.visit(ask(image))
+        assert await encoder.known(leading.__enter__()) is None
+        following = asyncio.create_task(visited(encoder, image))
+        await asyncio.sleep(0.02)
+        assert not following.done()
+        leading.__exit__(None, None, None)
+        gated.gate.release(100)
+        assert torch.equal(await following, expected(image))
+        assert gated.tower.encoded == [5]
+
+
+async def test_a_poisoned_image_fails_for_those_who_ask_for_it_and_nobody_else() -> None:
+    async with GatedEncoder(batch_images=4, broken=frozenset([3])) as gated:
+        gated.gate.release(100)
+        images = [picture(number) for number in (1, 2, 3, 3, 4)]
+        found = await all_of(*(visited(gated.encoder, image) for image in images))
+        for image, features in zip(images, found, strict=True):
+            if image.digest == b"\3":
+                assert isinstance(features, GenerationFailedError)
+                assert "upside down" in str(features)
+            else:
+                assert torch.equal(features, expected(image))
+        gated.encoder.check()
+
+
+async def test_a_device_that_has_failed_ends_the_encoder() -> None:
+    class FailingTower(PretendTower):
+        def encode(self, pixels, grid):
+            raise torch.AcceleratorError("unspecified launch failure")
+
+    encoder = encoder_of(FailingTower())
+    with pytest.raises(EngineDeadError, match="unspecified launch failure"):
+        await visited(encoder, picture(1))
+    with pytest.raises(EngineDeadError):
+        encoder.check()
+    with pytest.raises(EngineDeadError):
+        await visited(encoder, picture(2))
+    await asyncio.to_thread(encoder.close)
+
+
+async def test_an_encoder_that_does_not_get_on_is_dead() -> None:
+    async with GatedEncoder(stall_s=0.05) as gated:
+        asked = asyncio.create_task(visited(gated.encoder, picture(1)))
+        await until(lambda: gated.tower.entered.acquire(blocking=False))
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineDeadError, match="no image has been encoded"):
+            gated.encoder.check()
+        gated.gate.release(100)
+        await asked
+        gated.encoder.check()
+
+
+async def test_the_cache_keeps_to_its_bytes_and_what_is_asked_for_stays_longest() -> None:
+    each = 3 * 16 * 2
+    async with GatedEncoder(cache_bytes=3 * each) as gated:
+        gated.gate.release(100)
+        for number in (1, 2, 3, 1, 4, 1, 5, 1):
+            await visited(gated.encoder, picture(number))
+            assert gated.encoder.statistics().feature_bytes <= 3 * each
+        assert gated.tower.encoded == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tower": b"another file"},
+        {"rows": 9},
+        {"shape": (9,)},
+        {"shape": (2**24, 2**24, 2**24)},
+    ],
+)
+async def test_an_image_that_is_none_of_the_towers_is_refused_before_it_is_brought(change) -> None:
+    async with GatedEncoder() as gated:
+        with (
+            pytest.raises(RequestError, match="vision encoder"),
+            gated.encoder.visit(ask(picture(1), **change)),
+        ):
+            pass
+
+
+def test_a_cache_that_cannot_hold_one_image_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"`vision.cache_bytes` is 255;.* 256\."):
+        encoder_of(PretendTower(), cache_bytes=LARGEST_BYTES - 1)
+
+
+@pytest.mark.parametrize("computed", [torch.float32, torch.bfloat16, torch.float16])
+def test_features_leave_in_sixteen_bits_and_keep_what_they_can(computed) -> None:
+    tower = PretendTower()
+    tower.limits = dataclasses.replace(tower.limits, dtype=computed)
+    numbers = torch.tensor([[[1.0, -3e4, 2e-4], [1 + 2**-10, 7.0, 0.1]]]).to(computed)
+    tower.encode = lambda pixels, grid: numbers
+    outgoing = OutgoingTower(tower)
+    found = outgoing.encode(torch.zeros(1, 2), (1, 2))
+    assert found.dtype is outgoing.limits.dtype and found.dtype.itemsize == 2
+    if computed is torch.float32:
+        assert torch.allclose(found.float(), numbers, rtol=2**-8, atol=0)
+    else:
+        assert torch.equal(found, numbers)
+
+
+def test_numbers_beyond_float16_do_not_become_infinite() -> None:
+    tower = PretendTower()
+    tower.encode = lambda pixels, grid: torch.full((1, 1, 16), 1e6)
+    assert OutgoingTower(tower).encode(torch.zeros(1, 1), (1, 1)).isfinite().all()
+
+
+def test_the_largest_batch_is_tried_at_start() -> None:
+    tower = PretendTower()
+    encoder = encoder_of(tower, batch_images=3)
+    encoder.warm_up()
+    assert encoder.statistics().batches_total == 1
+    assert encoder.device_bytes >= tower.activation_bytes(3) + 3 * LARGEST_BYTES
+    assert encoder.weight_bytes == tower.weight_bytes
+    tower.largest = lambda: picture(0, 9)
+    with pytest.raises(AssertionError):
+        encoder_of(tower, device=CPU).warm_up()
+    encoder.close()

@@ -1,0 +1,231 @@
+"""Room for images in a real replica: refused by kind, given back however a request ends."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_zoo.chat import ImagePart, Message
+from model_zoo.eyes import seeing as seeing_module
+from model_zoo.eyes.album import Album
+from runtime.errors import (
+    ConfigurationError,
+    GenerationFailedError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestError,
+)
+from serve_app.errors import refusal
+from serve_app.loading import check_model, load_replica
+from serve_app.replica import ModelReplica
+from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.task import ChatTask, Conversation
+from tests.parity import test_vision_idefics3, test_vision_internvl, test_vision_llava
+from tests.parity.vision_agreement import make_seeing
+from tests.tiny_models import write_tiny_llama
+from tests.tiny_seeing import write_tiny_seeing
+from tests.unit.serve_app.test_seeing import GREEDY, answer, likelihoods, settings
+from tests.vision_prompts import png
+
+ONE, TWO = png(30, 40), png(40, 30, seed=1)
+DAMAGED = ONE[:60] + bytes(20) + ONE[80:]
+PIXELS = 4 * 3 * 84 * 84  # of each image, whatever its size
+FAMILIES: dict[str, Any] = {
+    "idefics3": (test_vision_idefics3, "<image>", test_vision_idefics3.SETTINGS),
+    "internvl": (test_vision_internvl, "<IMG_CONTEXT>\n", {"max_patches": 6}),
+    "llava": (test_vision_llava, "<image>\n", test_vision_llava.SETTINGS["padded"]),
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_seeing(path)
+    return path
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files that were decoded, in order."""
+    files: list[bytes] = []
+    real = seeing_module.decode
+
+    def noted(data: bytes, limits: Any) -> Any:
+        files.append(data)
+        return real(data, limits)
+
+    monkeypatch.setattr(seeing_module, "decode", noted)
+    return files
+
+
+@contextmanager
+def running(given: ModelSettings, budget: int | None = None) -> Iterator[ModelReplica]:
+    """`budget`: smaller than settings may ask for."""
+    replica = load_replica(given)
+    if budget is not None:
+        replica._preparer.album = Album(budget_bytes=budget)
+    try:
+        yield replica
+    finally:
+        replica.close()
+
+
+def talk(*content: str | bytes, **change: Any) -> ChatTask:
+    parts = tuple(part if isinstance(part, str) else ImagePart(part) for part in content)
+    prompt = Conversation((Message("user", parts),))
+    given = {"prompt": prompt, "sampling": GREEDY, "max_tokens": 4, **change}
+    return ChatTask("1", "tiny", **given)
+
+
+async def test_an_image_of_an_earlier_turn_is_not_decoded_again(file, decoded) -> None:
+    messages = [Message("user", (ImagePart(ONE), "a")), Message("assistant", "b")]
+    with running(settings(file)) as replica:
+        first = await answer(replica, prompt=Conversation(tuple(messages[:1])))
+        second = Conversation((*messages, Message("user", (ImagePart(TWO), "c"))))
+        later = await answer(replica, prompt=second)
+        assert decoded == [ONE, TWO]
+        again = await answer(replica, prompt=Conversation(tuple(messages[:1])))
+        assert decoded == [ONE, TWO] and likelihoods(again) == likelihoods(first)
+    with running(settings(file)) as fresh:
+        assert likelihoods(await answer(fresh, prompt=second)) == likelihoods(later)
+    assert decoded == [ONE, TWO] * 2
+
+
+async def test_room_is_taken_while_a_request_lasts_and_no_longer(file) -> None:
+    with running(settings(file)) as replica:
+        async with aclosing(replica.generate(talk(ONE, "a", max_tokens=9))) as deltas:
+            await anext(deltas)
+            assert replica.image_bytes == len(ONE) + PIXELS
+        assert replica.image_bytes == 0
+        await answer(replica, ONE, TWO, "a")
+        assert replica.image_bytes == 0
+
+
+async def left(replica: ModelReplica) -> None:
+    async with aclosing(replica.generate(talk(ONE, "a", max_tokens=9))) as deltas:
+        await anext(deltas)
+
+
+async def cancelled(replica: ModelReplica) -> None:
+    asked = asyncio.create_task(answer(replica, ONE, TWO, "a"))
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait({asked})
+
+
+async def too_long(replica: ModelReplica) -> None:
+    with pytest.raises(PromptTooLongError):
+        await answer(replica, ONE, "a", context_tokens=20)
+
+
+async def damaged(replica: ModelReplica) -> None:
+    with pytest.raises(RequestError, match="damaged"):
+        await answer(replica, ONE, DAMAGED, "a")
+
+
+async def full(replica: ModelReplica) -> None:
+    """Of a text that leaves no room for an answer; the image is prepared by then."""
+    with pytest.raises(PromptTooLongError):
+        await answer(replica, ONE, "hello " * 40)
+
+
+async def encoder_fails(replica: ModelReplica) -> None:
+    with broken_once(replica), pytest.raises(GenerationFailedError):
+        await answer(replica, png(9, 9, seed=7), "a")
+
+
+@pytest.mark.parametrize("ends", [left, cancelled, too_long, damaged, full, encoder_fails])
+async def test_room_is_given_back_however_a_request_ends(file, ends: Callable) -> None:
+    with running(settings(file)) as replica:
+        for _ in range(2):
+            await ends(replica)
+            async with asyncio.timeout(10):
+                while replica.image_bytes:
+                    await asyncio.sleep(0.01)
+        assert (await answer(replica, ONE, "a")).usage is not None
+
+
+async def test_requests_are_refused_by_kind_where_there_is_no_room(file, decoded) -> None:
+    budget = len(ONE) + PIXELS
+    with running(settings(file), budget) as replica:
+        with pytest.raises(RequestError) as alone:
+            await answer(replica, ONE, TWO, "a")
+        assert refusal(alone.value).status == 400 and f"{budget:,} are" in str(alone.value)
+        async with aclosing(replica.generate(talk(ONE, "a", max_tokens=9))) as deltas:
+            await anext(deltas)
+            for content in ((TWO, "a"), (ONE, "a")):
+                with pytest.raises(OverloadedError) as busy:
+                    await answer(replica, *content)
+                told = refusal(busy.value)
+                assert told.status == 503 and told.retry_after_s and f"{budget:,}" in told.message
+            assert (await answer(replica, "text alone")).usage is not None
+        assert decoded == [ONE]
+        await answer(replica, ONE, "a")
+
+
+@contextmanager
+def broken_once(replica: ModelReplica) -> Iterator[None]:
+    """The tower fails at the next image, and is whole again."""
+    tower: Any = replica._model.tower
+    whole = tower.encode
+
+    def encode(*_: Any) -> Any:
+        tower.encode = whole
+        raise RuntimeError("the lens is dirty")
+
+    tower.encode = encode
+    yield
+    assert tower.encode is whole, "it was never asked"
+
+
+async def test_an_image_that_could_not_be_encoded_is_tried_anew_by_the_next_request(file) -> None:
+    with running(settings(file)) as replica:
+        with broken_once(replica), pytest.raises(GenerationFailedError, match="lens is dirty"):
+            await answer(replica, ONE, "a")
+        later = await answer(replica, ONE, "a")
+        assert replica.statistics().images_encoded_total == 1
+    with running(settings(file)) as fresh:
+        assert likelihoods(later) == likelihoods(await answer(fresh, ONE, "a"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_images_beyond_the_context_are_bad_requests_before_any_is_decoded(
+    family, tmp_path, decoded
+) -> None:
+    module, spelled, processing = FAMILIES[family]
+    make_seeing(
+        module.config(),
+        tmp_path,
+        module.expected,
+        special=module.SPECIAL,
+        spelled=spelled,
+        flavour="llama.cpp",
+        settings=processing,
+    )
+    files = tmp_path / "tiny.gguf", tmp_path / "mmproj-tiny.gguf"
+    with running(settings(*files, context_tokens=200)) as replica:
+        usage = (await answer(replica, png(60, 130), "a")).usage
+        assert usage.prompt_tokens > 20
+        decoded.clear()
+        many = [png(60, 130, seed=number) for number in range(1, 16)]
+        for content, change in ((many, {}), (many[:1], {"context_tokens": 15})):
+            with pytest.raises(PromptTooLongError) as raised:
+                await answer(replica, *content, "a", **change)
+            assert refusal(raised.value).status == 400 and "images take" in str(raised.value)
+            assert replica.image_bytes == 0
+        assert decoded == []
+
+
+def test_room_must_hold_the_largest_image(file, tmp_path) -> None:
+    least = MAX_IMAGE_BYTES + PIXELS
+    check_model(settings(file, image_memory_bytes=least))
+    with pytest.raises(
+        ConfigurationError, match=r"Model tiny: `image_memory_bytes` is 9; .*pixels"
+    ):
+        check_model(settings(file, image_memory_bytes=9))
+    write_tiny_llama(tmp_path / "blind.gguf")
+    with pytest.raises(ConfigurationError, match=r"`image_memory_bytes`.*sees no images"):
+        check_model(settings(tmp_path / "blind.gguf", image_memory_bytes=2**30))

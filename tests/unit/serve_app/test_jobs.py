@@ -1,0 +1,97 @@
+"""Work that takes its time: joined, followed, and given up when nobody follows it."""
+
+import threading
+import time
+
+import pytest
+
+from model_zoo.sources.pull import PullProgress
+from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
+from serve_app.on_demand.jobs import Jobs
+
+
+@pytest.fixture
+def jobs():
+    made = Jobs(lease_s=0.5, most_at_once=2)
+    yield made
+    made.close()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_job_is_joined_by_its_key_and_told_from_where_one_has_got_to(jobs):
+    may_end = threading.Event()
+
+    def work(progress) -> None:
+        progress(PullProgress("one"))
+        for done in range(3):
+            progress(PullProgress("two", "sha256:x", 2, done))
+        assert may_end.wait(10)
+        progress(PullProgress("three"))
+
+    job = jobs.begin("a", work)
+    assert jobs.begin("a", work) == job != jobs.begin("b", lambda progress: None)
+    until(lambda: len(jobs.follow(job, 0).steps) == 2)
+    account = jobs.follow(job, 0)
+    assert [step.status for step in account.steps] == ["one", "two"] and not account.done
+    assert account.steps[1].completed == 2
+    may_end.set()
+    until(lambda: jobs.follow(job, 2).done)
+    account = jobs.follow(job, 2)
+    assert (account.first, [step.status for step in account.steps]) == (1, ["two", "three"])
+
+
+def test_what_a_job_fails_with_is_told_to_who_follows(jobs):
+    def work(progress) -> None:
+        raise SourceError("it is not there")
+
+    job = jobs.begin("a", work)
+
+    def failed() -> bool:
+        try:
+            return jobs.follow(job, 0).done
+        except SourceError as error:
+            assert str(error) == "it is not there"
+            return True
+
+    until(failed)
+    with pytest.raises(ModelNotFoundError, match="is not known"):
+        jobs.follow("nobody", 0)
+
+
+def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(jobs):
+    ended: list[str] = []
+
+    def work_of(name: str):
+        def work(progress) -> None:
+            try:
+                while True:
+                    progress(PullProgress(name))
+                    time.sleep(0.01)
+            finally:
+                ended.append(name)
+
+        return work
+
+    jobs.begin("left", work_of("left"))
+    followed = jobs.begin("followed", work_of("followed"))
+
+    def only_one_ended() -> bool:
+        jobs.follow(followed, 0)
+        return ended == ["left"]
+
+    until(only_one_ended)
+
+
+def test_only_so_many_are_at_work_at_once(jobs):
+    may_end = threading.Event()
+    for key in ("a", "b"):
+        jobs.begin(key, lambda progress: may_end.wait(10))
+    with pytest.raises(OverloadedError, match="at work already"):
+        jobs.begin("c", lambda progress: None)
+    may_end.set()

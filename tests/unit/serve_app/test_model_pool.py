@@ -1,0 +1,306 @@
+"""Models on demand in one process: who is loaded, who has to go, and when."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager, suppress
+
+import pytest
+
+from runtime.errors import (
+    DoesNotFitError,
+    EngineDeadError,
+    ModelFileError,
+    ModelNotFoundError,
+    ModelUnavailableError,
+    OverloadedError,
+)
+from runtime.request import SamplingParams
+from serve_app.keep_alive import FOREVER
+from serve_app.on_demand.model_pool import Limits, ModelPool
+from serve_app.task import ChatTask, RawText, merge
+from tests.unit.serve_app.pretend_loader import PretendLoader
+
+SMALL = {"a": (40, 50), "b": (40, 50), "c": (40, 50)}
+
+
+@asynccontextmanager
+async def pool_of(loader: PretendLoader, **limits):
+    stated = {"max_loaded_bytes": 100, **limits}
+    pool = ModelPool(loader, Limits(**stated), clock=lambda: 1000.0)
+    try:
+        async with asyncio.timeout(20):
+            yield pool
+    finally:
+        for model in loader.models.values():
+            model.may_end.set()
+        loader.may_load.set()
+        await pool.close()
+
+
+def task(model: str, keep_alive_s: float | None = None) -> ChatTask:
+    prompt, sampling = RawText("hi"), SamplingParams(seed=1)
+    return ChatTask("t", model, prompt, sampling, keep_alive_s=keep_alive_s)
+
+
+async def ask(pool: ModelPool, model: str, keep_alive_s: float | None = None) -> str:
+    async with aclosing(pool.generate(task(model, keep_alive_s))) as deltas:
+        return merge([delta async for delta in deltas]).text
+
+
+@asynccontextmanager
+async def using(pool: ModelPool, loader: PretendLoader, model: str):
+    """A request that is being answered for as long as this lasts."""
+    await pool.load(model, None)
+    loader.models[model].may_end.clear()
+    async with aclosing(pool.generate(task(model))) as deltas:
+        await anext(deltas)
+        yield
+        loader.models[model].may_end.set()
+
+
+def names(pool: ModelPool) -> set[str]:
+    return {resident.loaded.model.name for resident in pool.residents()}
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_a_model_is_loaded_once_for_all_that_ask_at_once():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        answers = await asyncio.gather(*(ask(pool, "a") for _ in range(20)), ask(pool, "A"))
+        assert answers == ["a"] * 21 and loader.loads == [("a", 50)]
+
+
+async def test_a_name_that_the_store_does_not_know_is_not_found():
+    async with pool_of(PretendLoader(**SMALL)) as pool:
+        with pytest.raises(ModelNotFoundError, match="'x' not found"):
+            await ask(pool, "x")
+        assert not pool.residents()
+
+
+async def test_the_one_not_used_for_longest_makes_room():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        for model in ("a", "b", "a", "c"):
+            await ask(pool, model)
+        assert loader.unloads == ["b"] and names(pool) == {"a", "c"}
+        assert pool.free_bytes == 0
+
+
+async def test_what_is_in_use_stays_and_a_full_pool_says_so_at_once():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
+        with pytest.raises(OverloadedError, match=r"'c' needs 40 bytes and 0 are free .* a, b$"):
+            await ask(pool, "c")
+        assert loader.unloads == [] and names(pool) == {"a", "b"}
+
+
+async def test_a_model_in_use_is_passed_over_for_one_that_was_used_later():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool, using(pool, loader, "a"):
+        await ask(pool, "b")
+        await ask(pool, "c")
+        assert loader.unloads == ["b"]
+
+
+async def test_a_model_takes_less_than_it_could_use_rather_than_all_the_room():
+    loader = PretendLoader(big=(30, 500), small=(60, 60), tight=(45, 80))
+    async with pool_of(loader) as pool:
+        await ask(pool, "big")
+        assert loader.loads == [("big", 50)]
+        await ask(pool, "tight")
+        assert loader.loads[1:] == [("tight", 50)] and loader.unloads == []
+        await ask(pool, "small")
+        assert loader.loads[2:] == [("small", 60)] and loader.unloads == ["big", "tight"]
+
+
+async def test_several_go_when_one_is_not_enough():
+    loader = PretendLoader(a=(20, 20), b=(20, 20), c=(20, 20), big=(70, 70))
+    async with pool_of(loader) as pool:
+        for model in ("a", "b", "c", "big"):
+            await ask(pool, model)
+        assert loader.unloads == ["a", "b"] and names(pool) == {"c", "big"}
+
+
+async def test_no_more_models_than_are_allowed_at_once():
+    loader = PretendLoader(a=(1, 1), b=(1, 1), c=(1, 1))
+    async with pool_of(loader, max_models=2) as pool:
+        for model in ("a", "b", "c"):
+            await ask(pool, model)
+        assert loader.unloads == ["a"]
+
+
+async def test_a_model_that_can_never_fit_is_told_with_what_it_needs():
+    loader = PretendLoader(a=(40, 50), huge=(101, 200))
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        with pytest.raises(ModelUnavailableError, match=r"needs 101 bytes; .* may take 100"):
+            await ask(pool, "huge")
+        assert loader.unloads == [] and names(pool) == {"a"}
+
+
+async def test_what_others_take_of_the_device_counts_too():
+    loader = PretendLoader(a=(40, 50))
+    loader.free = 39
+    async with pool_of(loader) as pool:
+        with pytest.raises(OverloadedError, match=r"39 are free .* in use: by other processes"):
+            await ask(pool, "a")
+        loader.free = 45
+        await ask(pool, "a")
+        assert loader.loads == [("a", 45)]
+
+
+async def test_a_model_that_fails_to_load_leaves_nothing_behind():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        loader.fails = ModelFileError("it is damaged")
+        for _ in range(2):
+            with pytest.raises(ModelFileError, match="it is damaged"):
+                await ask(pool, "a")
+        assert pool.free_bytes == 100 and not pool.residents()
+        loader.fails = DoesNotFitError("too large after all")
+        with pytest.raises(ModelUnavailableError, match="too large after all"):
+            await ask(pool, "a")
+        loader.fails = None
+        assert await ask(pool, "a") == "a"
+
+
+async def test_a_model_goes_when_it_has_not_been_asked_for_so_long():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader, keep_alive_s=0.05) as pool:
+        async with using(pool, loader, "a"):
+            await asyncio.sleep(0.15)
+            assert names(pool) == {"a"}
+        await until(lambda: loader.unloads == ["a"])
+        assert await ask(pool, "a") == "a"
+
+
+async def test_the_last_word_about_keep_alive_counts_and_silence_says_nothing():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader, keep_alive_s=0.05) as pool:
+        await ask(pool, "a", FOREVER)
+        await ask(pool, "a")
+        (resident,) = pool.residents()
+        assert resident.loaded.expires_at is None
+        await asyncio.sleep(0.15)
+        assert names(pool) == {"a"}
+        await ask(pool, "a", 60.0)
+        (resident,) = pool.residents()
+        assert resident.loaded.expires_at == 1060.0
+        await ask(pool, "a", 0.0)
+        assert loader.unloads == ["a"] and not pool.residents()
+
+
+async def test_a_model_that_was_used_while_its_time_ran_out_keeps_its_time():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader, keep_alive_s=60.0) as pool:
+        await ask(pool, "a", 0.05)
+        for _ in range(4):
+            await asyncio.sleep(0.03)
+            await ask(pool, "a")
+        assert loader.unloads == []
+        await until(lambda: loader.unloads == ["a"])
+
+
+async def test_unloading_waits_for_what_is_being_answered():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        async with using(pool, loader, "a"):
+            assert await pool.unload("a")
+            assert names(pool) == {"a"} and loader.unloads == []
+        assert loader.unloads == ["a"]
+        assert not await pool.unload("a") and not await pool.unload("x")
+
+
+async def test_whoever_leaves_while_it_loads_does_not_take_it_from_others():
+    loader = PretendLoader(**SMALL)
+    loader.may_load.clear()
+    async with pool_of(loader) as pool:
+        leaving, staying = (asyncio.create_task(ask(pool, "a")) for _ in range(2))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaving
+        loader.may_load.set()
+        assert await staying == "a" and len(loader.loads) == 1
+
+
+async def test_a_model_that_nobody_waited_for_goes_after_its_time():
+    loader = PretendLoader(**SMALL)
+    loader.may_load.clear()
+    async with pool_of(loader, keep_alive_s=0.05) as pool:
+        leaving = asyncio.create_task(ask(pool, "a"))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        loader.may_load.set()
+        await until(lambda: loader.unloads == ["a"])
+
+
+async def test_only_so_many_may_wait_for_one_model():
+    loader = PretendLoader(**SMALL)
+    loader.may_load.clear()
+    async with pool_of(loader, max_waiting=3) as pool:
+        asked = [asyncio.create_task(ask(pool, "a")) for _ in range(4)]
+        await until(lambda: [each.users for each in pool.residents()] == [4])
+        with pytest.raises(OverloadedError, match="4 requests wait for model 'a'"):
+            await ask(pool, "a")
+        loader.may_load.set()
+        assert await asyncio.gather(*asked) == ["a"] * 4
+
+
+async def test_a_name_that_means_something_else_now_is_loaded_anew():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        async with using(pool, loader, "a"):
+            old = loader.models["a"]
+            loader.digests["a"] = "second"
+            assert await ask(pool, "a") == "a"
+            assert not old.closed and loader.models["a"].found.digest == "second"
+            assert pool.free_bytes == 0
+            old.may_end.set()
+        await until(lambda: old.closed)
+        assert names(pool) == {"a"} and pool.free_bytes == 50
+
+
+async def test_models_are_described_without_being_loaded():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        assert (await pool.describe("A")).name == "a" and loader.loads == []
+        await pool.load("a", None)
+        assert (await pool.describe("a")).reserved_bytes == 50
+
+
+async def test_it_is_told_what_is_there_and_what_is_on_its_way():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader, keep_alive_s=300.0) as pool:
+        async with using(pool, loader, "a"):
+            loader.may_load.clear()
+            asked = asyncio.create_task(ask(pool, "b"))
+            await until(lambda: len(pool.residents()) == 2)
+            told = {each.loaded.model.name: each for each in pool.residents()}
+            assert (told["a"].users, told["a"].ready, told["a"].slots) == (1, True, 4)
+            assert (told["b"].ready, told["b"].loaded.reserved_bytes) == (False, 50)
+            assert told["b"].loaded.expires_at == 1300.0
+            loader.may_load.set()
+            await asked
+        assert pool.statistics().running == 2
+
+
+async def test_a_dead_engine_is_told_by_the_health_check():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        pool.check()
+        loader.models["a"].dead = True
+        with pytest.raises(EngineDeadError):
+            pool.check()
+
+
+async def test_closing_unloads_everything():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        await ask(pool, "b", FOREVER)
+    assert sorted(loader.unloads) == ["a", "b"]

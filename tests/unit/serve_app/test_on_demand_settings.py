@@ -1,0 +1,67 @@
+"""The section `on_demand`, and who may manage the models that it is about."""
+
+import pytest
+
+from runtime.errors import ConfigurationError
+from serve_app.keep_alive import FOREVER
+from serve_app.settings import read_settings
+
+MODEL = {"name": "demo", "source": "models/demo.gguf"}
+
+
+def on_demand(**change):
+    section = read_settings({"on_demand": change}).on_demand
+    assert section is not None
+    return section
+
+
+def test_an_application_may_have_models_on_demand_alone():
+    settings = read_settings({"on_demand": {}})
+    assert settings.models == () and settings.on_demand is not None
+    assert settings.on_demand.keep_alive_s == 300
+    assert settings.on_demand.model.max_sequences < 16
+
+
+def test_each_model_gets_what_is_said_of_all():
+    section = on_demand(model={"context_tokens": 256, "defaults": {"top_k": 3}})
+    assert (section.model.context_tokens, section.model.options.top_k) == (256, 3)
+
+
+@pytest.mark.parametrize(("stated", "seconds"), [("90s", 90), (20, 20), (-1, FOREVER), ("0", 0)])
+def test_keep_alive_is_said_as_in_requests(stated, seconds):
+    assert on_demand(keep_alive=stated).keep_alive_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("args", "managed"),
+    [
+        ({"models": [MODEL]}, False),
+        ({"models": [MODEL], "api_keys": ["k"]}, False),
+        ({"on_demand": {}}, False),
+        ({"on_demand": {}, "api_keys": ["k"]}, True),
+        ({"on_demand": {}, "manage_models": True}, True),
+        ({"on_demand": {}, "manage_models": False, "api_keys": ["k"]}, False),
+    ],
+)
+def test_models_are_managed_by_those_with_a_key_unless_it_is_said_otherwise(args, managed):
+    assert read_settings(args).models_are_managed == managed
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"models": [MODEL], "manage_models": True}, "args.manage_models: there is no `on_demand`"),
+        ({"on_demand": {"keep_alive": "5"}}, 'args.on_demand.keep_alive: invalid keep_alive "5"'),
+        ({"on_demand": {"replicas": 1, "autoscaling": {}}}, "args.on_demand: replicas and"),
+        ({"on_demand": {"max_model": 1}}, "args.on_demand.max_model .* did you mean max_models?"),
+        (
+            {"on_demand": {"model": {"context": 1}}},
+            r"args.on_demand.model.context .* did you mean context_tokens\?",
+        ),
+        ({"on_demand": {"model": {"defaults": {"x": 1}}}}, 'option "x" is not known'),
+        ({"on_demand": {"pull_hosts": ["https://x"]}}, r"args.on_demand.pull_hosts\[0\]"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(args, told):
+    with pytest.raises(ConfigurationError, match=told):
+        read_settings(args)

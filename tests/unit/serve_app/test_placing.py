@@ -1,0 +1,112 @@
+"""Models larger than a device: what the settings say, what Ray reserves, where layers go."""
+
+import pytest
+import torch
+
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.registry import load
+from runtime.errors import ConfigurationError
+from runtime.stages import Stages
+from serve_app.placing import LayerPlacing, placing_of
+from serve_app.settings import ModelSettings, read_settings
+from tests.serve_configs import DEMO, deployments
+
+GPUS = [torch.device("cuda", number) for number in range(3)]
+HOST = torch.device("cpu")
+
+
+def settings(**change) -> ModelSettings:
+    model = {"name": "demo", "source": str(DEMO), **change}
+    return read_settings({"models": [model]}).models[0]
+
+
+def bundles(**change):
+    """What Ray is asked for: a replica's own resources, its places, and how they may lie."""
+    made = deployments({"models": [{"name": "demo", "source": str(DEMO), **change}]})["demo"]
+    config = made._replica_config
+    own = {k: v for k, v in config.ray_actor_options.items() if k in ("num_cpus", "num_gpus")}
+    return own, config.placement_group_bundles, config.placement_group_strategy
+
+
+def test_a_replica_of_several_ranks_reserves_a_place_for_each() -> None:
+    own, places, strategy = bundles(parallel={"tensor": 2}, device="cuda", num_gpus=1, num_cpus=0.5)
+    assert own == {"num_cpus": 0.5, "num_gpus": 1.0}
+    assert places == [{"CPU": 0.5, "GPU": 1.0}] * 2 and strategy == "PACK"
+    *_, strategy = bundles(parallel={"tensor": 2, "placement": "strict_spread"}, device="cpu")
+    assert strategy == "STRICT_SPREAD"
+    assert bundles(device="cpu")[1] is None
+
+
+def test_layers_on_several_gpus_reserve_these() -> None:
+    assert bundles(device="cuda", tensor_split=[1, 1, 2])[0]["num_gpus"] == 3
+    assert bundles(device="cuda", tensor_split=[1, 1], num_gpus=4)[0]["num_gpus"] == 4
+    assert bundles(device="cuda", num_gpu=0)[0]["num_gpus"] == 0
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"parallel": {"tensor": 2}, "tensor_split": [1, 1]}, "exclude each other"),
+        ({"parallel": {"tensor": 2}, "num_gpu": 3}, "exclude each other"),
+        ({"device": "cpu", "num_gpu": 3}, "num_gpu is for GPUs"),
+        ({"tensor_split": [0, 0]}, "a number above 0"),
+        ({"tensor_split": [1, -1]}, "greater than or equal to 0"),
+        ({"parallel": {"tensor": 0}}, r"parallel\.tensor"),
+        ({"parallel": {"tensors": 2}}, "did you mean tensor"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(change, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        settings(**change)
+
+
+def test_more_ranks_than_a_model_has_heads_are_refused_before_anything_starts() -> None:
+    with pytest.raises(Exception, match=r"Model demo: .*attn_q.*among 64 ranks.*parallel\.tensor"):
+        bundles(parallel={"tensor": 64}, device="cpu")
+
+
+def test_a_host_without_gpus_has_all_layers() -> None:
+    assert placing_of(settings(tensor_split=[1, 1]), 512, HOST) is None
+    assert placing_of(settings(num_gpu=0), 512, HOST) is None
+    placing = placing_of(settings(num_gpu=2, main_gpu=1), 512, GPUS[1])
+    assert placing is not None and (placing.num_gpu, placing.main_gpu) == (2, 1)
+
+
+@pytest.fixture(scope="module")
+def outline():
+    file = GGUFFile.open(DEMO)
+    decoder = load(DEMO, device=torch.device("meta"), dtype=torch.float32).decoder
+    return file, decoder
+
+
+def placed(outline, free: list[int], *, count: int = 2, **change) -> Stages | None:
+    said = {"tensor_split": None, "num_gpu": None, "main_gpu": 0, **change}
+    placing = LayerPlacing(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)
+    return placing.among(GPUS[:count], free, *outline)
+
+
+def test_a_model_that_fits_one_gpu_is_there(outline) -> None:
+    assert placed(outline, [1 << 40, 1 << 40]) is None
+    assert placed(outline, [1 << 40, 1 << 40], main_gpu=1) is None
+
+
+def test_a_model_that_fits_no_gpu_alone_is_divided_by_their_memory(outline) -> None:
+    file, decoder = outline
+    layers = file.metadata["llama.block_count"]
+    working = decoder.activation_bytes(8, 2)
+    half = int((working + file.size_bytes * 0.62) / 0.9)
+    stages = placed(outline, [half, half])
+    assert stages is not None and set(stages.layers) == set(GPUS[:2])
+    assert stages.main == GPUS[0] and len(stages.layers) == layers
+    nothing = placed(outline, [working, working])
+    assert nothing == Stages((HOST,) * layers, GPUS[0])
+
+
+def test_what_the_settings_say_of_layers_counts_whatever_is_free(outline) -> None:
+    layers = outline[0].metadata["llama.block_count"]
+    stages = placed(outline, [0, 0], tensor_split=(1, 1))
+    assert stages is not None and stages.layers.count(GPUS[0]) == (layers + 1) // 2
+    stages = placed(outline, [1 << 40, 1 << 40], num_gpu=1)
+    assert stages == Stages((HOST,) * (layers - 1) + (GPUS[0],), GPUS[0])
+    with pytest.raises(ConfigurationError, match="names 3 devices; this replica has 2"):
+        placed(outline, [1, 1], tensor_split=(1, 1, 1))
