@@ -14,8 +14,9 @@ from serve_app.task import ChatDelta, ChatTask, Task
 
 # A task that was at work on so many replicas when they died is taken for the reason.
 MOST_DEATHS = 2
-# With so many more tokens drawn, it has passed whatever was being computed when a replica died.
-CLEARING_TOKENS = 4
+# With so many more tokens drawn, it has passed whatever was being computed when a replica died:
+# what its reader had not got yet, with two steps in flight.
+CLEARING_TOKENS = 3
 MOST_REFUSALS = 3
 
 
@@ -24,7 +25,7 @@ class FailoverRules:
     """`max_retries`: how many replicas may be lost at work on one task. `silence_s`: a replica that
     says nothing for so long is lost."""
 
-    max_retries: int = 3
+    max_retries: int = 2
     silence_s: float = SILENCE_S
 
 

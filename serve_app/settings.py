@@ -52,7 +52,7 @@ class FailoverSettings(Section):
     after so long without a sign of life a replica counts as lost; it gives one every second.
     """
 
-    max_retries: int = Field(default=3, ge=0)
+    max_retries: int = Field(default=2, ge=0)
     silence_s: float = Field(default=10.0, ge=3)
 
     @property

@@ -16,11 +16,11 @@ MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
 
 def main() -> None:
     arguments = _arguments()
-    seeing = sees(MODEL)
+    seeing = sees(arguments.model)
     r, tally = random.Random(arguments.seed), Tally()
-    with town(MODEL, seeing=seeing) as built:
-        killer = Killer(built, r, tally)
+    with town(arguments.model, seeing=seeing) as built:
         crowd = Crowd(built.url, questions(seeing=seeing), tally)
+        killer = Killer(built, r, tally, crowd.all_heard_since)
         # Beside the main thread, in which alone Ray makes nodes.
         with crowd.streaming(arguments.streams, r):
             killer.rampage(arguments.seconds)
@@ -30,6 +30,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL, help="a GGUF file")
     parser.add_argument("--streams", type=int, default=64, help="at once")
     parser.add_argument("--seconds", type=float, default=75.0, help="of killing")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))

@@ -14,7 +14,7 @@ from bench.chaos.questions import Question, ToldError
 from bench.chaos.tally import Tally
 
 TIMEOUT = httpx.Timeout(120.0, connect=5.0)
-RETURN_S = 90.0  # after which an answer that was asked for again counts as broken
+RETURN_S = 150.0  # after which an answer that was asked for again counts as broken
 PAUSE_S = 0.25
 
 
@@ -29,6 +29,7 @@ class Crowd:
         self._questions = questions
         self._tally = tally
         self._known: dict[int, str] = {}
+        self._heard: dict[object, float] = {}  # when each running stream said something last
         self._closing = False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits)
@@ -50,6 +51,10 @@ class Crowd:
                     self._closing = True
                 asking.result()
 
+    def all_heard_since(self, since: float) -> bool:
+        """Whether every stream has said something since then, on the monotonic clock."""
+        return all(heard > since for heard in list(self._heard.values()))
+
     async def _learn(self) -> None:
         for number, question in enumerate(self._questions):
             self._known[number] = await self._answer(question, [])
@@ -66,7 +71,7 @@ class Crowd:
 
     async def _ask(self, number: int) -> None:
         self._tally.started += 1
-        gaps: list[float] = []
+        gaps = [(0.0, self._tally.last_killed)]
         try:
             answer = await self._answer(self._questions[number], gaps)
         except ToldError as error:
@@ -94,22 +99,28 @@ class Crowd:
                     return
         self._tally.reasons.append(f"cut, and not answered within {RETURN_S:g} s: {cut}")
 
-    async def _answer(self, question: Question, gaps: list[float]) -> str:
+    async def _answer(self, question: Question, gaps: list[tuple[float, str]]) -> str:
         """The whole answer; the seconds between any two pieces of it go to `gaps`."""
         said = []
-        heard = time.monotonic()
+        stream, heard = object(), time.monotonic()
+        if question.body["stream"]:
+            self._heard[stream] = heard
         try:
             async with self._client.stream("POST", question.path, json=question.body) as response:
                 async for line in self._lines(response):
                     now = time.monotonic()
                     if said:
-                        gaps.append(now - heard)
+                        gaps.append((now - heard, self._tally.last_killed))
                     heard = now
+                    if stream in self._heard:
+                        self._heard[stream] = now
                     said.append(question.piece(line))
         except httpx.TransportError as error:
             raise CutError(f"{type(error).__name__} {error}") from error
         except ValueError as error:
             raise CutError(f"a line ends early: {error}") from error
+        finally:
+            self._heard.pop(stream, None)
         return "".join(said)
 
     async def _lines(self, response: httpx.Response) -> AsyncIterator[str]:

@@ -86,7 +86,7 @@ def town(model: Path, *, seeing: bool) -> Iterator[Town]:
 
 
 def _arguments(model: Path, *, seeing: bool) -> dict[str, Any]:
-    """A stream may meet more than the three deaths that are the default: here they are daily."""
+    """A stream may lose more replicas than the default allows: here that is all that happens."""
     demo: dict[str, Any] = {"name": "demo", "source": str(model), "device": "cpu"}
     demo |= {"replicas": REPLICAS, "num_cpus": 0.5, "threads": 1, "max_sequences": 32}
     if seeing:

@@ -10,8 +10,8 @@ class Tally:
     """Each stream that was started ends in exactly one of: finished, cut, broken.
 
     `cut`: with the process that held its client's connection, which nobody can take over; the
-    client asked again and got the whole answer, `longest_return_s` later at worst. `gaps`: how long
-    a stream that went on stood still at worst, in seconds.
+    client asked again and got the whole answer, `longest_return_s` later at worst. Gaps are how
+    long a stream that went on stood still, and what had been killed last.
     """
 
     started: int = 0
@@ -19,7 +19,8 @@ class Tally:
     cut: int = 0
     reasons: list[str] = field(default_factory=list)  # one for each that is broken
     killed: Counter[str] = field(default_factory=Counter)
-    longest_gap_s: float = 0.0
+    last_killed: str = "nothing"
+    longest_gap: tuple[float, str] = (0.0, "nothing")  # and what had been killed last
     longest_return_s: float = 0.0
     cuts_until: float = 0.0  # on the monotonic clock: cuts are no surprise before
 
@@ -30,9 +31,13 @@ class Tally:
     def expect_cuts(self, seconds: float) -> None:
         self.cuts_until = max(self.cuts_until, time.monotonic() + seconds)
 
-    def note_finished(self, gaps: list[float]) -> None:
+    def note_killed(self, kind: str) -> None:
+        self.killed[kind] += 1
+        self.last_killed = kind
+
+    def note_finished(self, gaps: list[tuple[float, str]]) -> None:
         self.finished += 1
-        self.longest_gap_s = max(self.longest_gap_s, *gaps, 0.0)
+        self.longest_gap = max(self.longest_gap, *gaps)
 
     def note_cut(self, return_s: float) -> None:
         self.cut += 1
@@ -47,7 +52,8 @@ class Tally:
             f"        cut      {self.cut} with the ingress or proxy that held their connection; "
             f"asked again, all were answered, {self.longest_return_s:.1f} s later at worst",
             f"        broken   {self.broken}",
-            f"longest gap      {self.longest_gap_s:.2f} s, in a stream that went on",
+            f"longest gap      {self.longest_gap[0]:.2f} s, in a stream that went on; killed last: "
+            f"{self.longest_gap[1]}",
             *(f"broken: {reason}" for reason in self.reasons),
         ]
         return "\n".join(lines)

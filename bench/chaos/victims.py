@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 
 from bench.chaos.cluster import NAME, Town, descendants
 from bench.chaos.tally import Tally
@@ -18,17 +19,26 @@ NODE, PROXY = "worker node", "proxy"
 # Those that come again, as often as they are named.
 AGAIN = ("replica", "replica", "replica", "encoder", "ingress")
 PAUSE_S = (5.0, 9.0)
+LONGEST_PAUSE_S = 60.0
 # For how long the death of one that holds clients' connections explains that these end.
 CUTS_S = {"ingress": 5.0, NODE: 15.0, PROXY: 60.0}
 
 
 class Killer:
-    """Kills parts of the town with SIGKILL, at random, but some of each kind."""
+    """Kills parts of the town with SIGKILL, at random, but some of each kind.
 
-    def __init__(self, town: Town, r: random.Random, tally: Tally) -> None:
+    `recovered`: whether all streams have gone on since that time. A request that has lost one
+    replica and, before it went on, a second one is taken for the reason and ended; so they are not
+    killed faster than that.
+    """
+
+    def __init__(
+        self, town: Town, r: random.Random, tally: Tally, recovered: Callable[[float], bool]
+    ) -> None:
         self._town = town
         self._r = r
         self._tally = tally
+        self._recovered = recovered
 
     def rampage(self, seconds: float) -> None:
         """So long, and until each kind has had its turn."""
@@ -37,27 +47,37 @@ class Killer:
         first = [*present, NODE, PROXY]
         self._r.shuffle(first)
         while first or time.monotonic() < end:
-            time.sleep(self._r.uniform(*PAUSE_S))
+            self._pause()
             kind = first.pop() if first else self._r.choice([k for k in AGAIN if k in present])
             self._kill(kind)
-        time.sleep(PAUSE_S[0])
+        self._pause()
+
+    def _pause(self) -> None:
+        begun = time.monotonic()
+        time.sleep(self._r.uniform(*PAUSE_S))
+        while not self._recovered(begun) and time.monotonic() < begun + LONGEST_PAUSE_S:
+            time.sleep(0.1)
 
     def _kill(self, kind: str) -> None:
         if kind in CUTS_S:
             self._tally.expect_cuts(CUTS_S[kind])
+        there = [] if kind == NODE else self._processes(kind)
         if kind == NODE:
             self._town.lose_a_node(self._r)
-        elif found := self._processes(kind):
-            for pid in found if kind == PROXY else [self._r.choice(found)]:
-                os.kill(pid, signal.SIGKILL)
-        else:
+        elif not there:
             return  # they are starting
-        self._tally.killed[kind] += 1
-        print(f"killed: {kind}", flush=True)
+        for pid in there if kind == PROXY else there[:1]:
+            os.kill(pid, signal.SIGKILL)
+        self._tally.note_killed(kind)
+        print(f"killed: {kind}{f', of {len(there)}' if there else ''}", flush=True)
         if kind == PROXY:
             self._town.await_answers()
 
     def _processes(self, kind: str) -> list[int]:
+        """Their ids, in no order."""
         if kind == PROXY:
-            return descendants(os.getpid(), lambda title: title.split(" ")[0].endswith("haproxy"))
-        return descendants(os.getpid(), lambda title: title.startswith(TITLES[kind]))
+            found = descendants(os.getpid(), lambda title: title.split(" ")[0].endswith("haproxy"))
+        else:
+            found = descendants(os.getpid(), lambda title: title.startswith(TITLES[kind]))
+        self._r.shuffle(found)
+        return found

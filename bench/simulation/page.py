@@ -28,7 +28,9 @@ told which requests are of one conversation or document.
 Times are to the first token, from the arrival, those of requests that lost their replica included.
 "saved": tokens of prompts that caches gave. "in time": tokens of answers, each second, whose first
 token came within 10 s on CPUs, 0.5 s on accelerators. "busy": of the time, on the mean and on the
-busiest replica. "decision": CPU time of choosing, of this code on this machine."""
+busiest replica; what begins within the time counts whole, also many steps that only decode, so it
+may pass 100%. "decision": CPU time of choosing, of this code on this machine. One trace and one
+seed each: differences of a few percent mean nothing."""
 VARIANTS = """\
 Ours, through 8 ingresses, with other numbers or without a part. The defaults of `Rules` are:
 `samples` 4, `holders` 4, `patience_s` 0.1, `loyalty` 3, `running_tokens` 32, `settle_s` 0.1."""

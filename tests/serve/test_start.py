@@ -1,20 +1,23 @@
-"""What a replica that cannot start tells the one who starts it."""
+"""What a model that cannot be loaded tells those who ask for it."""
 
-import pytest
+import httpx
 from ray import serve
 
 from serve_app.app import build
-from tests.serve.application import Application, arguments
+from tests.serve.application import Application, arguments, await_http
 
 
 def test_a_model_that_does_not_fit_says_what_is_missing(application: Application):
-    args = arguments(name="giant", memory_bytes=1_000_000)
+    url = f"{application.url}/giant"
+    asked = {"model": "giant", "messages": [{"role": "user", "content": "hi"}]}
     try:
-        with pytest.raises(RuntimeError) as caught:
-            serve.run(build(args), name="giant", route_prefix="/giant")
-        status = str(serve.status().applications["giant"])
+        args = arguments(name="giant", memory_bytes=1_000_000)
+        serve.run(build(args), name="giant", route_prefix="/giant")
+        await_http(url)
+        told = httpx.post(f"{url}/api/chat", json=asked, timeout=60)
     finally:
         serve.delete("giant")
-    told = str(caught.value) + status
-    assert "Model giant: The model needs" in told
-    assert "1,000,000 bytes available" in told
+    assert told.status_code == 503 and int(told.headers["retry-after"]) > 0
+    reason = told.json()["error"]
+    assert "giant" in reason and "The model needs" in reason
+    assert "1,000,000 bytes available" in reason
