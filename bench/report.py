@@ -17,8 +17,13 @@ In time to first token lower is better."""
 STREAMS = """\
 The demo model behind `serve run` and behind plain uvicorn, the same ingress and the same replica in
 one process: streams that begin at once, 64 tokens each, asked by one client process on the same
-cores. Its steps are so short that this shows what surrounds them. In milliseconds and seconds lower
-is better."""
+cores. Its steps are so short that this shows what surrounds them. In milliseconds lower is
+better."""
+FROM_START = """\
+Seconds from the start of the server's process to the first token that a client sees, and what they
+are made of, as the server's log tells (`configured`, `starting`, `device`, `ready`, and two lines
+of Ray's). Behind plain uvicorn the first part is the interpreter and all imports. Settings are the
+defaults, files are in the page cache, and kernels were compiled by an earlier start."""
 BESIDE_IMAGES = """\
 Eight streams of text from a random Gemma 3 with eyes (a decoder of 0.2 billion weights behind
 SigLIP's base tower, 1024 patches to an image), and the longest time that any of them stood still
@@ -65,6 +70,7 @@ class Results:
     against_peer: Sequence[Row]
     against_bare: Sequence[Row]
     streams: Sequence[Row]
+    starts: Sequence[Row]
     gaps: Sequence[Row]
     sampler: Sequence[SamplerShare]
     agreement: Mapping[str, float]
@@ -87,6 +93,9 @@ def results_page(results: Results) -> str:
         "## What Ray costs a stream",
         STREAMS,
         comparison(results.streams, "through Ray", "plain uvicorn"),
+        "## From process start to the first token",
+        FROM_START,
+        parts_table(results.starts, "through Ray", "plain uvicorn"),
         "## Text beside images",
         BESIDE_IMAGES,
         comparison(results.gaps, "beside images", "otherwise"),
@@ -110,6 +119,19 @@ def comparison(rows: Sequence[Row], first: str, second: str) -> str:
     return "\n".join(lines)
 
 
+def parts_table(rows: Sequence[Row], first: str, second: str) -> str:
+    """What either is made of, in the unit of the rows; "–" where it has no such part."""
+    lines = [
+        f"| model | part | unit | {first} | {second} |",
+        "|---|---|---|---:|---:|",
+    ]
+    lines += [
+        f"| {row.model} | {row.task} | {row.unit} | {_part(row.first)} | {_part(row.second)} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
 def sampler_table(shares: Sequence[SamplerShare]) -> str:
     lines = [
         "| sequences | sampling, ms | decode step, ms | share |",
@@ -120,6 +142,10 @@ def sampler_table(shares: Sequence[SamplerShare]) -> str:
         for share in shares
     ]
     return "\n".join(lines)
+
+
+def _part(values: Sequence[float]) -> str:
+    return f"{median(values):.2f}" if values else "–"
 
 
 def _median(values: Sequence[float]) -> str:

@@ -12,7 +12,8 @@ from bench.measure import Plan, against_peer, against_rest, sampler_shares
 from bench.report import Results, Row, results_page
 from bench.sections import ROUTING, section_of
 from bench.seeing_model import EyesShape, ensure_seeing_model
-from bench.streams import stream_rows
+from bench.start import start_rows
+from bench.streams import DEMO, stream_rows
 from bench.vocabulary import find_vocabulary
 from runtime.kernels.native import cache_directory
 
@@ -35,6 +36,7 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
     vocabulary = find_vocabulary()
     rows: list[Row] = []
     served: list[Row] = []
+    starts: list[Row] = []
     agreement: dict[str, float] = {}
     for label in arguments.types:
         path = ensure_model(CACHE, label, vocabulary, Shape())
@@ -42,6 +44,7 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
         rows += found
         if label == arguments.served_type:
             served = against_rest(path, label, plan)
+            starts = start_rows(label, path, plan.setting.threads, plan.rounds)
         if not arguments.keep:
             path.unlink()
     seeing = ensure_seeing_model(CACHE / "random-seeing.gguf", EyesShape())
@@ -49,8 +52,9 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
     if not arguments.keep:
         seeing.unlink()
     streams = stream_rows(plan.setting.threads, plan.rounds)
+    starts = start_rows("demo", DEMO, plan.setting.threads, plan.rounds) + starts
     sampler = sampler_shares(rows, plan)
-    return Results(machine, rows, served, streams, gaps, sampler, agreement)
+    return Results(machine, rows, served, streams, starts, gaps, sampler, agreement)
 
 
 def _arguments() -> argparse.Namespace:

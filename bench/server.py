@@ -17,11 +17,16 @@ import yaml
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
+ASK_EVERY_S = 0.05
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
 
 class Server:
-    """A command that serves `url`, ready when this returns; `started_s` is how long that took."""
+    """A command that serves `url`, ready when this returns.
+
+    `begun_at`, `answered_at`: when its process began and when a replica first described its model,
+    in seconds since the epoch, as its log has them.
+    """
 
     def __init__(
         self, command: list[str], port: int, folder: tempfile.TemporaryDirectory, model: str
@@ -29,17 +34,17 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self._folder = folder
         self._log = (Path(folder.name) / "log").open("w+")
-        begin = time.perf_counter()
+        self.begun_at = time.time()
         self._process = subprocess.Popen(
             command,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         self._wait_until_ready(model)
-        self.started_s = time.perf_counter() - begin
+        self.answered_at = time.time()
 
     @classmethod
     def of_ray(cls, model: dict[str, Any]) -> Self:
@@ -63,6 +68,10 @@ class Server:
         command = [sys.executable, "-m", "bench.plain", settings, str(port)]
         return cls(command, port, folder, model["name"])
 
+    def log(self) -> str:
+        """All that it has said so far."""
+        return Path(self._log.name).read_text(errors="replace")
+
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGINT)
@@ -76,13 +85,13 @@ class Server:
     def _wait_until_ready(self, model: str) -> None:
         """Until a replica describes its model."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.post(f"{self.url}/api/show", json={"model": model}).is_success:
-                    return
-            time.sleep(0.2)
-        self._log.seek(0)
-        message = self._log.read()[-4000:]
+        with httpx.Client() as client:
+            while time.monotonic() < deadline and self._process.poll() is None:
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.post(f"{self.url}/api/show", json={"model": model}).is_success:
+                        return
+                time.sleep(ASK_EVERY_S)
+        message = self.log()[-4000:]
         self.close()
         raise SystemExit(f"The served application did not become ready:\n{message}")
 

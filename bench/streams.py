@@ -49,9 +49,7 @@ def stream_rows(threads: int, rounds: int) -> list[Row]:
                 prompts = _prompts(source, count)
                 pair = [asyncio.run(_load(server.url, prompts)) for server in (through_ray, plain)]
                 found[count].append((pair[0], pair[1]))
-        started = (through_ray.started_s,), (plain.started_s,)
-    rows = [row for count, pairs in found.items() for row in _rows(count, pairs)]
-    return [*rows, Row("demo", "process start to first answer", "s", *started)]
+    return [row for count, pairs in found.items() for row in _rows(count, pairs)]
 
 
 def _rows(count: int, pairs: Sequence[tuple[Load, Load]]) -> list[Row]:

@@ -89,10 +89,12 @@ TEXT_PARTS: Mapping[str, str] = MappingProxyType(
 VISION_CONVERSIONS: Mapping[str, str] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": "model_zoo.towers.gemma3:VISION",
+        "Gemma4ForConditionalGeneration": "model_zoo.towers.gemma4:VISION",
         "Idefics3ForConditionalGeneration": "model_zoo.towers.idefics3:VISION",
         "InternVLForConditionalGeneration": "model_zoo.towers.internvl:VISION",
         "Llama4ForConditionalGeneration": "model_zoo.towers.llama4:VISION",
         "LlavaForConditionalGeneration": "model_zoo.towers.llava:VISION",
+        "LlavaNextForConditionalGeneration": "model_zoo.towers.llava_next:VISION",
         "Mistral3ForConditionalGeneration": "model_zoo.towers.mistral3:VISION",
         "MllamaForConditionalGeneration": "model_zoo.towers.mllama:VISION",
         "Qwen2_5_VLForConditionalGeneration": "model_zoo.towers.qwen25vl:VISION",
@@ -103,6 +105,7 @@ VISION_CONVERSIONS: Mapping[str, str] = MappingProxyType(
 )
 
 _GEMMA3 = EyeFamily(("gemma3",), "model_zoo.eyes.gemma3:build_eyes")
+_GEMMA4 = EyeFamily(("gemma4",), "model_zoo.eyes.gemma4:build_eyes")
 _IDEFICS3 = EyeFamily(("llama",), "model_zoo.eyes.idefics3:build_eyes")
 _INTERNVL = EyeFamily(("qwen2", "qwen3", "qwen3moe", "llama"), "model_zoo.eyes.internvl:build_eyes")
 _LLAMA4 = EyeFamily(("llama4",), "model_zoo.eyes.llama4:build_eyes")
@@ -115,6 +118,8 @@ _QWEN3 = EyeFamily(("qwen3vl", "qwen3vlmoe"), "model_zoo.eyes.qwen3vl:build_eyes
 EYES: Mapping[str, EyeFamily] = MappingProxyType(
     {
         "gemma3": _GEMMA3,
+        "gemma4": _GEMMA4,
+        "gemma4v": _GEMMA4,
         "idefics3": _IDEFICS3,
         "internvl": _INTERNVL,
         "llama4": _LLAMA4,

@@ -214,7 +214,7 @@ class _Recipe:
         decoder = self.decoder_class(w, self.metadata)
         if self.eyes is None:
             return decoder, None
-        return decoder, self.eyes.build(seeing, self.tokenizer, decoder)
+        return decoder, self.eyes.build(seeing.undivided(), self.tokenizer, decoder)
 
     def _scopes(
         self,

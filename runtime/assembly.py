@@ -34,7 +34,8 @@ class EngineOptions:
     (None: as many as useful and free). `depth`: steps in flight (None: 1 on the CPU, where a
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
     `image_cache_bytes`: for features of images (None: for a few of the largest). `sharers`: how
-    many processes like this one share the machine's memory.
+    many processes like this one share the machine's memory. `set_aside_bytes`: of what is free,
+    what others than the engine may take.
     """
 
     context_tokens: int
@@ -49,6 +50,7 @@ class EngineOptions:
     max_waiting: int = 512
     image_cache_bytes: int | None = None
     sharers: int = 1
+    set_aside_bytes: int = 0
 
 
 def assemble(
@@ -140,7 +142,8 @@ def _planned(
 ) -> MemoryPlan:
     staged = decoder.cache_devices is not None
     assert not staged or options.sharers == 1
-    plan = plan_stages if staged else partial(plan_memory, sharers=options.sharers)
+    alone = partial(plan_memory, sharers=options.sharers, set_aside_bytes=options.set_aside_bytes)
+    plan = plan_stages if staged else alone
     return plan(
         decoder,
         layout,

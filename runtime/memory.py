@@ -97,24 +97,24 @@ def plan_memory(
     depth: int = 2,
     vision: VisionBytes = _BLIND,
     sharers: int = 1,
+    set_aside_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the memory; with `cache_tokens` None the cache takes as much as is useful and free.
 
     `depth`: steps in flight; until one retires, its sequences keep what earlier rows saw. Raises
     DoesNotFitError when the cache cannot hold one full context beside the rest. A given
-    `memory_bytes` is used to the last byte; of measured memory a tenth is left free, and `sharers`
-    processes like this one have equal parts of it.
+    `memory_bytes` is used to the last byte; of measured memory `set_aside_bytes` are not the
+    engine's, a tenth is left free, and `sharers` processes like this one have equal parts of it.
     """
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(step_tokens, slots)
     sampler = _sampler_bytes(model, layout, slots, step_tokens, context_tokens)
-    available = _measured(device, weights) // sharers if memory_bytes is None else memory_bytes
-    usable = available if memory_bytes is not None else int(available * (1 - LEFT_FREE))
+    if memory_bytes is not None:
+        available, usable, set_aside_bytes = memory_bytes, memory_bytes, 0
+    else:
+        available, usable = _shared(_measured(device, weights) - set_aside_bytes, sharers)
     room = usable - weights - activations - vision.workspace - sampler
-    flying = depth * step_tokens
-    cache = _CacheSizes(
-        layout, kv_dtype, slots=slots, in_flight=flying, context_tokens=context_tokens
-    )
+    cache = _CacheSizes(layout, kv_dtype, slots, context_tokens, in_flight=depth * step_tokens)
     tokens = cache.tokens_within(room) if cache_tokens is None else cache_tokens
     _check_one_context(tokens, context_tokens)
     pages = cache.pages(tokens, room)
@@ -130,7 +130,7 @@ def plan_memory(
         cache.held(tokens),
     )
     if plan.cache_bytes > room:
-        raise DoesNotFitError(_refusal(plan, device, usable))
+        raise DoesNotFitError(_refusal(plan, device, usable, set_aside_bytes))
     return plan
 
 
@@ -155,10 +155,10 @@ class _CacheSizes:
         self,
         layout: CacheLayout,
         dtype: torch.dtype,
-        *,
         slots: int,
-        in_flight: int,
         context_tokens: int,
+        *,
+        in_flight: int,
     ) -> None:
         self._page_tokens = layout.page_tokens
         self._slots = slots
@@ -229,15 +229,21 @@ class _CacheSizes:
         )
 
 
-def _refusal(plan: MemoryPlan, device: torch.device, usable: int) -> str:
+def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int) -> str:
     needed = plan.available_bytes - plan.headroom_bytes
+    requests = (
+        f" beside {set_aside:,} for images of requests (lower `image_memory_bytes` and "
+        "`max_image_pixels`)"
+        if set_aside
+        else ""
+    )
     return (
         f"The model needs {needed:,} bytes on {device}: {plan.weight_bytes:,} for weights, "
         f"{plan.activation_bytes:,} for activations, {plan.vision_bytes:,} for images, "
         f"{plan.sampler_bytes:,} for sampling, "
         f"{plan.cache_bytes:,} for a cache of {plan.cache_tokens:,} tokens. It may use {usable:,} "
-        f"of the {plan.available_bytes:,} bytes available. Lower `context_tokens`, `cache_tokens`, "
-        "`max_sequences` or `step_tokens`, or free memory."
+        f"of the {plan.available_bytes:,} bytes available{requests}. Lower `context_tokens`, "
+        "`cache_tokens`, `max_sequences` or `step_tokens`, or free memory."
     )
 
 
@@ -264,6 +270,12 @@ def _sampler_bytes(
     tables = slots * sum(layout.capacity_pages(context_tokens))
     vectors = 2 * 4 * slots * model.hidden_size
     return state + workspace + vectors + 2 * 4 * words + 4 * tables
+
+
+def _shared(free_bytes: int, sharers: int) -> tuple[int, int]:
+    """What one of them has, and what of it is used."""
+    each = max(0, free_bytes) // sharers
+    return each, int(each * (1 - LEFT_FREE))
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

@@ -109,11 +109,13 @@ class Begun:
     """What another engine has drawn of an answer, and how many characters its reader got already.
 
     With log-probabilities these may be more than the text of `tokens`, which then end where the
-    log-probabilities do: what was drawn beyond is drawn again.
+    log-probabilities do: what was drawn beyond is drawn again. Without `had_turn` nothing was: the
+    request had a place and waited for its turn, and does so here.
     """
 
     tokens: tuple[int, ...] = ()
     characters: int = 0
+    had_turn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ class GenerationRequest:
     With `pooling` nothing is continued: the prompt's states become one vector, and `stop` says
     one token. A prompt that is read in both directions has a single whole span over all of it.
 
-    `begun`: the answer goes on from there, as if all of it were drawn here. It had its turn
-    elsewhere, so it goes before those that wait for their first one.
+    `begun`: the answer goes on from there, as if all of it were drawn here. If it had its turn
+    elsewhere, it goes before those that wait for their first one.
     """
 
     id: str

@@ -198,7 +198,8 @@ class Scheduler:
         sequence = Sequence(request, list(request.known))
         rows = self.ledger.image_rows(sequence, 0, len(request.prompt))
         assert rows <= self._step_image_rows, f"{rows} rows of images"
-        self.waiting.insert(len(self.waiting) if request.begun is None else 0, sequence)
+        first = request.begun is not None and request.begun.had_turn
+        self.waiting.insert(0 if first else len(self.waiting), sequence)
         return sequence
 
     def plan(self, ready: Ready = lambda digest: True) -> StepPlan | None:

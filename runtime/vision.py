@@ -100,8 +100,20 @@ class ForeseenEncoder:
 
     @classmethod
     def of(cls, tower: VisionTower, device: torch.device) -> "ForeseenEncoder":
-        workspace = tower.activation_bytes(_MOST_AT_ONCE.get(device.type, 1))
+        workspace = batch_bytes(tower, _MOST_AT_ONCE.get(device.type, 1))
         return cls(tower.limits, tower.weight_bytes, workspace)
+
+
+def batch_bytes(tower: VisionTower, images: int) -> int:
+    """What encoding so many images takes of the tower's device: their pixels side by side, and what
+    the tower allocates."""
+    return tower.activation_bytes(images) + 4 * images * most_pixels(tower)
+
+
+def most_pixels(tower: VisionTower) -> int:
+    """Numbers of an image with the most rows, of which the largest may lack a few."""
+    largest = tower.largest()
+    return -(-largest.pixels.numel() * tower.limits.rows // largest.rows)
 
 
 class ImageEncoder(Protocol):
@@ -154,7 +166,7 @@ class LocalEncoder:
 
     @property
     def workspace_bytes(self) -> int:
-        return self._tower.activation_bytes(self.most_at_once)
+        return batch_bytes(self._tower, self.most_at_once)
 
     def warm_up(self) -> None:
         largest = [self._tower.largest()] * self.most_at_once

@@ -58,6 +58,12 @@ def log_vision(
         )
 
 
+def log_ready(name: str, *, load_s: float, warm_up_s: float) -> None:
+    """`load_s`: from the file to a model. `warm_up_s`: memory reserved, kernels compiled where they
+    are new to this machine, the largest step computed."""
+    log.info("ready", model=name, load_s=round(load_s, 3), warm_up_s=round(warm_up_s, 3))
+
+
 def log_encoder(name: str, encoder: EncoderReplica) -> None:
     log.info(
         "vision encoder",

@@ -1,6 +1,7 @@
 """`build(args) -> Application`: the import path in every Serve config file."""
 
 import os
+import time
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -51,6 +52,7 @@ def build(args: dict[str, Any]) -> Application:
 
     Serve shows a RayServeException as its message alone, anything else as a traceback.
     """
+    begun = time.monotonic()
     try:
         settings = read_settings(args)
         notes = [check_model(model) for model in settings.models]
@@ -58,6 +60,8 @@ def build(args: dict[str, Any]) -> Application:
         raise RayServeException(str(error)) from error
     for note in filter(None, notes):
         log.info("note", text=note)
+    names, seconds = [model.name for model in settings.models], time.monotonic() - begun
+    log.info("configured", models=names, check_s=round(seconds, 3))
     return application(settings)
 
 
@@ -96,16 +100,27 @@ def _plan(settings: AppSettings) -> Plan:
     if settings.on_demand is not None:
         bundle = _counted(_on_demand_resources(settings.on_demand))
         needs[ON_DEMAND] = Need("`on_demand`", ON_DEMAND_DEPLOYMENT, (bundle,))
+    encoders = {}
+    for model in settings.models:
+        if model.vision.pooled:
+            need = _encoder_need(_seers(settings)[_eyes(model)])
+            needs[need.what], encoders[model.name] = need, need.what
     listed = {model.name: listed_model(model, os.environ) for model in settings.models}
     known = {name: model for name, model in listed.items() if model is not None}
-    return Plan(needs, known)
+    return Plan(needs, known, encoders)
 
 
 def _need(settings: ModelSettings) -> Need:
     bundles = _bundles(settings).get("placement_group_bundles") or [_counted(_resources(settings))]
-    strict = settings.parallel.placement == "strict_pack"
-    name = deployment_name(settings.name)
-    return Need(f"model '{settings.name}'", name, tuple(bundles), together=strict)
+    together, apart = (settings.parallel.placement == f"strict_{how}" for how in ("pack", "spread"))
+    what, name = f"model '{settings.name}'", deployment_name(settings.name)
+    return Need(what, name, tuple(bundles), together=together, apart=apart)
+
+
+def _encoder_need(settings: ModelSettings) -> Need:
+    bundle = _counted(_encoder_resources(settings.vision))
+    what = f"the vision encoder of model '{settings.name}'"
+    return Need(what, _encoder_name(settings), (bundle,))
 
 
 def _counted(options: Mapping[str, Any]) -> dict[str, float]:
@@ -114,23 +129,32 @@ def _counted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
-    """By the eyes that models share: the same files, and the same said of their encoders."""
+    return {eyes: _encoder(model) for eyes, model in _seers(settings).items()}
+
+
+def _seers(settings: AppSettings) -> dict[Hashable, ModelSettings]:
+    """By the eyes that models share (the same files, and the same said of their encoders) the first
+    of them."""
     named: dict[Hashable, ModelSettings] = {}
     for model in settings.models:
         if model.vision.pooled:
             named.setdefault(_eyes(model), model)
-    return {eyes: _encoder(model) for eyes, model in named.items()}
+    return named
 
 
 def _eyes(model: ModelSettings) -> Hashable:
     return model.source, model.projector, model.vision.encoder
 
 
+def _encoder_name(settings: ModelSettings) -> str:
+    """With a sign that no model's deployment has."""
+    return f"VisionEncoder:{deployment_name(settings.name)}"
+
+
 def _encoder(settings: ModelSettings) -> Application:
     deployment = serve.deployment(
         VisionEncoder,
-        # With a sign that no model's name has.
-        name=f"VisionEncoder:{deployment_name(settings.name)}",
+        name=_encoder_name(settings),
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
         ray_actor_options=_encoder_resources(settings.vision),
         **_LIFE,

@@ -9,7 +9,9 @@ from datetime import datetime
 from typing import Protocol
 
 from runtime.errors import (
+    CaravanError,
     EngineDeadError,
+    ModelUnavailableError,
     OverloadedError,
     ReplicaLostError,
     RequestError,
@@ -19,7 +21,7 @@ from serve_app.catalogue import Catalogue, ServedModel
 from serve_app.failover import FailoverRules, Journey
 from serve_app.logs import get_logger
 from serve_app.stream.client import ConnectionLost, StreamClient
-from serve_app.stream.wire import Address
+from serve_app.stream.wire import Address, Beat
 from serve_app.task import ChatDelta, ChatTask, Task
 
 FIRST_PAUSE_S = 0.05
@@ -38,6 +40,9 @@ class Directory(Protocol):
 
         One of `avoid`, which are names of replicas, only where there is no other.
         """
+
+    async def better(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
+        """Where a task begins far earlier than where it waits, never one of `avoid`."""
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard: ...
 
@@ -88,6 +93,7 @@ class ChatBackend:
 
     async def load(self, model: ServedModel, keep_alive_s: float | None) -> None:
         """Takes as long as it takes; `start_timeout_s` is for finding somebody who does it."""
+        await self.card(model)
         await self._directory.load(model.name, keep_alive_s)
 
     async def unload(self, model: ServedModel) -> None:
@@ -125,6 +131,9 @@ class ChatBackend:
                 async for each in told:
                     if isinstance(each, ChatDelta):
                         yield journey.taken(each)
+                    elif isinstance(each, Beat):
+                        if await self._moves(journey):
+                            return
                     elif await self._replaceable(journey):
                         return
         except OverloadedError as refusal:
@@ -135,19 +144,34 @@ class ChatBackend:
                 log.info("replica lost", **journey.facts, reason=str(lost))
             journey.lost(str(lost), at_work=at_work)
 
+    async def _moves(self, journey: Journey) -> bool:
+        """Whether a task that still waits goes where it begins far earlier."""
+        if not journey.movable:
+            return False
+        try:
+            async with asyncio.timeout(LOOK_S):
+                address = await self._directory.better(journey.task, avoid=journey.avoid)
+        except (TimeoutError, CaravanError):
+            return False
+        if address is None:
+            return False
+        log.info("moved", **journey.facts, to=address.replica)
+        journey.hand_over(address)
+        return True
+
     async def _replaceable(self, journey: Journey) -> bool:
         """Whether another replica can go on, now, for one that leaves."""
         journey.pass_over(journey.replica)
         try:
             async with asyncio.timeout(LOOK_S):
                 address = await self._directory.choose(journey.task, avoid=journey.avoid)
-        except TimeoutError:
+        except (TimeoutError, CaravanError):  # there is none now; this one still answers
             return False
         if address.replica in journey.avoid or not journey.suits(address):
             journey.pass_over(address.replica)
             return False
         log.info("replica left", **journey.facts)
-        journey.next = address
+        journey.hand_over(address)
         return True
 
     async def _place(self, journey: Journey, waiting: "_Waiting") -> Address:
@@ -164,9 +188,7 @@ class ChatBackend:
     async def _placed(self, journey: Journey, waiting: "_Waiting") -> Address:
         """Where there is no other, those that have failed the task get it again, after a pause."""
         while True:
-            address = journey.next or await self._directory.choose(
-                journey.task, avoid=journey.avoid
-            )
+            address = journey.next or await self._chosen(journey, waiting)
             journey.next = None
             suited = journey.suits(address)
             if address.replica in journey.avoid:
@@ -181,6 +203,16 @@ class ChatBackend:
             if suited:
                 return address
             journey.pass_over(address.replica)
+
+    async def _chosen(self, journey: Journey, waiting: "_Waiting") -> Address:
+        """Where the cluster has no place for the model, an answer that has begun waits for one."""
+        while True:
+            try:
+                return await self._directory.choose(journey.task, avoid=journey.avoid)
+            except ModelUnavailableError:
+                if not journey.begun:
+                    raise
+            await waiting.pause()
 
     def close(self) -> None:
         self._client.close()

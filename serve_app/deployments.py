@@ -20,6 +20,7 @@ from serve_app.directory import ModelDirectory
 from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
 from serve_app.listing import LoadedModel
+from serve_app.logs import get_logger
 from serve_app.on_demand.commands import Answer, Command
 from serve_app.on_demand.directory import PoolDirectory
 from serve_app.on_demand.management import Management
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 DRAIN_S = 20.0
 
+log = get_logger()
+
 
 class ModelDeployment:
     """A replica of one model. Serve reaches it for control; tokens leave by the direct stream."""
@@ -49,6 +52,7 @@ class ModelDeployment:
     async def __init__(  # type: ignore[misc]
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
     ) -> None:
+        log.info("starting", model=settings.name)
         # Here, not above: the ingress imports this module too and has no use for torch.
         from serve_app.loading import load_replica
         from serve_app.rank_actors import RankActors
@@ -158,7 +162,7 @@ class OnDemandDeployment:
         return await self._keeper.answer(command)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return engine_stats(self._keeper.pool.statistics())
+        return self._keeper.pool.measures()
 
     async def check_health(self) -> None:
         self._keeper.pool.check()
@@ -197,6 +201,7 @@ class Ingress:
             HandleDirectory(self._models),
             {name: Replicas(handle) for name, handle in self._models.items()},
             known=self._plan.known,
+            encoders=self._plan.encoders,
             pool=pool,
             placement=placement,
         )

@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtime.errors import CaravanError, RequestError
 from serve_app.card import ModelCard
-from serve_app.listing import ListedModel, LoadedModel
+from serve_app.listing import ListedModel, LoadedModel, unknown
 from serve_app.on_demand.directory import Everyone, PoolDirectory
 from serve_app.placement import Placement
 from serve_app.stream.wire import Address
-from serve_app.task import Task
+from serve_app.task import ChatTask, Conversation, RawText, Task
 
-# The name of the deployment for models on demand, as `Placement` knows it.
-ON_DEMAND = "on_demand"
+# The name of the deployment for models on demand, as `Placement` knows it; no model's name.
+ON_DEMAND = "models on demand"
 LISTING_TIMEOUT_S = 3.0
 
 
@@ -22,6 +22,9 @@ class Configured(Protocol):
     """See serve_app.routing.HandleDirectory."""
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address: ...
+    async def better(
+        self, task: Task, *, avoid: frozenset[str] = frozenset()
+    ) -> Address | None: ...
     async def describe(self, model: str, *, verbose: bool) -> ModelCard: ...
 
 
@@ -29,7 +32,8 @@ class ModelDirectory:
     """See backend.Directory and catalogue.Lists.
 
     `replicas`: of each configured model. `known`: what their files say, where that could be seen
-    when the application was built. `pool`: None where there is nothing on demand.
+    when the application was built. `encoders`: as `Placement` knows them, of each model that does
+    not encode its images itself. `pool`: None where there is nothing on demand.
     """
 
     def __init__(
@@ -38,20 +42,29 @@ class ModelDirectory:
         replicas: Mapping[str, Everyone],
         *,
         known: Mapping[str, ListedModel] | None = None,
+        encoders: Mapping[str, str] | None = None,
         pool: PoolDirectory | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._configured = configured
         self._replicas = replicas
-        self._known = known or {}
+        self._known = dict(known or {})
+        self._encoders = encoders or {}
         self._pool = pool
         self._placement = placement
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
         async with self._hopeful(task.model):
             if self._is_configured(task.model):
+                self._refuse_unseen(task)
                 return await self._configured.choose(task, avoid=avoid)
             return await self._on_demand.choose(task, avoid=avoid)
+
+    async def better(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
+        """A model on demand is nowhere else unless it is loaded there first."""
+        if not self._is_configured(task.model):
+            return None
+        return await self._configured.better(task, avoid=avoid)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         async with self._hopeful(model):
@@ -60,7 +73,10 @@ class ModelDirectory:
             try:
                 return await self._configured.describe(model, verbose=verbose)
             except CaravanError as error:
-                raise _plain(error) from None
+                card = await self._any_card(model, verbose)
+                if card is None:
+                    raise _plain(error) from None
+                return card
 
     async def load(self, model: str, keep_alive_s: float | None) -> None:
         if self._is_configured(model):
@@ -77,13 +93,11 @@ class ModelDirectory:
         await self._on_demand.unload(model)
 
     async def configured(self) -> list[ListedModel]:
-        """Those that run as they say it, the others as their files do, if these are known."""
+        """Those that run as they say it, or said it before they slept; the others as their files
+        do. Of files that nobody has pulled yet nothing is known but what they are asked for by."""
         running = await self._running()
-        listed = []
-        for name in self._replicas:
-            model = running[name][0].model if running[name] else self._known.get(name)
-            listed += [] if model is None else [model]
-        return listed
+        self._known |= {name: loaded[0].model for name, loaded in running.items() if loaded}
+        return [self._known.get(name) or unknown(name) for name in self._replicas]
 
     async def stored(self) -> Sequence[ListedModel]:
         if self._pool is None:
@@ -104,6 +118,11 @@ class ModelDirectory:
         own = [loaded for found in (await self._running()).values() for loaded in found]
         return own if self._pool is None else [*own, *await self._pool.loaded()]
 
+    async def _any_card(self, model: str, verbose: bool) -> ModelCard | None:
+        """Of whichever replica can tell one, where another cannot: it has not loaded the model."""
+        told = await _told_by(self._replicas[model], "describe", verbose)
+        return next((card for card in told if isinstance(card, ModelCard)), None)
+
     async def _running(self) -> dict[str, list[LoadedModel]]:
         """What all replicas of all configured models have loaded."""
         found = await asyncio.gather(*map(_loaded, self._replicas.values()))
@@ -111,6 +130,11 @@ class ModelDirectory:
 
     def _is_configured(self, model: str) -> bool:
         return model in self._replicas
+
+    def _refuse_unseen(self, task: Task) -> None:
+        """Images that nobody can encode are told so now, not when they were waited for in vain."""
+        if self._placement is not None and task.model in self._encoders and _shows_images(task):
+            self._placement.refuse(self._encoders[task.model])
 
     @property
     def _on_demand(self) -> PoolDirectory:
@@ -123,12 +147,27 @@ class ModelDirectory:
         return self._placement.hopeful(model if self._is_configured(model) else ON_DEMAND)
 
 
+def _shows_images(task: Task) -> bool:
+    if not isinstance(task, ChatTask):
+        return False
+    match task.prompt:
+        case Conversation(messages):
+            return any(message.images for message in messages)
+        case RawText(images=images):
+            return bool(images)
+    return False
+
+
 async def _loaded(replicas: Everyone) -> list[LoadedModel]:
+    told = await _told_by(replicas, "loaded")
+    return [loaded for loaded in told if isinstance(loaded, LoadedModel)]
+
+
+async def _told_by(replicas: Everyone, method: str, *arguments: Any) -> list[Any]:
     try:
-        told = await replicas.ask("loaded", timeout_s=LISTING_TIMEOUT_S)
+        return await replicas.ask(method, *arguments, timeout_s=LISTING_TIMEOUT_S)
     except TimeoutError:
         return []
-    return [loaded for loaded in told if isinstance(loaded, LoadedModel)]
 
 
 def _plain(error: CaravanError) -> CaravanError:

@@ -18,6 +18,8 @@ MOST_DEATHS = 2
 # what its reader had not got yet, with two steps in flight.
 CLEARING_TOKENS = 3
 MOST_REFUSALS = 3
+# A task that waits is moved no more often: each time it gives up its place.
+MOST_MOVES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Journey:
         self._task = task
         self._rules = rules
         self._clock = clock
+        self._handed_over = 0  # how often, by replicas that had taken it
         self._retries = 0
         self._deaths: set[str] = set()  # replicas, since it was last acquitted
         self._gone: set[str] = set()
@@ -70,13 +73,22 @@ class Journey:
         """What the next replica is asked."""
         if not isinstance(self._task, ChatTask) or not self.begun:
             return self._task
-        begun = Begun(tuple(self._tokens[: len(self._tokens) - self._again]), self._characters)
+        tokens = tuple(self._tokens[: len(self._tokens) - self._again])
+        had_turn = bool(self._tokens or self._retries)
+        begun = Begun(tokens, self._characters, had_turn)
         return dataclasses.replace(self._task, begun=begun)
 
     @property
     def begun(self) -> bool:
-        """Whether a replica has been at work on it: then it has a claim to be answered."""
-        return bool(self._tokens or self._retries)
+        """Whether a replica has been at work on it, or was to be: then it has a claim to be
+        answered."""
+        return bool(self._tokens or self._retries or self._handed_over)
+
+    @property
+    def movable(self) -> bool:
+        """Whether nothing has come of it yet; who is on trial waits for that and for no place."""
+        waits = not self._tokens and not self._deaths and self._handed_over < MOST_MOVES
+        return waits and isinstance(self._task, ChatTask)
 
     @property
     def trial_tokens(self) -> int:
@@ -144,6 +156,11 @@ class Journey:
                 f"The request has lost {self._retries} replicas of model '{self.model}'; "
                 f"`failover.max_retries` is {self._rules.max_retries}. The last one: {reason}"
             )
+
+    def hand_over(self, address: Address) -> None:
+        """Another one than the replica that has the task goes on with it, at no charge."""
+        self.next = address
+        self._handed_over += 1
 
     def pass_over(self, replica: str) -> None:
         """The replica has done nothing wrong, but the task is not for it."""

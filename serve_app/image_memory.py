@@ -1,8 +1,12 @@
 """How much room the host has for the images of one model's requests."""
 
+import torch
+
 from model_zoo.chat_model import ChatModel
 from model_zoo.eyes.album import Album
+from model_zoo.images.decode import BYTES_PER_PIXEL
 from runtime.errors import ConfigurationError
+from serve_app.preparing import IMAGE_THREADS
 from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
 
 LEAST_BY_DEFAULT = 2**30
@@ -26,3 +30,13 @@ def album_of(settings: ModelSettings, model: ChatModel) -> Album:
             f"{largest:,}, as a file and as pixels."
         )
     return Album(budget_bytes=given or max(LEAST_BY_DEFAULT, LARGEST_KEPT * largest))
+
+
+def set_aside_bytes(
+    settings: ModelSettings, model: ChatModel, album: Album, device: torch.device
+) -> int:
+    """What images of requests may take of the memory in which the engine lives: on a CPU the
+    album, and images as large as they may be in all threads that decode."""
+    if model.tower is None or device.type != "cpu":
+        return 0
+    return album.budget_bytes + IMAGE_THREADS * BYTES_PER_PIXEL * settings.max_image_pixels

@@ -106,7 +106,7 @@ class ImageReader:
         return [self._from_base64(image) for image in images]
 
     def _from_base64(self, image: Unread) -> bytes:
-        text = image.text.replace("\r", "").replace("\n", "")
+        text = _plain_base64(image.text)
         self._check_size(image.place, len(text) // 4 * 3 - text[-2:].count("="))
         try:
             data = binascii.a2b_base64(text, strict_mode=True)
@@ -144,6 +144,15 @@ def from_url(place: str, url: str) -> Unread:
         f'invalid image input: field "{place}" must be a URL that begins with "data:", "https://" '
         'or "http://"'
     )
+
+
+def _plain_base64(text: str) -> str:
+    """Without line breaks, and with the characters that software may write otherwise in a URL."""
+    text = text.replace("\r", "").replace("\n", "")
+    for character in "+/=" if "%" in text else "":
+        code = f"%{ord(character):X}"
+        text = text.replace(code, character).replace(code.lower(), character)
+    return text
 
 
 def check_total(images: Iterable[ImagePart]) -> None:

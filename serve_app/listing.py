@@ -33,6 +33,11 @@ class ListedModel:
         return cls(**{name: getattr(card, name) for name in (*names, *more)})
 
 
+def unknown(name: str) -> ListedModel:
+    """A model that can be asked for, and has to be pulled first."""
+    return ListedModel(name, digest="", file_bytes=0, modified_at=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model in memory: what it takes there, in bytes, and the part of that on accelerators.

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
 from model_zoo.chat_model import ChatModel
+from model_zoo.eyes.album import Album
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.part import file_digest, load_part
@@ -23,8 +25,14 @@ from runtime.lifeline import Lead, Seat
 from runtime.ranks import ALONE, Ranks, Unconnected
 from runtime.team import Member, Team
 from runtime.vision import ImageEncoder, LocalEncoder
-from serve_app.announcing import log_encoder, log_left_alone, log_model, log_vision
-from serve_app.image_memory import album_of
+from serve_app.announcing import (
+    log_encoder,
+    log_left_alone,
+    log_model,
+    log_ready,
+    log_vision,
+)
+from serve_app.image_memory import album_of, set_aside_bytes
 from serve_app.machine import (
     LoadingProgress,
     computing_device,
@@ -150,11 +158,10 @@ def _outlined(
     dtype = number_type(settings.dtype, device)
     ranks = _unconnected(settings)
     model, origin = _loaded(settings, origin, where, dtype, ranks=ranks, read=False)
-    options = _engine_options(settings, origin, model, device)
+    options = _engine_options(settings, origin, model, device, album_of(settings, model))
     check_options(options, model.decoder)
     _check_image_cache(settings, model)
     _check_vision(settings, model)
-    album_of(settings, model)
     _check_default_context(settings, options.context_tokens)
     return Outline(model, origin, options, device)
 
@@ -166,6 +173,7 @@ def _load_replica(
     device: torch.device,
     team: Team | None,
 ) -> ModelReplica:
+    begun = time.monotonic()
     log_device(device)
     eyes_device = device if encoders is None else META
     dtype = number_type(settings.dtype, device)
@@ -173,11 +181,12 @@ def _load_replica(
     model, origin = _loaded(settings, origin, device, dtype, eyes_device=eyes_device, ranks=ranks)
     if team is not None:
         team.await_parts(file_digest(origin.path))
-    options = _engine_options(settings, origin, model, device)
+    album = album_of(settings, model)
+    options = _engine_options(settings, origin, model, device, album)
     _check_image_cache(settings, model)
     _check_vision(settings, model)
-    album = album_of(settings, model)
     encoder = _image_encoder(settings, model, device, encoders)
+    loaded = time.monotonic()
     engine, memory = assemble(
         model.decoder,
         model.tokenizer.token_bytes,
@@ -190,6 +199,7 @@ def _load_replica(
     log_model(settings.name, model, memory)
     log_vision(settings, encoder, options)
     log_left_alone(settings.name, origin)
+    log_ready(settings.name, load_s=loaded - begun, warm_up_s=time.monotonic() - loaded)
     card = model_card(
         model,
         name=settings.name,
@@ -277,7 +287,7 @@ def _wanted_context(settings: ModelSettings, origin: Origin) -> int:
 
 
 def _engine_options(
-    settings: ModelSettings, origin: Origin, model: ChatModel, device: torch.device
+    settings: ModelSettings, origin: Origin, model: ChatModel, device: torch.device, album: Album
 ) -> EngineOptions:
     context_tokens = _context_tokens(settings, origin, model)
     return EngineOptions(
@@ -292,6 +302,7 @@ def _engine_options(
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
         image_cache_bytes=settings.image_cache_bytes,
+        set_aside_bytes=set_aside_bytes(settings, model, album, device),
     )
 
 

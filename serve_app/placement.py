@@ -20,7 +20,8 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a replica of a deployment needs: each bundle on one node, `together` all on the same.
+    """What a replica of a deployment needs: each bundle on one node, `together` all on the same,
+    `apart` each on another.
 
     `what`: how people call it, such as "model llama3.2:1b".
     """
@@ -29,6 +30,7 @@ class Need:
     deployment: str
     bundles: tuple[Resources, ...]
     together: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,12 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What was known when the application was built: what each model needs, by its name, and what
-    its files say, where they were there to be looked at."""
+    its files say, where they were there to be looked at. `encoders`: under which name their need
+    is, of each model that has its images encoded by others."""
 
     needs: Mapping[str, Need] = field(default_factory=dict)
     known: Mapping[str, ListedModel] = field(default_factory=dict)
+    encoders: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cluster(Protocol):
@@ -71,10 +75,16 @@ class Placement:
         """Why no replica can be started, as far as is known."""
         return self._problems.get(name)
 
+    def refuse(self, name: str) -> None:
+        """ModelUnavailableError where there is such a reason."""
+        problem = self._problems.get(name)
+        if problem is not None:
+            raise ModelUnavailableError(problem)
+
     @asynccontextmanager
     async def hopeful(self, name: str) -> AsyncIterator[None]:
         """Within it somebody waits for a replica. ModelUnavailableError once there can be none."""
-        self._refuse(name)
+        self.refuse(name)
         patience = asyncio.timeout(None)
         waiting = self._waiting.setdefault(name, set())
         waiting.add(patience)
@@ -83,7 +93,7 @@ class Placement:
                 yield
         except TimeoutError:
             if patience.expired():
-                self._refuse(name)
+                self.refuse(name)
             raise
         finally:
             waiting.discard(patience)
@@ -116,17 +126,15 @@ class Placement:
             for patience in self._waiting[name]:
                 patience.reschedule(now)
 
-    def _refuse(self, name: str) -> None:
-        problem = self._problems.get(name)
-        if problem is not None:
-            raise ModelUnavailableError(problem)
-
 
 def problem_of(need: Need, view: View) -> str | None:
-    """Why no replica can be started now; None where one runs or may yet start."""
+    """Why no replica can be started now; None where one runs or may yet start.
+
+    Of a model that sleeps nothing is told: to wake it is what makes an autoscaler add nodes.
+    """
     if view.running.get(need.deployment) or not view.nodes:
         return None
-    if not _fits(need, view.nodes):
+    if view.starting.get(need.deployment) and not _fits(need, view.nodes):
         return (
             f"{need.what} has no place: a replica needs {_needed(need)}; of the cluster's "
             f"{len(view.nodes)} nodes the largest have {_largest(need, view.nodes)}. It starts as "
@@ -157,6 +165,8 @@ def _fits(need: Need, nodes: Sequence[Resources]) -> bool:
             return False
         for name, count in bundle.items():
             room[name] -= count
+        if need.apart:
+            room.clear()
     return True
 
 
@@ -176,7 +186,8 @@ def _names(need: Need) -> list[str]:
 def _needed(need: Need) -> str:
     if len(need.bundles) == 1:
         return f"{_said(need.bundles[0])} on one node"
-    where = "on one node" if need.together else "each on one node"
+    where = "each on a node of its own" if need.apart else "each on one node"
+    where = "on one node" if need.together else where
     return f"{len(need.bundles)} times {_said(need.bundles[0])}, {where}"
 
 

@@ -2,11 +2,12 @@
 
 That is the one with the longest known prefix unless it is overloaded, then the one with the least
 work queued, in tokens and not in requests. All costs are seconds until the first token: what is
-queued, and what the replica has to compute of the task's own prompt. Plain values and the standard
-library only, so that `bench/simulate.py` can run it too.
+queued, and what the replica has to compute of the task's own prompt. A task that waits may be given
+to another later. Plain values and the standard library only, so that `bench/simulate.py` can run it
+too.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -20,6 +21,8 @@ STARTS_PER_S = 1.0
 NEW = 0.3
 # How long answers have to wait for their turn before one counts how often that comes.
 COUNTING_S = 0.5
+# Tasks of which it is remembered what stood before them; older ones stay where they wait.
+MOST_TICKETS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class Rules:
     by `loyalty` - 1 times what computing the prefix again takes: that time is taken from others.
     `running_tokens`: how much of a queue a sequence at work is worth. `settle_s`: after so long,
     and `settle_token_s` for each of its tokens, a replica's own figures show a task. `silent_s`:
-    one that was not heard of for so long is in doubt. `doubt_s`: how long doubts last.
+    one that was not heard of for so long is in doubt. `doubt_s`: how long doubts last. `move_s`: a
+    task that waits goes elsewhere if it begins so much earlier there, and in half the time.
     """
 
     samples: int = 4
@@ -69,6 +73,7 @@ class Rules:
     settle_token_s: float = 5e-6
     silent_s: float = 5.0
     doubt_s: float = 5.0
+    move_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -79,6 +84,21 @@ class _Mean:
 
     def add(self, value: float, weight: float = NEW) -> None:
         self.value = value if self.value is None else self.value + weight * (value - self.value)
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """What stood before a task when it was given to the replica: tokens, its `own_tokens` among
+    them, and requests that had not begun, itself among them; and how far the replica had got by
+    the same report."""
+
+    replica: str
+    chain: Chain
+    own_tokens: int
+    tokens: int
+    requests: int
+    computed_tokens: int
+    started: int
 
 
 @dataclass(eq=False, slots=True)
@@ -95,9 +115,20 @@ class _Peer:
     starts_per_s: _Mean = field(default_factory=_Mean)
     counted: tuple[float, int] | None = None  # since when it is full, and `started` then
 
-    def give(self, tokens: int, now: float) -> None:
+    def give(self, chain: Chain, tokens: int, now: float) -> _Ticket:
+        """`tokens`: what of the prompt is to be computed."""
         self.given.append((now, tokens))
         self.given_tokens += tokens
+        load = self.load
+        return _Ticket(
+            self.name,
+            chain,
+            tokens,
+            load.queued_tokens + self.given_tokens,
+            load.waiting + len(self.given),
+            load.computed_tokens,
+            load.started,
+        )
 
     def hear(self, load: Load, now: float, rules: Rules) -> None:
         self._count(load, now)
@@ -151,6 +182,7 @@ class RoutingPolicy:
         self._memory = PrefixMemory() if memory is None else memory
         self._random = Random() if random is None else random
         self._peers: dict[str, _Peer] = {}
+        self._tickets: OrderedDict[str, _Ticket] = OrderedDict()  # by task, the oldest first
         self._ranks: list[_Peer] = []  # the same, to be drawn from
         self._tokens_per_s = _Mean()
         self._starts_per_s = _Mean()
@@ -200,18 +232,77 @@ class RoutingPolicy:
             peer.doubted_until = now + self._rules.doubt_s
 
     def choose(
-        self, chain: Chain, *, now: float, avoid: frozenset[str] = frozenset()
+        self,
+        chain: Chain,
+        *,
+        now: float,
+        avoid: frozenset[str] = frozenset(),
+        task: str | None = None,
     ) -> str | None:
         """The replica that is given the task; None where there is none.
 
-        One of `avoid`, or one in doubt, only where there is no other.
+        One of `avoid`, or one in doubt, only where there is no other. `task`: its name, where
+        `better` may be asked for it.
         """
         if not self._peers:
             return None
-        peer = self._best(chain, now, avoid)
-        peer.give(chain.tokens - self._memory.held_tokens(peer.name, chain), now)
+        return self._give(self._best(chain, now, avoid), chain, now, task)
+
+    def better(self, task: str, *, now: float, avoid: frozenset[str] = frozenset()) -> str | None:
+        """The replica that is given a task that waits, because it begins far earlier there than
+        where it is: one that was started since, perhaps. None: it is to stay."""
+        ticket = self._tickets.get(task)
+        peer = None if ticket is None else self._peers.get(ticket.replica)
+        if ticket is None or peer is None:
+            return None
+        stay_s = self._stay_s(peer, ticket, now)
+        if stay_s <= self._rules.move_s:
+            return None
+        avoid |= {peer.name}
+        others = [each for each in self._some(self._ranks) if self._welcome(each, now, avoid)]
+        if not others:
+            return None
+        other = self._cheapest(others, ticket.chain, now)
+        gain_s = stay_s - self._cost_s(other, ticket.chain, now)
+        if gain_s <= max(self._rules.move_s, stay_s / 2):
+            return None
+        self._advance_behind(ticket)
+        return self._give(other, ticket.chain, now, task)
+
+    def _give(self, peer: _Peer, chain: Chain, now: float, task: str | None) -> str:
+        own = chain.tokens - self._memory.held_tokens(peer.name, chain)
+        ticket = peer.give(chain, own, now)
+        if task is not None:
+            self._tickets[task] = ticket
+            self._tickets.move_to_end(task)
+            if len(self._tickets) > MOST_TICKETS:
+                self._tickets.popitem(last=False)
         self._memory.note(peer.name, chain)
         return peer.name
+
+    def _advance_behind(self, ticket: _Ticket) -> None:
+        """A task leaves its place, and those behind it are nearer to theirs."""
+        for later in reversed(self._tickets.values()):
+            if later is ticket:
+                return
+            if later.replica == ticket.replica:
+                later.tokens -= ticket.own_tokens
+                later.requests -= 1
+
+    def _stay_s(self, peer: _Peer, ticket: _Ticket, now: float) -> float:
+        """How long the task's first token still takes where it waits: by what has been done of all
+        that stood before it, and no longer than for all that is there."""
+        load, speed = peer.load, self._speed(peer)
+        done = load.computed_tokens - ticket.computed_tokens
+        tokens = min(ticket.tokens - done, peer.queued_tokens(now, speed))
+        if not load.full:
+            return max(0.0, tokens / speed)
+        before = ticket.requests - (load.started - ticket.started)
+        starts = min(before, load.waiting + len(peer.given))
+        return max(0.0, tokens / speed, starts / self._turns_per_s(peer))
+
+    def _turns_per_s(self, peer: _Peer) -> float:
+        return peer.starts_per_s.value or self._starts_per_s.value or STARTS_PER_S
 
     def _best(self, chain: Chain, now: float, avoid: frozenset[str]) -> _Peer:
         known = self._memory.holders(chain, at_most=self._rules.holders)
@@ -248,8 +339,7 @@ class RoutingPolicy:
         unplaced = peer.unplaced
         if not unplaced:
             return tokens / speed
-        starts_per_s = peer.starts_per_s.value or self._starts_per_s.value or STARTS_PER_S
-        return max(tokens / speed, unplaced / starts_per_s)
+        return max(tokens / speed, unplaced / self._turns_per_s(peer))
 
     def _speed(self, peer: _Peer) -> float:
         return peer.load.tokens_per_s or self._tokens_per_s.value or TOKENS_PER_S

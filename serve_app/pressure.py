@@ -15,8 +15,10 @@ History = Sequence["Report"]  # of one replica, the oldest first, with one repor
 class Report:
     """What a replica says of itself, `at` in seconds; 0 where there is nothing to say.
 
-    `queued_images` are being encoded or wait for it. `kv_occupancy`: of pages.
-    `ttft_s` and `ttft_queue_s`: see runtime/pace.py. Totals are since the replica's start.
+    `queued_images` are being encoded or wait for it. `kv_occupancy`: of pages. `room_used`: of what
+    a process has for models on demand, by those that are at work; `room_lacking`: by those that
+    were refused lately, since others had it. `ttft_s` and `ttft_queue_s`: see runtime/pace.py.
+    Totals are since the replica's start.
     """
 
     at: float
@@ -24,6 +26,8 @@ class Report:
     waiting: float = 0.0
     slots: float = 0.0
     kv_occupancy: float = 0.0
+    room_used: float = 0.0
+    room_lacking: float = 0.0
     queued_tokens: float = 0.0
     tokens_per_s: float = 0.0
     computed_tokens_total: float = 0.0
@@ -83,12 +87,13 @@ class Backlog:
 @dataclass(frozen=True, slots=True)
 class Pressure:
     """What a request that arrives would have to wait for: prompts and images that are queued,
-    places for sequences, pages of cache."""
+    places for sequences, pages of cache, room for its model."""
 
     prompts: float = 0.0
     images: float = 0.0
     sequences: float = 0.0
     memory: float = 0.0
+    room: float = 0.0
 
 
 def backlog(report: Report) -> Backlog:
@@ -109,6 +114,8 @@ def pressure(
         images=_share(report.queued_images - less.images, speeds.images_per_s * targets.queue_s),
         sequences=_share(requests, report.slots * targets.sequence_occupancy),
         memory=report.kv_occupancy * grown / targets.kv_occupancy,
+        # Full of models that are used is no lack: the next one may never be asked for.
+        room=report.room_used + report.room_lacking,
     )
 
 

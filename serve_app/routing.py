@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
 from serve_app.beginnings import chain_of_task
 from serve_app.card import ModelCard
 from serve_app.policy import RoutingPolicy
-from serve_app.prefixes import Chain
 from serve_app.stream.watch import Listener, Watcher
 from serve_app.stream.wire import Address, Report
 from serve_app.task import Task
@@ -22,6 +22,8 @@ CARD_LIFE_S = 10.0
 # Without a replica for so long, a request is shown to Serve as one that waits.
 KNOCK_S = 0.05
 REPORT_EVERY_S = 0.1
+# So often, for all tasks that wait together, it is looked who has come.
+LOOK_S = 0.5
 # So many replicas are heard of so often; were there more, an ingress would do little but listen.
 REPORTS_PER_S = 2000
 
@@ -60,17 +62,28 @@ class HandleDirectory:
         self._cards: dict[str, tuple[float, ModelCard]] = {}  # with the time it was asked for
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        return await self._crowds[task.model].choose(chain_of_task(task), avoid)
+        return await self._crowds[task.model].choose(task, avoid)
+
+    async def better(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
+        return await self._crowds[task.model].better(task, avoid)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         """A card changes only when a replica is started anew, so a recent one will do."""
         if verbose:
-            return await self._choosers[model].remote(verbose=True)
+            return await self._described(model, verbose=True)
         asked_at, card = self._cards.get(model, (0.0, None))
         if card is None or time.monotonic() - asked_at > CARD_LIFE_S:
-            card = await self._choosers[model].remote()
+            card = await self._described(model, verbose=False)
             self._cards[model] = (time.monotonic(), card)
         return card
+
+    async def _described(self, model: str, *, verbose: bool) -> ModelCard:
+        """By any replica; where one dies while it is asked, by another, or the next that comes."""
+        while True:
+            try:
+                return await self._choosers[model].remote(verbose=verbose)
+            except RayActorError:
+                await asyncio.sleep(KNOCK_S)
 
 
 class Crowd:
@@ -80,16 +93,26 @@ class Crowd:
         self._handle = handle
         self._policy = RoutingPolicy()
         self._seen: list[RunningReplica] | None = None  # which the rest here is of
+        self._met_at = float("-inf")
         self._addresses: dict[str, Address] = {}
         self._watchers: dict[str, Watcher] = {}
 
-    async def choose(self, chain: Chain, avoid: frozenset[str]) -> Address:
+    async def choose(self, task: Task, avoid: frozenset[str]) -> Address:
         """Waits until there is a replica."""
+        chain = chain_of_task(task)
         while True:
             self._meet(await self._census())
-            chosen = self._policy.choose(chain, now=time.monotonic(), avoid=avoid)
+            now = time.monotonic()
+            chosen = self._policy.choose(chain, now=now, avoid=avoid, task=task.id)
             if chosen is not None:
                 return self._addresses[chosen]
+
+    async def better(self, task: Task, avoid: frozenset[str]) -> Address | None:
+        """Where a task that waits begins far earlier than where it is."""
+        if time.monotonic() - self._met_at > LOOK_S:
+            self._meet(await self._census())
+        chosen = self._policy.better(task.id, now=time.monotonic(), avoid=avoid)
+        return None if chosen is None else self._addresses[chosen]
 
     def close(self) -> None:
         for watcher in self._watchers.values():
@@ -118,6 +141,7 @@ class Crowd:
 
     def _meet(self, replicas: list[RunningReplica]) -> None:
         """Serve makes a new list whenever something changes."""
+        self._met_at = time.monotonic()
         if replicas is self._seen:
             return
         self._seen = replicas

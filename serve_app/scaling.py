@@ -86,9 +86,10 @@ class News:
 class State:
     """What past decisions leave.
 
-    `answered`: of each replica's backlog, what more replicas were started for already: they do not
-    take it over, and it is no reason for still more. `peaks`: when how many replicas were needed,
-    the latest last, each less than the one before. `encoded`: images, and the seconds they took.
+    `answered`: of each replica's backlog, what more replicas were started for already: it is no
+    reason for still more, though they take over no more of it than pays. `peaks`: when how many
+    replicas were needed, the latest last, each less than the one before. `encoded`: images, and the
+    seconds they took.
     """
 
     target: int = 0
@@ -275,6 +276,7 @@ def _by_signal(pressures: Sequence[Pressure]) -> list[list[float]]:
         [each.images for each in pressures],
         [each.sequences for each in pressures],
         [each.memory for each in pressures],
+        [each.room for each in pressures],
     ]
 
 

@@ -4,7 +4,7 @@ from model_zoo.manifest import SOURCE
 from model_zoo.model_name import HUB_HOST, ModelName
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
 from model_zoo.store import Store
-from runtime.errors import SourceError
+from runtime.errors import RequestError, SourceError
 
 
 def named_source(text: str, store: Store) -> RemoteSource:
@@ -17,6 +17,22 @@ def named_source(text: str, store: Store) -> RemoteSource:
         return source
     name = ModelName.parse(text)
     return _origin(name, store) if name.host == HUB_HOST else RegistrySource(name)
+
+
+def requested_source(text: str, store: Store) -> RemoteSource:
+    """The same for a client's text; RequestError where it means no model."""
+    try:
+        return named_source(text, store)
+    except SourceError as error:
+        raise RequestError(f"invalid model name: {error}") from None
+
+
+def sound_name(text: str, told: str = "invalid model name") -> ModelName:
+    """RequestError unless a client's text is a name."""
+    try:
+        return ModelName.parse(text)
+    except SourceError as error:
+        raise RequestError(f"{told}: {error}") from None
 
 
 def _origin(name: ModelName, store: Store) -> RemoteSource:

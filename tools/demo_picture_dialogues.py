@@ -13,20 +13,17 @@ from typing import Any, NotRequired, TypedDict
 
 from tools import demo_dialogues
 from tools.demo_picture_questions import (
-    ABOUT_IT,
-    ELLIPSES,
     FIRST,
     SECOND,
     SKILLS,
     THIS,
     Turn,
     View,
-    colour_answer,
     in_words,
-    place_answer,
-    shape_answer,
+    said_of_it,
     worded,
 )
+from tools.demo_picture_wordings import ABOUT_IT, ELLIPSES
 from tools.demo_pictures import COLOURS, SHAPES, Picture, draw, invent
 
 Told = tuple[list["Message"], str]
@@ -134,9 +131,10 @@ def _about_one(rng: Random, skill: str, held: bool) -> Told | None:
 
 def _context(rng: Random, picture: Picture, held: bool) -> list[Turn]:
     """No turns or some, in sentences that training may use; there, more to learn of each look."""
-    skills = rng.choices(list(SKILLS), k=rng.choice((0, 0, 1, 2, 3) if held else (0, 1, 2, 3, 4)))
-    turns = (_asked(rng, skill, picture, THIS, held=False) for skill in skills)
-    return [turn for turn in turns if turn is not None]
+    turns = rng.choice((0, 0, 1, 2, 3) if held else (0, 1, 2, 3, 4))
+    skills = rng.choices(list(SKILLS), weights=[SHARE[skill] for skill in SKILLS], k=turns)
+    asked = (_asked(rng, skill, picture, THIS, held=False) for skill in skills)
+    return [turn for turn in asked if turn is not None]
 
 
 def _follow_up(rng: Random, skill: str, held: bool) -> Told | None:
@@ -166,7 +164,7 @@ def _asked_about_it(
     asked = rng.choice([kind for kind in ABOUT_IT if kind != skill])
     if item is None or (item.is_number and asked == "shape"):
         return None
-    answer = {"colour": colour_answer, "place": place_answer, "shape": shape_answer}[asked](item)
+    answer = said_of_it(asked, item)
     wordings = ABOUT_IT[asked]
     return in_words(lambda: Turn(worded(rng, rng.choice(wordings), THIS[0]), answer), held=held)
 
@@ -193,9 +191,9 @@ def _invent_for(rng: Random, skill: str, held: bool) -> Picture:
     if skill == "shape" and rng.random() < 0.4:
         return invent(rng, held=held, shapes=1)
     if skill == "description":
-        number = rng.random() < 0.2
+        number = rng.random() < 0.35
         return invent(rng, held=held, shapes=rng.choice((1, 1, 2, 3, 4)) - number, number=number)
-    return invent(rng, held=held, number=skill != "counting" and rng.random() < 0.1)
+    return invent(rng, held=held, number=skill != "counting" and rng.random() < 0.2)
 
 
 def _asked(
@@ -239,7 +237,7 @@ CONVERSATIONS: dict[str, Callable[[Random, str, bool], Told | None]] = {
 SHARE = dict(
     zip(
         (*SKILLS, *CONVERSATIONS),
-        (6, 8, 8, 8, 10, 10, 12, 6, 5, 6, 2, 10, 8, 2),
+        (4, 4, 5, 4, 16, 14, 10, 12, 6, 10, 1, 10, 16, 2),
         strict=True,
     )
 )

@@ -10,6 +10,20 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
+from tools.demo_picture_wordings import (
+    BACKGROUND,
+    COLOUR,
+    DESCRIBE,
+    EXISTS,
+    HOW_MANY,
+    IS,
+    NUMBER,
+    OPENERS,
+    RELATED,
+    SHAPE,
+    WHAT_IS,
+    WHERE,
+)
 from tools.demo_pictures import COLOURS, HELD_OUT_PERCENT, MIDDLE, PLACES, SHAPES, Item, Picture
 
 # How a part of a picture is called, the first name being that of the answer -> its places.
@@ -29,92 +43,6 @@ DIRECTIONS = {
     "right of": "right of|to the right of|further right than",
     "above": "above|over|higher than",
     "below": "below|under|lower than",
-}
-REVERSED = dict(zip(DIRECTIONS, ("right of", "left of", "below", "above"), strict=True))
-OPENERS = "Please tell me: |Caravan, |Hi, |OK, |Now: |Look: |So, |Hey, |Tell me, |Hmm, ".split("|")
-
-SHAPE = (
-    "What shape is {x}{here}?|Which shape is {x}{here}?|Tell me the shape of {x}{here}.|"
-    "What is the shape of {x}{here}?|What kind of shape is {x}{here}?|What form has {x}{here}?|"
-    "What shape does {x} have{here}?|Name the shape of {x}{here}.|Is {x} {a} or {b}{here}?"
-).split("|")
-COLOUR = (
-    "What colour is {x}{here}?|Which colour is {x}{here}?|What color is {x}{here}?|"
-    "What is the colour of {x}{here}?|Tell me the colour of {x}{here}.|Is {x} {a} or {b}{here}?|"
-    "Which colour has {x}{here}?|What is the color of {x}{here}?|Name the colour of {x}{here}.|"
-    "What colour does {x} have{here}?|Which color does {x} have{here}?"
-).split("|")
-WHERE = (
-    "Where is {x}{here}?|Where do you see {x}{here}?|Where can I find {x}{here}?|"
-    "What is the position of {x}{here}?|Tell me where {x} is{here}.|Where exactly is {x}{here}?|"
-    "In which part is {x}{here}?|Where is {x} placed{here}?|Where does {picture} show {x}?"
-).split("|")
-WHAT_IS = (
-    "What is {x}{here}?|What do you see {x}{here}?|What can you see {x}{here}?|"
-    "Tell me what is {x}{here}.|What is there {x}{here}?|What is shown {x}{here}?|"
-    "What does {picture} show {x}?|What can be seen {x}{here}?|What is drawn {x}{here}?"
-).split("|")
-HOW_MANY = (
-    "How many {x} are there{here}?|How many {x} do you see{here}?|How many {x} can you see{here}?|"
-    "Count the {x}{here}.|What is the number of {x}{here}?|How many {x} does {picture} show?|"
-    "How many {x} are in {picture}?|Tell me how many {x} there are{here}.|Number of {x}{here}?|"
-    "How many {x} can be seen{here}?|How many {x} does {picture} have?"
-).split("|")
-NUMBER = (
-    "What number do you see{here}?|Which number is in {picture}?|What number is this{here}?|"
-    "Read the number{here}.|Which number does {picture} show?|What does the number say{here}?|"
-    "Which number can you see{here}?|Tell me the number{here}.|What number is shown{here}?|"
-    "What is the number{here}?|Can you read the number{here}?|Which number is it{here}?"
-).split("|")
-DESCRIBE = (
-    "What do you see{here}?|Describe {picture}.|What is in {picture}?|What does {picture} show?|"
-    "Tell me what you see{here}.|What is shown{here}?|What can you see{here}?|"
-    "What is on {picture}?|Describe what you see{here}.|Say what is in {picture}.|"
-    "Can you describe {picture}?|What can be seen{here}?|Tell me what {picture} shows.|"
-    "Give a description of {picture}."
-).split("|")
-EXISTS = (
-    "Is there {x}{here}?|Do you see {x}{here}?|Can you see {x}{here}?|Does {picture} show {x}?|"
-    "Is {x} in {picture}?|Does {picture} have {x}?|Can you find {x}{here}?|Is {x} shown{here}?|"
-    "Is there {x} anywhere{here}?"
-).split("|")
-IS = (
-    "Is {x} {c}{here}?|Is it true that {x} is {c}{here}?|Is the colour of {x} {c}{here}?|"
-    "Would you say that {x} is {c}{here}?|Is the color of {x} {c}{here}?|"
-    "Do you see that {x} is {c}{here}?"
-).split("|")
-RELATED = (
-    "Is {x} {r} {y}{here}?|Is it true that {x} is {r} {y}{here}?|Do you see {x} {r} {y}{here}?|"
-    "Would you say that {x} is {r} {y}{here}?"
-).split("|")
-BACKGROUND = (
-    "Is the background light or dark{here}?|What is the background like{here}?|"
-    "How is the background{here}?|Is the background dark{here}?|Is the background light{here}?|"
-    "Is the background dark or light{here}?|Tell me how the background is{here}.|"
-    "Does {picture} have a light or a dark background?|Describe the background of {picture}."
-).split("|")
-# What may be left out once something like it was asked.
-AND = "And {x}?|What about {x}?|And what about {x}?|How about {x}?|Now {x}?".split("|")
-ELLIPSES = {
-    "colour": [*AND, "And the colour of {x}?", "And what colour is {x}?", "What colour has {x}?"],
-    "place": [*AND, "And where is {x}?", "And the position of {x}?", "And where do you see {x}?"],
-    "region": [*AND, "And what is {x}?", "And what do you see {x}?"],
-    "counting": [*AND, "And how many {x}?", "How many {x}?", "And the number of {x}?"],
-    "existence": [*AND, "And is there {x}?", "Is there {x} too?", "Is there also {x}?"],
-}
-ABOUT_IT = {
-    "colour": (
-        "What colour is it?|Which colour is it?|What color is it?|And what colour is it?|"
-        "And its colour?|Which colour does it have?|What is its colour?|And which colour?"
-    ).split("|"),
-    "place": (
-        "Where is it?|And where is it?|Where exactly is it?|And its position?|And where?|"
-        "In which part is it?|What is its position?|Where exactly?|Where do you see it?"
-    ).split("|"),
-    "shape": (
-        "What shape is it?|Which shape is it?|And what shape is it?|And its shape?|"
-        "What is its shape?|And which shape?|What kind of shape is it?|Which shape does it have?"
-    ).split("|"),
 }
 
 
@@ -177,18 +105,14 @@ def named(item: Item) -> str:
     return _a(f"{item.colour} {item.shape}")
 
 
-def count_of(picture: Picture, noun: tuple[str | None, str | None]) -> int:
-    """Shapes of a colour and a kind; None stands for any."""
-    colour, kind = noun
-    return sum(
-        colour in (None, item.colour) and kind in (None, item.shape) for item in picture.shapes
-    )
+def fits(item: Item, noun: tuple[str | None, str | None]) -> bool:
+    """Whether it has the colour and is of the kind; None stands for any."""
+    return noun[0] in (None, item.colour) and noun[1] in (None, item.shape)
 
 
-def counted(count: int, noun: tuple[str | None, str | None]) -> str:
-    """As the object of "there is": "1 circle", "3 red shapes", "no stars"."""
-    words = " ".join(filter(None, (noun[0], noun[1] or "shape")))
-    return f"{count or 'no'} {words if count == 1 else plural(words)}"
+def answer_words(noun: tuple[str | None, str | None]) -> str:
+    """In the singular, as answers have it: "circle", "red shape"."""
+    return " ".join(filter(None, (noun[0], noun[1] or "shape")))
 
 
 def plural(words: str) -> str:
@@ -232,6 +156,14 @@ def unique_names(picture: Picture, *, by: str) -> dict[str, Item]:
     return names
 
 
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _listed(told: Sequence[str]) -> str:
+    return f"{', '.join(told[:-1])}{' and ' if told[1:] else ''}{told[-1]}"
+
+
 def _a(words: str) -> str:
     return f"an {words}" if words[0] in "aeiou" else f"a {words}"
 
@@ -246,46 +178,45 @@ def _shape(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -
     if picked is None:
         return None
     name, item = picked
-    choice = [item.shape, rng.choice([kind for kind in SHAPES if kind != item.shape])]
-    first, second = (_a(kind) for kind in rng.sample(choice, 2))
+    other = rng.choice([kind for kind in SHAPES if kind != item.shape])
+    first, second = rng.sample([_a(item.shape), _a(other)], 2)
     question = worded(rng, rng.choice(wordings), view, x=name, a=first, b=second)
-    return Turn(question, shape_answer(item), name, item)
+    return Turn(question, said_of(name, _a(item.shape)), name, item)
 
 
 def _colour(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    names = unique_names(picture, by="shape") | unique_names(picture, by="region")
-    picked = _pick(rng, names)
+    picked = _pick(rng, unique_names(picture, by="shape") | unique_names(picture, by="region"))
     if picked is None:
         return None
     name, item = picked
-    choice = [item.colour, rng.choice([other for other in COLOURS if other != item.colour])]
-    first, second = rng.sample(choice, 2)
+    other = rng.choice([colour for colour in COLOURS if colour != item.colour])
+    first, second = rng.sample([item.colour, other], 2)
     question = worded(rng, rng.choice(wordings), view, x=name, a=first, b=second)
-    return Turn(question, colour_answer(item), name, item)
+    return Turn(question, said_of(name, item.colour), name, item)
 
 
-def shape_answer(item: Item) -> str:
-    return f"It is {_a(item.shape)}."
+def said_of(name: str, what: str) -> str:
+    """Answers say again what they are about: then the next word follows from those before it."""
+    return f"{_capital(name)} is {what}."
 
 
-def colour_answer(item: Item) -> str:
-    return f"It is {item.colour}."
-
-
-def place_answer(item: Item) -> str:
-    return f"It is {PLACES[item.place]}."
+def said_of_it(asked: str, item: Item) -> str:
+    """An answer where the question says "it"; `asked`: "colour", "shape" or "place"."""
+    if asked == "shape":
+        return said_of(f"the {item.colour} shape", _a(item.shape))
+    name = "the number" if item.is_number else f"the {item.shape}"
+    return said_of(name, item.colour if asked == "colour" else PLACES[item.place])
 
 
 def _place(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    names = unique_names(picture, by="looks") | unique_names(picture, by="shape")
-    if not picture.number:
-        names |= unique_names(picture, by="colour")
-    picked = _pick(rng, names)
+    by_colour = {} if picture.number else unique_names(picture, by="colour")
+    looks = unique_names(picture, by="looks")
+    picked = _pick(rng, looks | unique_names(picture, by="shape") | by_colour)
     if picked is None:
         return None
     name, item = picked
     question = worded(rng, rng.choice(wordings), view, x=name)
-    return Turn(question, place_answer(item), name, item)
+    return Turn(question, said_of(name, PLACES[item.place]), name, item)
 
 
 def _region(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
@@ -294,8 +225,7 @@ def _region(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
     if len(found) > 1 or (not found and rng.random() < 0.7):
         return None
     names = region.split("|")
-    said = named(found[0]) if found else "nothing"
-    answer = f"{said[0].upper()}{said[1:]} is {names[0]}."
+    answer = said_of(names[0], named(found[0]) if found else "nothing")
     question = worded(rng, rng.choice(wordings), view, x=rng.choice(names))
     return Turn(question, answer, names[0], found[0] if found else None)
 
@@ -306,8 +236,12 @@ def _counting(rng: Random, picture: Picture, view: View, wordings: Sequence[str]
         return None
     noun = any_noun(rng, [picture])
     words = noun_words(rng, noun)
-    count = count_of(picture, noun)
-    answer = f"There {'is' if count == 1 else 'are'} {counted(count, noun)}."
+    places = [PLACES[item.place] for item in picture.shapes if fits(item, noun)]
+    kind = plural(answer_words(noun))
+    answer = f"There are no {kind}."
+    if places:
+        total = f"there {'are' if places[1:] else 'is'} {len(places)}"
+        answer = f"{_capital(kind)}: {_listed(places)}, so {total}."
     question = worded(rng, rng.choice(wordings), view, x=plural(words))
     return Turn(question, answer, " ".join(filter(None, noun)))
 
@@ -321,13 +255,10 @@ def _number(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 
 
 def _description(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Items in reading order; where they are, only of up to three."""
+    """Items in reading order, each after its place."""
     items = picture.items
-    if len(items) > 3:
-        told = [named(item) for item in items]
-    else:
-        told = [f"{named(item)} {PLACES[item.place]}" for item in items]
-    answer = f"I see {', '.join(told[:-1])}{' and ' if told[1:] else ''}{told[-1]}."
+    told = _listed([f"{PLACES[item.place]} is {named(item)}" for item in items])
+    answer = f"{_capital(told)}."
     about = items[0] if len(items) == 1 else None
     return Turn(worded(rng, rng.choice(wordings), view), answer, "all", about)
 
@@ -339,11 +270,10 @@ def _existence(rng: Random, picture: Picture, view: View, wordings: Sequence[str
         noun = rng.choice(picture.shapes).colour, rng.choice(picture.shapes).shape
     if noun == (None, None) or (noun[1] is None and picture.number):
         return None
-    count = count_of(picture, noun)
-    words = counted(1, noun).removeprefix("1 ")
-    answer = f"Yes, there is {_a(words)}." if count else f"No, there is no {words}."
+    words, count = answer_words(noun), sum(fits(item, noun) for item in picture.shapes)
     if count > 1 and rng.random() < 0.5:
         return None
+    answer = f"Yes, there is {_a(words)}." if count else f"No, there is no {words}."
     question = worded(rng, rng.choice(wordings), view, x=_a(noun_words(rng, noun)))
     return Turn(question, answer, words)
 
@@ -354,7 +284,7 @@ def _truth(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -
         return None
     name, item = picked
     told = rng.choice((item.colour, rng.choice(list(COLOURS)), rng.choice(picture.items).colour))
-    answer = f"{'Yes' if told == item.colour else 'No'}, it is {item.colour}."
+    answer = said_of(name, f"{item.colour}, so {'yes' if told == item.colour else 'no'}")
     question = worded(rng, rng.choice(wordings), view, x=name, c=told)
     return Turn(question, answer, name, item)
 
@@ -368,14 +298,15 @@ def _relation(rng: Random, picture: Picture, view: View, wordings: Sequence[str]
     (name, item), (other_name, other) = rng.sample(list(names.items()), 2)
     told = rng.choice(list(DIRECTIONS))
     along = "column" if told in ("left of", "right of") else "row"
-    before, after = getattr(item, along), getattr(other, along)
+    before, after = (getattr(each, along) for each in (item, other))
     if before == after:
         return None
     true = (before < after) == (told in ("left of", "above"))
-    said = f"Yes, it is {told}" if true else f"No, it is {REVERSED[told]}"
+    places = f"{PLACES[item.place]}, {other_name} is {PLACES[other.place]}"
+    answer = said_of(name, f"{places}, so {'yes' if true else 'no'}")
     asked = rng.choice(DIRECTIONS[told].split("|"))
     question = worded(rng, rng.choice(wordings), view, x=name, y=other_name, r=asked)
-    return Turn(question, f"{said} {other_name}.", name, item)
+    return Turn(question, answer, name, item)
 
 
 def _background(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:

@@ -7,7 +7,6 @@ pictures show nothing else. So no held-out picture shares a single item with tra
 
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -38,10 +37,9 @@ PLACES = (
 ).split("|")
 MIDDLE = 4
 
-# Every item of several stays in its ninth of the picture, with a gap to the next.
+# Every item stays in its ninth of the picture, with a gap to the next.
 _HALF_CELL = 1 / 6 - 0.012
-_SMALLEST_SHAPE, _SMALLEST_NUMBER = 0.095, 0.12
-_LARGEST = {"crowded": 0.145, "apart": 0.18, "alone": 0.26, "alone in the middle": 0.36}
+_SMALLEST_SHAPE, _SMALLEST_NUMBER, _LARGEST = 0.095, 0.135, 0.145
 _NEAREST_COLOURS = 110.0  # between an item and what is behind it, in RGB units
 _OVERSAMPLING = 4
 _GLYPH_PIXELS = 64
@@ -136,7 +134,7 @@ def invent_crowd(rng: Random) -> Picture:
             colour = rng.choice(colours)
             if not is_reserved(colour, shape, place):
                 break
-        items.append(make_item(rng, colour, shape, place, space="crowded"))
+        items.append(make_item(rng, colour, shape, place))
     return Picture(tuple(items), background)
 
 
@@ -175,7 +173,7 @@ def _items(
         looks = [(colour, kind) for colour in colours for kind in shown]
         looks = [look for look in looks if is_reserved(*look, place) == held]
         if looks:
-            items.append(make_item(rng, *rng.choice(looks), place, space=space_of(places)))
+            items.append(make_item(rng, *rng.choice(looks), place))
     return tuple(items)
 
 
@@ -183,52 +181,27 @@ def _digits(rng: Random) -> str:
     return str(rng.choice((rng.randint(0, 9), rng.randint(0, 99), rng.randint(0, 99))))
 
 
-def make_item(rng: Random, colour: str, shape: str, place: int, *, space: str) -> Item:
-    """All that chance decides about an item; `space` says how large it may be."""
+def make_item(rng: Random, colour: str, shape: str, place: int) -> Item:
+    """All that chance decides about an item."""
     smallest = _SMALLEST_NUMBER if shape.isdigit() else _SMALLEST_SHAPE
-    radius = rng.uniform(smallest, _LARGEST[space])
-    where = _centre if space == "crowded" else _roomy_centre
+    radius = rng.uniform(smallest, _LARGEST)
     tilt = {"circle": 0.0, "star": 36.0}.get(shape, 12.0)
     return Item(
         colour,
         shape,
         place,
-        where(rng, place % 3, radius),
-        where(rng, place // 3, radius),
+        _centre(rng, place % 3, radius),
+        _centre(rng, place // 3, radius),
         radius,
         rng.uniform(-tilt, tilt),
         _shade(rng, COLOURS[colour], 7),
-        _font(rng, radius) if shape.isdigit() else "plain",
+        rng.choice(("plain", "bold")) if shape.isdigit() else "plain",
     )
-
-
-def _font(rng: Random, radius: float) -> str:
-    """Small dots would run together."""
-    return rng.choice(("plain", "bold", "bitmap") if radius > 0.15 else ("plain", "bold"))
-
-
-def space_of(places: Sequence[int]) -> str:
-    """Two items are apart with at least a whole row or column between them."""
-    if len(places) == 1:
-        return "alone in the middle" if places[0] == MIDDLE else "alone"
-    (row, column), *others = (divmod(place, 3) for place in places)
-    if len(others) > 1 or max(abs(others[0][0] - row), abs(others[0][1] - column)) < 2:
-        return "crowded"
-    return "apart"
 
 
 def _centre(rng: Random, third: int, radius: float) -> float:
     slack = _HALF_CELL - radius
     return (third + 0.5) / 3 + rng.uniform(-slack, slack)
-
-
-def _roomy_centre(rng: Random, third: int, radius: float) -> float:
-    """Anywhere in its third, but clear of the lines between the thirds and of the border."""
-    if third == 1:
-        return 0.5 + rng.uniform(-0.08, 0.08)
-    near = radius + 0.02
-    centre = rng.uniform(near, max(near, 0.29))
-    return centre if third == 0 else 1 - centre
 
 
 def _background(rng: Random) -> Background:
@@ -346,12 +319,6 @@ def _number_mask(item: Item, centre: tuple[float, float], radius: float) -> Imag
 @cache
 def _glyphs(digits: str, font: str) -> Image.Image:
     """The digits in white on black, cut to what is inked."""
-    if font == "bitmap":
-        dots = ImageFont.load_default_imagefont()
-        small = Image.new("L", (32, 16))
-        ImageDraw.Draw(small).text((1, 1), digits, fill=255, font=dots)
-        ink = small.crop(small.getbbox())
-        return ink.resize((ink.width * 6, ink.height * 6), Image.Resampling.NEAREST)
     canvas = Image.new("L", (4 * _GLYPH_PIXELS, 2 * _GLYPH_PIXELS))
     face = ImageFont.load_default(_GLYPH_PIXELS)
     stroke = 3 if font == "bold" else 1

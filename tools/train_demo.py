@@ -12,7 +12,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -25,6 +25,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
 from tokenizers import Tokenizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import Gemma3ForConditionalGeneration
 
 from tools import demo_dialogues, demo_picture_dialogues
@@ -36,26 +37,28 @@ from tools.demo_model import (
     new_model,
     pixels,
     render,
+    render_seeing,
     scored,
-    shown_in,
     train_tokenizer,
     write_seeing_model,
 )
+from tools.demo_picture_dialogues import Message
 from tools.demo_pictures import Picture, invent, invent_crowd
 from tools.demo_report import report
 
 PICTURES_PER_STEP = 32  # while the eyes learn alone
 CROWDED_SHARE = 0.7  # of these pictures has something in most places: more to learn of each
-SEEING_ROWS = 48
-ROWS_SORTED = 8 * SEEING_ROWS  # rows of one length share a step: little of it is padding
-TEXTS_EVERY = 3  # steps; texts are the easier part
+SEEING_TOKENS = 4096  # per step, padding included
+ROWS_SORTED = 1024  # rows of one length share a step: little of it is padding
+TEXTS_EVERY = 4  # steps; texts are the easier part
 TOKENS_PER_STEP = 2048  # of texts
 SHORT_ROW = 256
 # Rows as long as the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
-EYES_RATE, WORDS_RATE = 1e-3, 2e-3
+EYES_RATE, WORDS_RATE = 1e-3, 1.5e-3
 WARM_UP_SHARE = 0.03
+MEAN_DECAY = 0.995  # what is written is the mean of the weights of the last steps: some 200
 SAVE_EVERY_MINUTES = 5.0
 
 
@@ -64,6 +67,7 @@ class Training:
     """What a checkpoint holds, and how far it is: minutes spent on each of the two parts."""
 
     model: Gemma3ForConditionalGeneration
+    tokenizer: Tokenizer
     readers: FactReaders
     spent: dict[str, float]
 
@@ -72,6 +76,7 @@ class Training:
             "model": self.model.state_dict(),
             "readers": self.readers.state_dict(),
             "spent": self.spent,
+            "tokenizer": self.tokenizer.to_str(),
             "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         }
         unfinished = path.with_suffix(".part")
@@ -84,15 +89,13 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.check is None:
         torch.manual_seed(options.seed)
-        tokenizer = train_tokenizer(options.seed)
-        model = new_model(tokenizer)
-        print(f"{model.num_parameters():,} parameters", flush=True)
-        train(model, tokenizer, options)
+        training = train(options)
         unfinished = options.out.with_suffix(".part")
-        write_seeing_model(unfinished, model.eval(), tokenizer)
+        write_seeing_model(unfinished, training.model.eval(), training.tokenizer)
         os.replace(unfinished, options.out)
         if options.checkpoint:
-            options.checkpoint.unlink(missing_ok=True)
+            # The next training is to begin anew; who wants more of this one can rename it back.
+            os.replace(options.checkpoint, options.checkpoint.with_suffix(".finished"))
     report(options.check or options.out, per_skill=options.questions, show=options.show)
 
 
@@ -110,17 +113,21 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(
-    model: Gemma3ForConditionalGeneration, tokenizer: Tokenizer, options: argparse.Namespace
-) -> None:
+def train(options: argparse.Namespace) -> Training:
     """Both parts, each for its minutes; with a checkpoint, what is left of them."""
-    width = model.config.text_config.hidden_size
-    training = Training(model, FactReaders(width), {"eyes": 0.0, "words": 0.0})
     saved: dict[str, Any] = {}
     if options.checkpoint and options.checkpoint.exists():
         saved = torch.load(options.checkpoint)
+        tokenizer = Tokenizer.from_str(saved["tokenizer"])
+    else:
+        tokenizer = train_tokenizer(options.seed)
+    model = new_model(tokenizer)
+    print(f"{model.num_parameters():,} parameters", flush=True)
+    readers = FactReaders(model.config.text_config.hidden_size)
+    training = Training(model, tokenizer, readers, {"eyes": 0.0, "words": 0.0})
+    if saved:
         model.load_state_dict(saved["model"])
-        training.readers.load_state_dict(saved["readers"])
+        readers.load_state_dict(saved["readers"])
         training.spent = saved["spent"]
     # Where training goes on, it goes on with other examples.
     seed = f"{options.seed} {training.spent}"
@@ -133,9 +140,14 @@ def train(
         optimizers = _optimizers(eyes, EYES_RATE)
         _descend("eyes", training, optimizers, losses, options.eyes_minutes, options, saved)
     eyes.eval()
-    losses = _words_losses(training, tokenizer, seed)
-    optimizers = _optimizers(model.model.language_model, WORDS_RATE)
+    losses = _words_losses(training, seed)
+    words = model.model.language_model
+    optimizers = _optimizers(words, WORDS_RATE)
+    mean = AveragedModel(words, multi_avg_fn=get_ema_multi_avg_fn(MEAN_DECAY))
+    optimizers[-1].register_step_post_hook(lambda *_: mean.update_parameters(words))
     _descend("words", training, optimizers, losses, options.words_minutes, options, saved)
+    words.load_state_dict(mean.module.state_dict())
+    return training
 
 
 def _optimizers(module: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -216,11 +228,11 @@ def _any_picture(rng: Random) -> Picture:
     return invent(rng, held=False, shapes=shapes, number=number)
 
 
-def _words_losses(training: Training, tokenizer: Tokenizer, seed: str) -> Iterator[str]:
+def _words_losses(training: Training, seed: str) -> Iterator[str]:
     """Texts and dialogues about pictures in one step; propagated back, and the losses told."""
     model = training.model
-    texts = _text_batches(tokenizer, seed)
-    looks = _seeing_batches(tokenizer, seed)
+    texts = _text_batches(training.tokenizer, seed)
+    looks = _seeing_batches(training.tokenizer, seed)
     for step in count():
         if step % TEXTS_EVERY == 0:
             ids, labels = next(texts)
@@ -244,14 +256,17 @@ def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch
     dialogues = demo_picture_dialogues.training_dialogues(f"seeing {seed}")
     order = Random(f"order {seed}")
     while True:
-        rows = sorted(
-            islice(dialogues, ROWS_SORTED),
-            key=lambda row: sum(len(turn["content"]) for turn in row) + 40 * len(shown_in([row])),
-        )
-        starts = list(range(0, ROWS_SORTED, SEEING_ROWS))
-        order.shuffle(starts)
-        for start in starts:
-            yield batch(rows[start : start + SEEING_ROWS], tokenizer)
+        steps: list[list[Sequence[Message]]] = [[]]
+        for length, _, row in sorted(
+            (len(tokenizer.encode(render_seeing(row, reply=False)).ids), index, row)
+            for index, row in enumerate(islice(dialogues, ROWS_SORTED))
+        ):
+            if (len(steps[-1]) + 1) * length > SEEING_TOKENS:
+                steps.append([])
+            steps[-1].append(row)
+        order.shuffle(steps)
+        for rows in steps:
+            yield batch(rows, tokenizer)
 
 
 def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

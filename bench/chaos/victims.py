@@ -20,6 +20,8 @@ NODE, PROXY = "worker node", "proxy"
 AGAIN = ("replica", "replica", "replica", "encoder", "ingress")
 PAUSE_S = (5.0, 9.0)
 LONGEST_PAUSE_S = 60.0
+# How much longer those are waited for that have yet to be killed.
+PATIENCE_S = 120.0
 # For how long the death of one that holds clients' connections explains that these end.
 CUTS_S = {"ingress": 5.0, NODE: 15.0, PROXY: 60.0}
 
@@ -46,11 +48,13 @@ class Killer:
         present = [kind for kind in TITLES if self._processes(kind)]
         first = [*present, NODE, PROXY]
         self._r.shuffle(first)
-        while first or time.monotonic() < end:
+        while time.monotonic() < (end + PATIENCE_S if first else end):
             self._pause()
             kind = first.pop() if first else self._r.choice([k for k in AGAIN if k in present])
-            self._kill(kind)
+            if not self._kill(kind) and kind not in self._tally.killed:
+                first.insert(0, kind)  # its turn comes again
         self._pause()
+        self._tally.reasons += [f"no {kind} came up to be killed" for kind in first]
 
     def _pause(self) -> None:
         begun = time.monotonic()
@@ -58,20 +62,22 @@ class Killer:
         while not self._recovered(begun) and time.monotonic() < begun + LONGEST_PAUSE_S:
             time.sleep(0.1)
 
-    def _kill(self, kind: str) -> None:
+    def _kill(self, kind: str) -> bool:
+        """False where none is there: they are starting."""
+        there = [] if kind == NODE else self._processes(kind)
+        if not there and kind != NODE:
+            return False
         if kind in CUTS_S:
             self._tally.expect_cuts(CUTS_S[kind])
-        there = [] if kind == NODE else self._processes(kind)
         if kind == NODE:
             self._town.lose_a_node(self._r)
-        elif not there:
-            return  # they are starting
         for pid in there if kind == PROXY else there[:1]:
             os.kill(pid, signal.SIGKILL)
         self._tally.note_killed(kind)
         print(f"killed: {kind}{f', of {len(there)}' if there else ''}", flush=True)
         if kind == PROXY:
             self._town.await_answers()
+        return True
 
     def _processes(self, kind: str) -> list[int]:
         """Their ids, in no order."""

@@ -22,7 +22,10 @@ BOUND = 1.25  # times the mean load, at most
 
 
 class Contestant(Protocol):
-    """`finished`: a request has ended on a replica, or ended with it."""
+    """`finished`: a request has ended on a replica, or ended with it, or left it. `moves`: whether
+    `better` is asked, now and then, where else requests should go that wait."""
+
+    moves: bool
 
     def admit(self, replica: str) -> None: ...
 
@@ -31,6 +34,8 @@ class Contestant(Protocol):
     def report(self, replica: str, load: Load, now: float) -> None: ...
 
     def choose(self, request: Request, ingress: int, now: float) -> str: ...
+
+    def better(self, request: Request, ingress: int, now: float) -> str | None: ...
 
     def finished(self, replica: str) -> None: ...
 
@@ -45,8 +50,14 @@ class Ours:
     """
 
     def __init__(
-        self, ingresses: int = 1, *, rules: Rules | None = None, telling: bool = True
+        self,
+        ingresses: int = 1,
+        *,
+        rules: Rules | None = None,
+        telling: bool = True,
+        moves: bool = True,
     ) -> None:
+        self.moves = moves
         self._policies = [
             RoutingPolicy(rules, random=Random(number)) for number in range(ingresses)
         ]
@@ -70,11 +81,21 @@ class Ours:
             policy.report(replica, load, now=now)
 
     def choose(self, request: Request, ingress: int, now: float) -> str:
-        chosen = self._policies[ingress].choose(request.chain, now=now)
+        task = f"{id(request)}"  # which lives as long as it is known
+        chosen = self._policies[ingress].choose(request.chain, now=now, task=task)
         assert chosen is not None
+        self._note(chosen, ingress, request)
+        return chosen
+
+    def better(self, request: Request, ingress: int, now: float) -> str | None:
+        chosen = self._policies[ingress].better(f"{id(request)}", now=now)
+        if chosen is not None:
+            self._note(chosen, ingress, request)
+        return chosen
+
+    def _note(self, chosen: str, ingress: int, request: Request) -> None:
         if self._telling:
             self._untold[chosen].append((ingress, request.chain))
-        return chosen
 
     def finished(self, replica: str) -> None:
         pass
@@ -82,6 +103,8 @@ class Ours:
 
 class _Seeing:
     """Knows all replicas as they are."""
+
+    moves = False
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         self._replicas = replicas
@@ -96,6 +119,9 @@ class _Seeing:
 
     def report(self, replica: str, load: Load, now: float) -> None:
         pass
+
+    def better(self, request: Request, ingress: int, now: float) -> str | None:
+        raise AssertionError("requests stay where they are")
 
     def finished(self, replica: str) -> None:
         pass

@@ -18,7 +18,7 @@ first; what its costs are, and from where, is in `bench/simulation/scenarios.py`
 measured with this engine, the accelerator's calculated from a data sheet). Conversations have
 system messages of Zipf's popularity, some turns, growing histories and pauses; the next turn comes
 after the answer to the last. Documents are asked about again and again, by Zipf too. Policies
-choose for the same trace.
+choose for the same trace. Ours moves requests that wait, three times at most, as the ingress does.
 
 Ours sees what an ingress sees: reports every 0.1 s (0.5 s with 1,024 replicas), and what it has
 chosen itself; ingresses take requests at random. **The others have it better**: they see each

@@ -102,15 +102,22 @@ class Replica:
             cache_tokens=self.costs.cache_tokens,
         )
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request, now: float) -> Job:
         """Queue a request; a leap ends with the step that is under way."""
-        self.waiting.append(Job(request, request.tokens))
+        job = Job(request, request.tokens)
+        self.waiting.append(job)
         self.queued_tokens += request.tokens
         if self.due is None:
             self._begin(now)
         elif self.leaps > 1:
             self.leaps = min(self.leaps, int((now - self.begun_at) / self._step_s) + 1)
             self.due = self.begun_at + self.leaps * self._step_s
+        return job
+
+    def drop(self, job: Job) -> None:
+        """One that waits goes elsewhere."""
+        self.waiting.remove(job)
+        self.queued_tokens -= job.left
 
     def advance(self, now: float) -> tuple[list[Job], list[Job]]:
         """The step that is due: whose first token came, and who is done. Then the next begins."""

@@ -70,6 +70,13 @@ def long_answers(count: int, seconds: float) -> Scenario:
     return Scenario(name, Place((few,) * count), mix, seconds, seconds / 3, 0.5)
 
 
+def newcomers(seconds: float) -> Scenario:
+    """Prompts queue on one machine while others start for them, as autoscaling has it."""
+    place = Place((CPU,) * 4, late=3, late_s=40.0)
+    name = "a CPU machine that gets too much, and three more that come 40 s later"
+    return Scenario(name, place, Mix(4 * 0.15, unshared=1), seconds, 0.0, 10.0)
+
+
 def everything(count: int, seconds: float) -> Scenario:
     """All kinds of prompts, bursts, every second replica at half speed, some that die."""
     costs = tuple(ACCELERATOR.slower(1 + number % 2) for number in range(count))

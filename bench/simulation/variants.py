@@ -4,17 +4,20 @@ from dataclasses import replace
 
 from bench.simulation.contestants import Make, Ours
 from bench.simulation.measure import MANY_INGRESSES, OURS
-from bench.simulation.scenarios import Scenario, everything, long_answers
+from bench.simulation.scenarios import Scenario, everything, long_answers, newcomers
 from serve_app.policy import Rules
 
 SECONDS = 40
 NEVER = 1e9
+STAYING = "who waits is never moved"
 
 Contestants = dict[str, tuple[Scenario, Make]]
 
 
 def variants() -> list[tuple[Scenario, Contestants]]:
-    return [(each, _contestants(each)) for each in (everything(32, SECONDS), long_answers(16, 40))]
+    tried = [(each, _contestants(each)) for each in (everything(32, SECONDS), long_answers(16, 40))]
+    late = newcomers(200).with_ingresses(MANY_INGRESSES)
+    return [*tried, (late, {OURS: (late, _ours()), STAYING: (late, _ours(moves=False))})]
 
 
 def _contestants(scenario: Scenario) -> Contestants:
@@ -41,8 +44,9 @@ def _contestants(scenario: Scenario) -> Contestants:
     late = replace(many, place=replace(many.place, report_every_s=2.0))
     found["reports every 2 s"] = late, _ours()
     found["ingresses know of their own tasks only"] = many, _ours(telling=False)
+    found[STAYING] = many, _ours(moves=False)
     return found
 
 
-def _ours(rules: Rules | None = None, *, telling: bool = True) -> Make:
-    return lambda _: Ours(MANY_INGRESSES, rules=rules, telling=telling)
+def _ours(rules: Rules | None = None, *, telling: bool = True, moves: bool = True) -> Make:
+    return lambda _: Ours(MANY_INGRESSES, rules=rules, telling=telling, moves=moves)

@@ -11,6 +11,7 @@ from typing import Any
 from bench.simulation.contestants import Make
 from bench.simulation.replica import Job, Replica, StepCosts
 from bench.simulation.traces import Request, Session
+from serve_app.failover import MOST_MOVES
 
 BEAT_S = 1.0
 RETRY_S = 0.05  # until a request whose replica has died is asked elsewhere
@@ -20,7 +21,8 @@ RETRY_S = 0.05  # until a request whose replica has died is asked elsewhere
 class Place:
     """What there is: costs for each replica, and how often one reports at most.
 
-    At `fail_at_s` as many as `failing` die; each is replaced, by one that has cached nothing.
+    At `fail_at_s` as many as `failing` die; each is replaced, by one that has cached nothing. The
+    last `late` of all come `late_s` after the others.
     """
 
     costs: tuple[StepCosts, ...]
@@ -29,6 +31,8 @@ class Place:
     fail_at_s: float | None = None
     failing: int = 0
     replaced_after_s: float = 10.0
+    late: int = 0
+    late_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class Outcome:
     saved_tokens: int = 0
     busy: list[float] = field(default_factory=list)
     decisions: int = 0
+    moves: int = 0
     decided_s: float = 0.0
 
     def covers(self, moment: float) -> bool:
@@ -82,8 +87,10 @@ class World:
 
     def run(self, sessions: list[Session]) -> Outcome:
         self._sessions = len(sessions)
-        for number, costs in enumerate(self._place.costs):
-            self._join(0.0, f"r{number}", costs)
+        place = self._place
+        for number, costs in enumerate(place.costs):
+            late = number >= len(place.costs) - place.late
+            self._at(place.late_s if late else 0.0, self._join, f"r{number}", costs)
         if self._place.fail_at_s is not None:
             self._at(self._place.fail_at_s, self._fail)
         for session in sessions:
@@ -114,12 +121,34 @@ class World:
         self._outcome.decided_s += time.thread_time() - begin
         self._outcome.decisions += 1
         self._asked[asked.request] = asked
+        self._give(now, asked.request, ingress, name, 0)
+
+    def _give(self, now: float, request: Request, ingress: int, name: str, moves: int) -> None:
         replica = self._replicas[name]
         before = replica.due
-        replica.add(asked.request, now)
+        job = replica.add(request, now)
         if replica.due != before:
             self._schedule(replica)
         self._tell(now, replica)
+        if self._contestant.moves and moves < MOST_MOVES:
+            self._at(now + BEAT_S, self._reconsider, job, ingress, name, moves)
+
+    def _reconsider(self, now: float, job: Job, ingress: int, name: str, moves: int) -> None:
+        """With a replica's sign of life, for as long as the request waits there."""
+        replica = self._replicas.get(name)
+        if replica is None or job not in replica.waiting:
+            return
+        begin = time.thread_time()
+        better = self._contestant.better(job.request, ingress, now)
+        self._outcome.decided_s += time.thread_time() - begin
+        if better is None:
+            self._at(now + BEAT_S, self._reconsider, job, ingress, name, moves)
+            return
+        self._outcome.moves += 1
+        replica.drop(job)
+        self._contestant.finished(name)
+        self._tell(now, replica)
+        self._give(now, job.request, ingress, better, moves + 1)
 
     def _schedule(self, replica: Replica) -> None:
         version = self._versions[replica.id] = self._versions[replica.id] + 1

@@ -50,12 +50,13 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Layers with a window have heads of another size than the others, and another rotation.
 
     The last layers may use the keys and values of earlier ones. Unlike in Gemma 3 the norms'
-    weights are the model's own.
+    weights are the model's own, and images are seen in both directions in layers with a window
+    alone, in small models nowhere.
     """
     sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
     width = layer_input_width(metadata)
     sliding = sizes.sliding_layers(FULL_EVERY)
-    near, far = _near(w, sizes), _far(w, sizes)
+    near, far = _near(w, sizes, looks_ahead=width is None), _far(w, sizes)
     layers = [
         _layer(w.scope("blk", i), i, near if sliding[i] else far, source, width)
         for i, source in enumerate(sizes.cache_sources(sliding))
@@ -66,11 +67,20 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         layers,
         embedding_scale=sizes.hidden**0.5,
         logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
-        layer_inputs=None if width is None else TokenLayerInputs(w, sizes, width=width),
+        layer_inputs=None if width is None else _layer_inputs(w, sizes, width),
     )
 
 
-def _near(w: TensorScope, sizes: Sizes) -> _Reach:
+def _layer_inputs(w: TensorScope, sizes: Sizes, width: int) -> TokenLayerInputs:
+    """Places in images count as padding."""
+    key = "tokenizer.ggml.padding_token_id"
+    padding = sizes.metadata.get(key, int, 0)
+    if padding < 0:
+        raise sizes.metadata.error(key, f"is {padding}, which no token is")
+    return TokenLayerInputs(w, sizes, width=width, place=padding)
+
+
+def _near(w: TensorScope, sizes: Sizes, *, looks_ahead: bool) -> _Reach:
     """Layers that see a window."""
     metadata, local = sizes.metadata, DEFAULT_LOCAL_HEAD_DIM
     dim = metadata.get_size("attention.key_length_swa", local, at_most=MAX_HEAD_DIM)
@@ -81,7 +91,7 @@ def _near(w: TensorScope, sizes: Sizes) -> _Reach:
     base = metadata.get_positive("rope.freq_base_swa", LOCAL_BASE)
     return _Reach(
         _equal_lengths(replace(sizes, key_dim=dim, value_dim=value_dim)),
-        Sliding(metadata.require_size("attention.sliding_window")),
+        Sliding(metadata.require_size("attention.sliding_window"), looks_ahead),
         Rotary(plain_frequencies(rotated, base).to(w.device), Pairs.HALVES),
     )
 
@@ -96,7 +106,7 @@ def _far(w: TensorScope, sizes: Sizes) -> _Reach:
         sizes = replace(sizes, kv_heads=(kv_heads,) * sizes.layers)
     base = metadata.get_positive("rope.freq_base", GLOBAL_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=key_dim, base=base)
-    return _Reach(_equal_lengths(sizes), Full(), rotary)
+    return _Reach(_equal_lengths(sizes), Full(looks_ahead=False), rotary)
 
 
 def _equal_lengths(sizes: Sizes) -> Sizes:

@@ -8,7 +8,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import read_block
 from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_all, softmax_of_chosen
+from model_zoo.layers.experts import Experts, ExpertSizes, stated_softmax
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.sizes import Sizes
@@ -40,15 +40,12 @@ def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
 
 
 def _experts(w: TensorScope, sizes: Sizes) -> Experts:
-    """Two spellings of whether the weights of the chosen sum to one, as nearly always."""
     metadata = sizes.metadata
-    renormalised = metadata.get("expert_weights_norm", bool, True)
-    renormalised = metadata.get("norm_top_k_prob", bool, renormalised)
     return Experts(
         w,
         hidden=sizes.hidden,
         sizes=ExpertSizes.read(metadata),
-        routing=softmax_of_chosen if renormalised else softmax_of_all,
+        routing=stated_softmax(metadata),
     )
 
 

@@ -13,7 +13,7 @@ from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import Block, RowWise
 from model_zoo.layers.decoder import Decoder, Layer
 from model_zoo.layers.delta_net import DeltaSizes, GatedDeltaNet
-from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_all, softmax_of_chosen
+from model_zoo.layers.experts import Experts, ExpertSizes, stated_softmax
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from model_zoo.layers.rope import Pairs, Rotary
@@ -75,14 +75,12 @@ def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> RowWise:
     metadata = sizes.metadata
     if not metadata.has("expert_count"):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    renormalised = metadata.get("expert_weights_norm", bool, True)
-    renormalised = metadata.get("norm_top_k_prob", bool, renormalised)
     shared = metadata.require_size("expert_shared_feed_forward_length")
     return Experts(
         w,
         hidden=sizes.hidden,
         sizes=ExpertSizes.read(metadata),
-        routing=softmax_of_chosen if renormalised else softmax_of_all,
+        routing=stated_softmax(metadata),
         shared=SharedExpert(w, hidden=sizes.hidden, size=shared),
     )
 

@@ -15,7 +15,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import RowWise, read_block
 from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_all, softmax_of_chosen
+from model_zoo.layers.experts import Experts, ExpertSizes, stated_softmax
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
@@ -57,17 +57,14 @@ def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
 
 
 def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> RowWise:
-    """Two spellings of whether the weights of the chosen experts sum to one, as nearly always."""
     metadata = sizes.metadata
     if not metadata.get("expert_count", int, 0):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    renormalised = metadata.get("expert_weights_norm", bool, True)
-    renormalised = metadata.get("norm_top_k_prob", bool, renormalised)
     return Experts(
         w,
         hidden=sizes.hidden,
         sizes=ExpertSizes.read(metadata),
-        routing=softmax_of_chosen if renormalised else softmax_of_all,
+        routing=stated_softmax(metadata),
     )
 
 

@@ -149,13 +149,14 @@ def _of_text_part(config: Configuration) -> Conversion:
         )
     module, _, attribute = CONVERSIONS[TEXT_PARTS[kind]].partition(":")
     table: Conversion = getattr(import_module(module), attribute)
-    drop = (*table.drop, *decoders.OTHER_PARTS, "connector.**")
+    drop = (*table.drop, *decoders.OTHER_PARTS, "connector.**", "image_newline")
     return replace(table, roots=("model.text_model.", *table.roots), drop=drop)
 
 
 def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
     """The table for the part that sees, where the checkpoint has one, and that part's settings."""
-    for name in config.architectures:
+    blind = "vision_config" in config.whole and config.whole["vision_config"] is None
+    for name in () if blind else config.architectures:
         if name in VISION_CONVERSIONS:
             module, _, attribute = VISION_CONVERSIONS[name].partition(":")
             return getattr(import_module(module), attribute), config.of_part("vision_config")

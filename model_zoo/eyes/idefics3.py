@@ -11,14 +11,15 @@ from model_zoo.placement.idefics3 import TilePlacement
 from model_zoo.processors.idefics3 import Idefics3Processor
 from model_zoo.tokenizer import Tokenizer
 from model_zoo.towers.idefics3 import EDGE_KEY, EPS, SHUFFLED, build_tower
-from runtime.errors import UnsupportedModelError
+
+EDGE_TILES = 4
 
 
 def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
     sizes = VisionSizes.read(metadata, eps=EPS)
     processor = Idefics3Processor(
         sizes.side(),
-        _longest_edge(metadata),
+        _longest_edge(metadata, sizes.side()),
         shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
         normalisation=read_normalisation(metadata, STANDARD),
     )
@@ -26,12 +27,7 @@ def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeP
     return EyeParts(tower, processor, TilePlacement(tokenizer))
 
 
-def _longest_edge(metadata: Metadata) -> int:
-    """Models of the family differ in it, and nothing else in a file tells."""
-    if not metadata.has(EDGE_KEY):
-        raise UnsupportedModelError(
-            f"{metadata.path}: does not say to which longest edge images are scaled before they "
-            f"are cut in tiles (`{metadata.full_key(EDGE_KEY)}`); convert the checkpoint again, "
-            "with its preprocessor_config.json."
-        )
-    return metadata.require_size(EDGE_KEY, at_most=1 << 16)
+def _longest_edge(metadata: Metadata, side: int) -> int:
+    """Files from before the key was invented mean what the processors of all published checkpoints
+    of the family do: four tiles."""
+    return metadata.get_size(EDGE_KEY, EDGE_TILES * side, at_most=1 << 16)

@@ -1,4 +1,4 @@
-"""LLaVA 1.5's eyes: every image becomes one square."""
+"""LLaVA's eyes: every image becomes one square, since 1.6 with tiles beside."""
 
 from model_zoo.eyes.numbers import read_normalisation
 from model_zoo.eyes.parts import EyeParts
@@ -7,17 +7,32 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.placement.llava import LlavaPlacement
 from model_zoo.processors.clip import ClipProcessor
+from model_zoo.processors.llava_next import LlavaNextProcessor
 from model_zoo.tokenizer import Tokenizer
+from model_zoo.towers import llava_next
 from model_zoo.towers.llava import ASPECT_KEY, MIDDLE, PADDED, build_tower
 from runtime.errors import UnsupportedModelError
 
 
 def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    if llava_next.has_tiles(metadata):
+        return _with_tiles(w, metadata, tokenizer)
     tower = build_tower(w, metadata)
     processor = ClipProcessor(
         tower.largest().pixels.shape[-1],
         tower.limits.rows,
         whole=_keeps_whole(metadata),
+        normalisation=read_normalisation(metadata, CLIP),
+    )
+    return EyeParts(tower, processor, LlavaPlacement(tokenizer))
+
+
+def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = llava_next.build_tower(w, metadata)
+    processor = LlavaNextProcessor(
+        tower.largest().pixels.shape[-1],
+        tower.across,
+        tower.canvases,
         normalisation=read_normalisation(metadata, CLIP),
     )
     return EyeParts(tower, processor, LlavaPlacement(tokenizer))
@@ -30,6 +45,6 @@ def _keeps_whole(metadata: Metadata) -> bool:
     if stated not in (PADDED, MIDDLE):
         raise UnsupportedModelError(
             f"{metadata.path}: `{metadata.full_key(ASPECT_KEY)}` is {stated[:80]}, a LLaVA other "
-            f"than 1.5; {PADDED} and {MIDDLE} are served."
+            f"than 1.5 and without tiles; {PADDED} and {MIDDLE} are served."
         )
     return stated == PADDED

@@ -79,6 +79,12 @@ class TensorScope:
             inner.device = self.stages.layers[int(parts[1])]
         return inner
 
+    def undivided(self) -> "TensorScope":
+        """The same for what only the first rank computes, and on one device."""
+        inner = self.scope()
+        inner.ranks, inner.stages = ALONE, None
+        return inner
+
     def has(self, name: str) -> bool:
         return self._full(name) in self._tensors.file.tensors
 
@@ -379,10 +385,8 @@ def _joined_bias(biases: list[Tensor | None], sizes: tuple[int, ...]) -> Tensor 
     present = [bias for bias in biases if bias is not None]
     if not present:
         return None
-    like = present[0]
-    return torch.cat(
-        [
-            like.new_zeros(size) if bias is None else bias
-            for bias, size in zip(biases, sizes, strict=True)
-        ]
-    )
+    joined = present[0].new_zeros(sum(sizes))
+    for part, bias in zip(joined.split(sizes), biases, strict=True):
+        if bias is not None:
+            part.copy_(bias)
+    return joined

@@ -27,12 +27,13 @@ DECODERS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 
+# What decoding takes at most; resizing takes up to 48 bytes for each pixel of a side.
+BYTES_PER_PIXEL = 17
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingLimits:
-    """What one image may be; `pixels` and `side`, the longer one, of its first frame.
-
-    Decoding takes up to 17 bytes a pixel, resizing up to 48 bytes for each pixel of a side.
-    """
+    """What one image may be; `pixels` and `side`, the longer one, of its first frame."""
 
     bytes: int = 32 * 2**20
     pixels: int = 2**26

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 EXIF_PREFIX = b"Exif\0\0"
 TAG = 0x0112
-LAYOUTS = {3: "H", 4: "I"}  # by type: the value of an entry with a single number
+# By type, the value of an entry with a single number; some writers take signed ones.
+LAYOUTS = {3: "H", 4: "I", 8: "h", 9: "i"}
 IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 

@@ -1,13 +1,17 @@
-"""PNG: the chunks that pixels need, the size, the frames of an animation.
+"""PNG: the chunks that pixels need, the size, the frames of an animation, where notes are.
 
-Reference: Portable Network Graphics (PNG) Specification, third edition, W3C.
+Reference: Portable Network Graphics (PNG) Specification, third edition, W3C; for Exif as text, what
+ImageMagick writes.
 """
+
+import zlib
 
 from model_zoo.images.container import Container, Parts, damaged, numbers, truncated
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 KIND = "PNG"
-XMP_KEYWORD = b"XML:com.adobe.xmp\0\0"  # a second zero: not compressed
+XMP, EXIF_AS_TEXT = b"XML:com.adobe.xmp\0", b"Raw profile type exif\0"
+MAX_NOTE_BYTES = 2**18  # of a note in text, unpacked; the orientation is near its beginning
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 DEFLATE_RATIO = 1032  # no deflate stream expands more
 
@@ -15,7 +19,7 @@ DEFLATE_RATIO = 1032  # no deflate stream expands more
 def read(data: bytes) -> Container:
     """Colour profiles, texts and later frames are left out. Raises RequestError."""
     header, kept, compressed, frames = b"", [MAGIC], 0, 0
-    exif = xmp = b""
+    exif, notes = b"", dict[bytes, bytes]()
     parts, offset = Parts(KIND), len(MAGIC)
     while True:
         parts.count()
@@ -32,8 +36,9 @@ def read(data: bytes) -> Container:
                 frames += 1
             case b"eXIf":
                 exif = data[body : body + length]
-            case b"iTXt" if data.startswith(XMP_KEYWORD, body):
-                xmp = data[body : body + length]
+            case b"tEXt" | b"zTXt" | b"iTXt" if data.startswith((XMP, EXIF_AS_TEXT), body):
+                keyword, _, rest = data[body : body + length].partition(b"\0")
+                notes[keyword] = name + rest
         if not header:
             raise damaged(KIND, "it does not begin with its header")
         if name == b"IDAT":
@@ -52,7 +57,32 @@ def read(data: bytes) -> Container:
         b"".join(kept),
         compressed,
         max(frames, 1),
-        exif,
-        xmp,
+        exif or _from_hex(_text(notes.get(EXIF_AS_TEXT[:-1], b""))),
+        _text(notes.get(XMP[:-1], b"")),
         least_bytes=width * height * pixel_bits // 8 // DEFLATE_RATIO,
     )
+
+
+def _text(note: bytes) -> bytes:
+    """Of a chunk's name and what stands behind its keyword; b"" for what cannot be read."""
+    name, rest = note[:4], note[4:]
+    compressed = name == b"zTXt" or (name == b"iTXt" and rest[:1] != b"\0")
+    if name == b"zTXt":
+        rest = rest[1:]
+    elif name == b"iTXt":
+        rest = rest[2:].split(b"\0", 2)[-1]  # behind a language and the keyword in that
+    if not compressed:
+        return rest
+    try:
+        return zlib.decompressobj().decompress(rest, MAX_NOTE_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _from_hex(text: bytes) -> bytes:
+    """Of lines: an empty one, the kind, the length, and then the bytes as digits."""
+    digits = b"".join(text[:MAX_NOTE_BYTES].split(b"\n")[3:])
+    try:
+        return bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii"))
+    except ValueError:
+        return b""

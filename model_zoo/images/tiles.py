@@ -1,12 +1,14 @@
 """Cutting an image in tiles: which grid suits it, and the cutting."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 Grid = tuple[int, int]  # (rows, columns)
+Size = tuple[int, int]  # (height, width)
 
 
 def grids(most: int) -> list[Grid]:
@@ -42,6 +44,28 @@ def fitting(height: int, width: int, *, grid: Grid, side: int) -> tuple[int, int
     if by_width < by_height:
         return min(max(math.floor(height * by_width), 1), high), wide
     return high, min(max(math.floor(width * by_height), 1), wide)
+
+
+def best_canvas(height: int, width: int, canvases: Sequence[Size]) -> Size:
+    """The one of these (height, width) that shows most of an image, of equals the smallest."""
+
+    def shown(canvas: Size) -> int:
+        scale = min(canvas[1] / width, canvas[0] / height)
+        return min(int(width * scale) * int(height * scale), width * height)
+
+    return max(canvases, key=lambda each: (shown(each), shown(each) - math.prod(each)))
+
+
+def unpadded(height: int, width: int, features: Size) -> Size:
+    """Lines and columns of `features` on which an image of that size lies, amid its canvas."""
+    lines, columns = features
+    if width / height > columns / lines:
+        new_lines = int(round(height * (columns / width), 7))
+        lines -= (lines - new_lines) // 2 * 2
+    else:
+        new_columns = int(round(width * (lines / height), 7))
+        columns -= (columns - new_columns) // 2 * 2
+    return lines, columns
 
 
 def on_canvas(image: Pixels, height: int, width: int, *, top: int = 0, left: int = 0) -> Pixels:

@@ -61,6 +61,16 @@ def softmax_of_chosen(logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
     return chosen, logits.gather(1, chosen).softmax(dim=-1)
 
 
+def stated_softmax(metadata: Metadata) -> Routing:
+    """Whichever softmax the file means: the chosen sum to one unless it says otherwise.
+
+    There are two spellings of that; where they differ, `norm_top_k_prob` holds.
+    """
+    renormalised = metadata.get("expert_weights_norm", bool, True)
+    renormalised = metadata.get("norm_top_k_prob", bool, renormalised)
+    return softmax_of_chosen if renormalised else softmax_of_all
+
+
 def sigmoid_of_chosen(logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
     """Each of the chosen by itself, as in Llama 4."""
     chosen = _highest(logits, used)

@@ -14,11 +14,13 @@ WIDTH_KEY = "embedding_length_per_layer_input"
 class TokenLayerInputs:
     """(norm(project(x) / sqrt(hidden)) + embedding * sqrt(width)) / sqrt(2), width for each layer.
 
-    Tokens beyond the table, whose rows may be fewer than the vocabulary's, have its first row.
+    Tokens beyond the table, whose rows may be fewer than the vocabulary's, have its first row. In
+    places of images it is looked up for the token `place`.
     """
 
-    def __init__(self, w: TensorScope, sizes: Sizes, *, width: int) -> None:
+    def __init__(self, w: TensorScope, sizes: Sizes, *, width: int, place: int = 0) -> None:
         self._width, self._hidden = width, sizes.hidden
+        self._place = place
         self.kept_elements = sizes.layers * width
         self._table = w.embedding("per_layer_token_embd", shape=(None, self.kept_elements))
         shape = self.kept_elements, sizes.hidden
@@ -29,7 +31,10 @@ class TokenLayerInputs:
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x [tokens, hidden], the embeddings -> [tokens, layers, width]."""
-        known = batch.tokens.where(batch.tokens < self._table.rows, 0)
+        tokens = batch.tokens
+        if batch.image_rows is not None:
+            tokens = tokens.index_fill(0, batch.image_rows, self._place)
+        known = tokens.where(tokens < self._table.rows, 0)
         own = self._table(known).mul_(self._width**0.5).unflatten(1, (-1, self._width))
         seen = self._project(x).mul_(self._hidden**-0.5).unflatten(1, (-1, self._width))
         return own.add_(self._norm(seen)).mul_(2**-0.5)

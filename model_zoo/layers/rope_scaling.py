@@ -43,12 +43,12 @@ def read_rotary(
             frequencies, magnitude = _yarn(metadata, dim, base, truncate)
         case "longrope":
             factors, magnitude = _long(w, metadata, dim)
-            frequencies = frequencies.to(w.device) / factors
+            frequencies = _slowed(frequencies.to(w.device), factors)
     frequencies, divisors = (
         frequencies.to(w.device),
         w.vector("rope_freqs", size=dim // 2, optional=True),
     )
-    return Rotary(frequencies if divisors is None else frequencies / divisors, pairs, magnitude)
+    return Rotary(_slowed(frequencies, divisors), pairs, magnitude)
 
 
 def plain_frequencies(dim: int, base: float) -> Tensor:
@@ -84,6 +84,13 @@ def yarn_frequencies(
     kept = extrapolation * (1 - ramp)
     plain = base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     return 1.0 / (factor * plain) * (1 - kept) + 1.0 / plain * kept
+
+
+def _slowed(frequencies: Tensor, divisors: Tensor | None) -> Tensor:
+    """Not computed for an outline: torch loads its compiler to do so, which takes a second."""
+    if divisors is None or divisors.is_meta:
+        return frequencies
+    return frequencies / divisors
 
 
 def _rotated(metadata: Metadata, key_dim: int) -> int:

@@ -142,11 +142,11 @@ def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:
     """Of the patches of a tile, by column and by row from 1; the class does not turn."""
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
-    frequencies = plain_frequencies(sizes.head_dim // 2, base).to(w.device)
-    down, right = coordinates(across, across, device=w.device)
-    still = torch.zeros(1, dtype=torch.int64, device=w.device)
+    frequencies = plain_frequencies(sizes.head_dim // 2, base)
+    down, right = coordinates(across, across, device=frequencies.device)
+    still = torch.zeros(1, dtype=torch.int64)
     rotary = PlaneRotary(frequencies, frequencies, Pairs.INTERLEAVED)
-    return rotary(torch.cat([right + 1, still]), torch.cat([down + 1, still]))
+    return rotary(torch.cat([right + 1, still]), torch.cat([down + 1, still])).to(w.device)
 
 
 def _shuffled(metadata: Metadata, across: int) -> int:

@@ -1,5 +1,6 @@
 """LLaVA's eyes: CLIP without its last layer, and two layers of a projector."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,45 +28,69 @@ EPS = 1e-5
 # How an image becomes a square: amid more of the mean colour, or by its middle alone.
 ASPECT_KEY = "vision.image_aspect_ratio"
 PADDED, MIDDLE = "pad", "square"
+# Which layer's output is projected, counted from 1.
+FEATURE_KEY = "vision.feature_layer"
+# Of the large model of CLIP, that of every LLaVA.
+CLIP_LAYERS = 24
 
 
-class LlavaTower:
-    """See runtime.vision.VisionTower. pixels [images, 3, side, side]; the grid is of no use.
-
-    Files have the layers up to the one whose output is projected, so all are computed.
-    """
+class ProjectedClip:
+    """Squares of pixels become rows of features, `across` of them along each side."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
-        _refuse_what_is_not_served(w, metadata)
-        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
-        self._side = sizes.side()
+        if w.has("mm.3"):
+            raise UnsupportedModelError(
+                f"{metadata.path}: is a projector with norms, which is not served."
+            )
+        stored = VisionSizes.read(metadata, eps=EPS)
+        self._sizes = sizes = replace(stored, layers=_computed_layers(metadata, stored.layers))
+        self.side = sizes.side()
+        v = w.scope("v")
+        for layer in range(sizes.layers, stored.layers):
+            v.scope("blk", layer).ignore_all()
         self._vit = Vit(
-            w.scope("v"),
+            v,
             sizes,
-            self._side,
+            self.side,
             partial(_layer, sizes=sizes),
             names=VitNames(pre_norm=("pre_ln",)),
             classed=True,
             post_optional=True,
         )
-        width = (w.shape("mm.2") or (1,))[0]
-        self._first = w.linear("mm.0", shape=(width, sizes.hidden))
-        self._second = w.linear("mm.2", shape=(width, width))
-        self.limits = ImageLimits(self._vit.across**2, width, w.dtype)
+        self.across = self._vit.across
+        self.width = (w.shape("mm.2") or (1,))[0]
+        self._first = w.linear("mm.0", shape=(self.width, sizes.hidden))
+        self._second = w.linear("mm.2", shape=(self.width, self.width))
+
+    def nbytes(self, squares: int) -> int:
+        """Bounds what so many take, the result included."""
+        rows = squares * self.across**2
+        return 4 * rows * (2 * self._sizes.hidden + 5 * self.width) + self._vit.nbytes(squares)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """pixels [squares, 3, side, side] -> [squares, across * across, width]"""
+        rows = self._vit(pixels).flatten(0, 1)
+        return self._second(gelu_erf(self._first(rows))).view(len(pixels), -1, self.width)
+
+
+class LlavaTower:
+    """See runtime.vision.VisionTower. pixels [images, 3, side, side]; the grid is of no use."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._clip = clip = ProjectedClip(w, metadata)
+        self.limits = ImageLimits(clip.across**2, clip.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
-        projected = images * self.limits.rows * (2 * self._sizes.hidden + 5 * self.limits.width)
-        return 4 * projected + self._vit.nbytes(images)
+        return self._clip.nbytes(images)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(CHANNELS, self._side, self._side)
+        pixels = torch.zeros(CHANNELS, self._clip.side, self._clip.side)
         return PreparedImage(pixels, (1, 1), bytes(16), self.limits.rows)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        rows = self._vit(pixels).flatten(0, 1)
-        return self._second(gelu_erf(self._first(rows))).view(len(pixels), -1, self.limits.width)
+        return self._clip(pixels)
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> LlavaTower:
@@ -80,16 +105,20 @@ def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
     return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)
 
 
-def _refuse_what_is_not_served(w: TensorScope, metadata: Metadata) -> None:
-    """LLaVA-NeXT's tiles, features of several layers, and projectors with norms."""
-    reason = None
-    if metadata.has("vision.image_grid_pinpoints") or w.has("mm.3"):
-        reason = "is a projector of another LLaVA than 1.5, with tiles or norms"
-    layers = metadata.get_array("vision.feature_layer", int)
-    if layers is not None and list(layers) != [metadata.require_size("vision.block_count")]:
-        reason = f"takes features from the layers {list(layers)}, not from the last that it has"
-    if reason is not None:
-        raise UnsupportedModelError(f"{metadata.path}: {reason}, which is not served.")
+def _computed_layers(metadata: Metadata, stored: int) -> int:
+    """As the file says. Where it is silent, it has the layers up to the one that is projected, as
+    older converters left it, or all, as newer ones do: then that is the last but one."""
+    listed = metadata.get_array(FEATURE_KEY, int)
+    if listed is None:
+        return stored - (stored == CLIP_LAYERS)
+    if len(listed) != 1:
+        raise UnsupportedModelError(
+            f"{metadata.path}: takes features from the layers {list(listed)[:8]}, not from a "
+            "single one, which is not served."
+        )
+    if not 1 <= listed[0] <= stored:
+        raise metadata.error(FEATURE_KEY, f"is {listed[0]}, of {stored} layers")
+    return listed[0]
 
 
 def _feature_layer(config: Configuration) -> int:
@@ -110,10 +139,6 @@ def _aspect(config: Configuration) -> str:
     return MIDDLE
 
 
-def _is_computed(config: Configuration, layer: int) -> bool:
-    return layer < _feature_layer(config)
-
-
 _MODULES = (
     ("layer_norm1", "ln1"),
     ("self_attn.q_proj", "attn_q"),
@@ -128,8 +153,8 @@ VISION = Conversion(
     serves=("LlavaForConditionalGeneration",),
     architecture={LLAMA_CPP: "clip"},
     keys=(
-        *(key for key in towers.SIZES if key.name != "vision.block_count"),
-        Key("vision.block_count", _feature_layer),
+        *towers.SIZES,
+        Key(FEATURE_KEY, lambda c: [_feature_layer(c)]),
         towers.IMAGE_SIZE,
         *towers.clip("mlp", towers.CLIP, eps="layer_norm_eps"),
         Key("has_llava_projector", lambda c: True),
@@ -141,7 +166,7 @@ VISION = Conversion(
         Rule("embeddings.position_embedding.weight", "v.position_embd.weight"),
         Rule("pre_layrnorm.*", "v.pre_ln.*"),
         *(
-            Rule(f"encoder.layers.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*", only=_is_computed)
+            Rule(f"encoder.layers.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*")
             for module, name in _MODULES
         ),
         Rule("multi_modal_projector.linear_1.*", "mm.0.*"),
@@ -150,7 +175,6 @@ VISION = Conversion(
     roots=towers.roots("vision_tower.vision_model", "vision_tower"),
     drop=(
         *towers.TEXT,
-        "encoder.layers.{n}.**",  # behind the last that is computed
         "post_layernorm.*",
         "embeddings.position_ids",
     ),

@@ -150,9 +150,11 @@ class Full(_Positions):
 
 @dataclass(frozen=True, slots=True)
 class Sliding(_Positions):
-    """Every row sees the last `window` positions, its own among them."""
+    """Every row sees the last `window` positions, its own among them; rows of a whole image also
+    the rest of it, if it `looks_ahead`."""
 
     window: int
+    looks_ahead: bool = True
 
     def first_visible(self, position: int, images: Images = ()) -> int:
         return max(0, position - self.window + 1)

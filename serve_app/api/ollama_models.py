@@ -8,11 +8,14 @@ from starlette.responses import JSONResponse, Response
 
 from model_zoo.chat import Message
 from model_zoo.modelfile import render_modelfile
+from runtime.errors import ModelNotFoundError
 from serve_app.api.fields import Body, harmless, read_object
 from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
+from serve_app.catalogue import ServedModel
 from serve_app.listing import ListedModel, LoadedModel
 from serve_app.options import Options
+from serve_app.sources import sound_name
 
 # Of a model that stays; clients want a date all the same.
 NEVER = "2318-01-01T00:00:00Z"
@@ -44,9 +47,17 @@ class OllamaModels:
 
     async def show(self, request: Request) -> Response:
         body = ShowBody.read(await read_object(request, self._max_body_bytes))
-        model = await self._backend.model(body.model or body.name)
+        model = await self._named(body.model or body.name)
         card = await self._backend.card(model, verbose=body.verbose)
         return JSONResponse(_shown(card, model.options.over(card.options)))
+
+    async def _named(self, name: str) -> ServedModel:
+        """RequestError for what cannot be the name of any model."""
+        try:
+            return await self._backend.model(name)
+        except ModelNotFoundError:
+            sound_name(name)
+            raise
 
 
 def tagged(name: str) -> str:

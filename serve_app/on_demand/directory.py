@@ -26,6 +26,8 @@ MISSED_S = 0.5
 # A model that was sent somewhere goes there again, until it is told where it is.
 SENT_S = 30.0
 REPORT_TIMEOUT_S = 5.0
+# The model may be what ends them.
+MOST_ASKED = 2
 
 
 class Everyone(Protocol):
@@ -56,12 +58,10 @@ class PoolDirectory:
         return dataclasses.replace(report.address, model=model.digest)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
-        report, _ = await self._placed(model, frozenset())
-        return await self._asked(report.replica, Describe(model, verbose))
+        return await self._asked(model, Describe(model, verbose))
 
     async def load(self, model: str, keep_alive_s: float | None) -> None:
-        report, _ = await self._placed(model, frozenset())
-        await self._asked(report.replica, Load(model, keep_alive_s))
+        await self._asked(model, Load(model, keep_alive_s))
         self.forget()
 
     async def unload(self, model: str) -> None:
@@ -170,12 +170,20 @@ class PoolDirectory:
             return None
         return next((report for report in able if report.replica == replica), None)
 
-    async def _asked(self, replica: str, command: Command) -> Any:
-        answers = await self.order([replica], command)
-        if not answers:
+    async def _asked(self, model: str, command: Command) -> Any:
+        """By the process where a task for the model would go; the next one where that ends."""
+        avoid: frozenset[str] = frozenset()
+        for _ in range(MOST_ASKED):
+            report, _ = await self._placed(model, avoid)
+            answers = await self.order([report.replica], command)
+            if answers:
+                return answers[0].result()
             self.forget()
-            raise OverloadedError("the process that was asked is gone; try again")
-        return answers[0].result()
+            avoid |= {report.replica}
+        raise OverloadedError(
+            f"{MOST_ASKED} processes with models on demand have ended while they were asked for "
+            f"model '{model}'; try again"
+        )
 
     async def _recent(self, at_most_s: float) -> list[PoolReport]:
         """Reports of that age; whoever waits for them shares them."""
@@ -186,12 +194,14 @@ class PoolDirectory:
         return self._reports
 
     async def _ask_reports(self) -> None:
-        begun = time.monotonic()
-        self._reported_at = begun
+        before, self._reported_at = self._reported_at, time.monotonic()
         try:
             told = await self._everyone.ask("report", timeout_s=REPORT_TIMEOUT_S)
         except TimeoutError:
             return  # what was known is better than nothing
+        except asyncio.CancelledError:
+            self._reported_at = before  # whoever wanted it has left; the others still want it
+            raise
         self._reports = [report for report in told if isinstance(report, PoolReport)]
 
     async def _refresh(self) -> None:

@@ -14,7 +14,7 @@ from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import Progress, pull
 from model_zoo.sources.reference import RemoteSource
 from model_zoo.store import Store
-from runtime.errors import ConfigurationError, ModelNotFoundError, RequestError, SourceError
+from runtime.errors import ConfigurationError, ModelNotFoundError, RequestError
 from serve_app.definitions import blob_digest
 from serve_app.on_demand.commands import (
     Answer,
@@ -38,7 +38,7 @@ from serve_app.on_demand.model_pool import ModelPool
 from serve_app.on_demand.report import PoolReport
 from serve_app.on_demand.stored import StoredModels
 from serve_app.on_demand.uploads import Uploads
-from serve_app.sources import named_source
+from serve_app.sources import requested_source, sound_name
 from serve_app.stream import wire
 from serve_app.stream.wire import Address
 
@@ -99,9 +99,9 @@ class Keeper:
             case Load(model, keep_alive_s):
                 return await self.pool.load(model, keep_alive_s)
             case Unload(model):
-                return await self.pool.unload(str(model_name(model)))
+                return await self.pool.unload(str(sound_name(model)))
             case Remove(model):
-                await self.pool.unload(str(model_name(model)))
+                await self.pool.unload(str(sound_name(model)))
         return await asyncio.to_thread(self._kept, command)
 
     def _kept(self, command: Command) -> Any:
@@ -116,7 +116,7 @@ class Keeper:
             case Follow(job, after):
                 return self._jobs.follow(job, after)
             case Copy(source, destination):
-                copy(self._known(source), model_name(destination), self._store)
+                copy(self._known(source), sound_name(destination), self._store)
             case Remove(model):
                 self._store.remove(self._known(model))
             case Holds(digest):
@@ -130,7 +130,7 @@ class Keeper:
         return None
 
     def _pull(self, text: str) -> str:
-        source = self._allowed(named_source(text, self._store))
+        source = self._allowed(requested_source(text, self._store))
 
         def work(progress: Progress) -> None:
             pull(source, self._store, progress=progress, environment=self._environment)
@@ -138,7 +138,7 @@ class Keeper:
         return self._jobs.begin(f"pull {source}", work)
 
     def _create(self, text: str, definition: Definition) -> str:
-        name = model_name(text)
+        name = sound_name(text)
         if definition.quantize is not None:
             _check_recipe(definition.quantize)
         base = definition.base
@@ -166,18 +166,10 @@ class Keeper:
         return source
 
     def _known(self, text: str) -> ModelName:
-        known = self._store.find(model_name(text))
+        known = self._store.find(sound_name(text))
         if known is None:
             raise ModelNotFoundError(f"model '{text}' not found")
         return known
-
-
-def model_name(text: str) -> ModelName:
-    """RequestError unless it is a sound name."""
-    try:
-        return ModelName.parse(text)
-    except SourceError as error:
-        raise RequestError(f"invalid model name: {error}") from None
 
 
 def _check_recipe(name: str) -> None:

@@ -5,14 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from typing import Any
 
 from model_zoo.definition import Definition
-from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import PullProgress
-from runtime.errors import (
-    ModelNotFoundError,
-    OverloadedError,
-    RequestError,
-    SourceError,
-)
+from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
 from serve_app.on_demand.commands import (
     Account,
     Answer,
@@ -30,6 +24,7 @@ from serve_app.on_demand.commands import (
 )
 from serve_app.on_demand.directory import PoolDirectory
 from serve_app.settings import canonical_name
+from serve_app.sources import sound_name
 
 LOOK_S = 0.2
 PIECE_BYTES = 4 << 20
@@ -49,20 +44,21 @@ class Management:
 
     async def create(self, name: str, definition: Definition) -> AsyncGenerator[PullProgress, None]:
         self._refuse_configured(name)
-        async for step in self._followed(Create(_checked(name), definition)):
+        sound_name(name)
+        async for step in self._followed(Create(name, definition)):
             yield step
 
     async def copy(self, source: str, destination: str) -> None:
         """ModelNotFoundError unless a store has it; it is copied in those that do."""
         self._refuse_configured(destination)
         for name, role in ((source, "source"), (destination, "destination")):
-            _checked(name, f'{role} "{name}" is invalid')
+            sound_name(name, f'{role} "{name}" is invalid')
         await self._wherever_it_is(Copy(source, destination), source)
 
     async def delete(self, name: str) -> None:
         """Unloaded first, wherever it is loaded; what is being answered is answered."""
         self._refuse_configured(name)
-        _checked(name, f'name "{name}" is invalid')
+        sound_name(name, f'name "{name}" is invalid')
         reports = await self._pool.processes()
         await self._pool.order([report.replica for report in reports], Unload(name))
         await self._wherever_it_is(Remove(name), name)
@@ -175,11 +171,3 @@ async def _pieces(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
             del buffer[:PIECE_BYTES]
     if buffer:
         yield bytes(buffer)
-
-
-def _checked(name: str, told: str = "invalid model name") -> str:
-    try:
-        ModelName.parse(name)
-    except SourceError:
-        raise RequestError(told) from None
-    return name

@@ -17,6 +17,7 @@ from serve_app.card import ModelCard
 from serve_app.keep_alive import FOREVER
 from serve_app.listing import LoadedModel
 from serve_app.logs import get_logger
+from serve_app.on_demand.gauge import Gauge
 from serve_app.on_demand.report import Resident
 from serve_app.task import ChatDelta, Task
 
@@ -93,6 +94,7 @@ class ModelPool:
         self._loader = loader
         self._limits = limits
         self._clock = clock
+        self._gauge = Gauge()
         self._entries: dict[str, _Entry] = {}
         self._outgoing: set[_Entry] = set()  # those whose name means something else by now
         self._changing = asyncio.Lock()  # of what is loaded
@@ -147,13 +149,14 @@ class ModelPool:
     def limits(self) -> Limits:
         return self._limits
 
-    def statistics(self) -> EngineStatistics:
-        """Of all models together, as far as they can be added."""
-        each = [entry.replica.statistics() for entry in self._entries.values() if entry.replica]
-        names = ("waiting", "running", "queued_tokens", "computed_tokens_total", "steps_total")
-        totals = {name: sum(getattr(one, name) for one in each) for name in names}
-        slots = sum(one.slots for one in each if one.running or one.waiting)
-        return EngineStatistics(**totals, slots=slots)
+    def measures(self) -> dict[str, float]:
+        """What autoscaling is told."""
+        entries = self._all()
+        return self._gauge.read(
+            {entry: entry.replica.statistics() for entry in entries if entry.replica},
+            held=sum(entry.users for entry in entries if entry.replica is None),
+            used=self._share(*(entry.bytes for entry in entries if entry.users)),
+        )
 
     def check(self) -> None:
         """EngineDeadError when an engine has failed: then the process has to be replaced."""
@@ -269,8 +272,15 @@ class ModelPool:
                 return min(wanted, free)
             idle = [each for each in others if each.idle]
             if not idle:
+                self._gauge.note_refused(entry.found.name, self._share(sizes.least))
                 raise self._full(entry, sizes, free)
             await self._drop(min(idle, key=lambda each: each.used_at), "to make room")
+
+    def _share(self, *nbytes: int) -> float:
+        """How much of the room such models take, by their bytes or by their number."""
+        limits = self._limits
+        by_number = len(nbytes) / limits.max_models if limits.max_models else 0.0
+        return max(by_number, sum(nbytes) / max(1, limits.max_loaded_bytes))
 
     def _full(self, entry: "_Entry", sizes: Sizes, free: int) -> OverloadedError:
         busy = ", ".join(sorted(each.found.name for each in self._all() if each is not entry))
@@ -305,6 +315,7 @@ class ModelPool:
         replica = entry.replica
         assert replica is not None
         entry.cancel_timer()
+        self._gauge.note_gone(replica.statistics())
         self._forget(entry)
         self._outgoing.add(entry)  # its bytes are taken until it is gone
         entry.replica = None

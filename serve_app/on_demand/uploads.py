@@ -102,7 +102,10 @@ class Uploads:
         return upload
 
     def _drop(self, id: str) -> None:
-        self._uploads.pop(id).path.unlink(missing_ok=True)
+        """Another thread may have done so already."""
+        upload = self._uploads.pop(id, None)
+        if upload is not None:
+            upload.path.unlink(missing_ok=True)
 
     def _give_up_old(self) -> None:
         now = time.monotonic()

@@ -38,8 +38,9 @@ class StreamClient:
 
     async def generate(
         self, address: wire.Address, task: Task, *, trial_tokens: int = 0
-    ) -> AsyncGenerator[ChatDelta | wire.Leaving, None]:
-        """Deltas up to the one with `finish`; among them, again and again, that the replica leaves.
+    ) -> AsyncGenerator[ChatDelta | wire.Beat | wire.Leaving, None]:
+        """Deltas up to the one with `finish`. Before the first, again and again, that it is waited
+        for; among them, again and again, that the replica leaves.
 
         Raises ConnectionLost or the replica's own error.
         """
@@ -105,6 +106,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._challenge: bytes | None = None
         self._delta: ChatDelta | None = None
+        self._beat: wire.Beat | None = None
+        self._waiting = False  # for the first delta
         self._leaving: wire.Leaving | None = None
         self._departing = False
         self._error: Exception | None = None
@@ -138,24 +141,25 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, task: Task, trial_tokens: int, silence_s: float) -> None:
         self._at_work = not trial_tokens  # else it is told when its turn comes
+        self._waiting, self._beat = True, None
         self.send(wire.asking(task, trial_tokens=trial_tokens))
         self._quiet_looks = 0
         self._look_later(silence_s / LOOKS)
 
-    async def receive(self) -> ChatDelta | wire.Leaving:
+    async def receive(self) -> ChatDelta | wire.Beat | wire.Leaving:
         """What was told since the last time; deltas first, then that the replica leaves."""
-        while self._delta is None and self._leaving is None:
+        while self._delta is None and self._leaving is None and self._beat is None:
             if self._error is not None:
                 error, self._error = self._error, self._lasting(self._error)
                 raise error
             self._changed.clear()
             await self._changed.wait()
         if self._delta is not None:
-            delta, self._delta = self._delta, None
+            delta, self._delta, self._beat = self._delta, None, None
             return delta
-        assert self._leaving is not None
-        leaving, self._leaving = self._leaving, None
-        return leaving
+        told, self._leaving, self._beat = self._leaving or self._beat, None, None
+        assert told is not None
+        return told
 
     def rest(self) -> None:
         """Nothing is asked; the other side may be silent."""
@@ -208,10 +212,11 @@ class _Connection(asyncio.Protocol):
         match message:
             case wire.Told(delta):
                 self._delta = delta if self._delta is None else self._delta.merged(delta)
+                self._waiting = False
             case wire.Failed():
                 self._error = wire.error_of(message)
             case wire.Beat():
-                pass
+                self._beat = message if self._waiting else None
             case wire.Leaving():
                 self._leaving = message
                 self._departing, self._at_work = True, False

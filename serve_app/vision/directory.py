@@ -4,10 +4,10 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from serve_app.logs import get_logger
+from serve_app.replicas import Handle, Replicas
 from serve_app.stream.wire import Address
 
 FRESH_S = 5.0
@@ -67,19 +67,12 @@ class KnownEncoders:
         self._asked_at = time.monotonic()
 
 
-class Handle(Protocol):
-    """The part of a Serve handle that is of use here."""
-
-    def broadcast(self, method_name: str) -> Any: ...
-
-    def choose_replica(self, *, _reserve: bool) -> AbstractAsyncContextManager[Any]: ...
-
-
 class EncoderDirectory:
     """The replicas behind a deployment handle, which is used on `loop` alone."""
 
     def __init__(self, handle: Handle, loop: asyncio.AbstractEventLoop) -> None:
         self._handle = handle
+        self._replicas = Replicas(handle)
         self._loop = loop
 
     async def addresses(self) -> list[Address]:
@@ -88,23 +81,13 @@ class EncoderDirectory:
         return await asyncio.wrap_future(asked)
 
     async def _asked(self) -> list[Address]:
-        told = [Address(**each) for each in await self._told() if isinstance(each, dict)]
+        told = await self._replicas.ask(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
         if told:
-            return told
+            return [Address(**each) for each in told]
         # With a reservation: only then does Serve see that somebody waits, and where it had stopped
         # them all, it starts one.
         async with self._handle.choose_replica(_reserve=True) as chosen:
             return [Address(**chosen.replica_metadata)]
-
-    async def _told(self) -> list[Any]:
-        """What each replica answers, be it an error; nothing where none runs."""
-        asked = self._handle.broadcast(ADDRESS)
-        try:
-            return await asked.results_async(timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True)
-        except TimeoutError:
-            raise
-        except Exception:
-            return []
 
 
 def _weight(address: Address, digest: bytes) -> bytes:

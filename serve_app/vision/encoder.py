@@ -15,7 +15,7 @@ from torch import Tensor
 from runtime.engine import dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
 from runtime.features import FeatureStore
-from runtime.vision import LocalEncoder, PreparedImage, VisionTower
+from runtime.vision import LocalEncoder, PreparedImage, VisionTower, most_pixels
 from serve_app.stream.features import AskFeatures
 
 IMAGES_KEPT = 16  # of the largest, by default
@@ -74,7 +74,7 @@ class EncoderReplica:
         self._name = name
         self._tower = OutgoingTower(tower)
         self._encoder = LocalEncoder(self._tower, device=device, most_at_once=batch_images)
-        self._largest = tower.largest()
+        self._most_pixels = most_pixels(tower)
         check_cache(cache_bytes, tower)
         self._cache_bytes = cache_bytes or IMAGES_KEPT * self._largest_bytes
         self._store = FeatureStore(self._encoder, budget_bytes=self._cache_bytes)
@@ -152,6 +152,8 @@ class EncoderReplica:
         """
         assert visit.has_room and self._loop is not None
         asked = visit.asked
+        if self._store.ready(asked.digest):  # by the pixels of one who has left meanwhile
+            return self._store.lookup(asked.digest)
         visit.image = PreparedImage(pixels, asked.grid, asked.digest, asked.rows)
         visit.features = self._loop.create_future()
         self._provide()
@@ -186,11 +188,6 @@ class EncoderReplica:
     @property
     def _largest_bytes(self) -> int:
         return self._tower.limits.rows * self._tower.limits.row_bytes
-
-    @property
-    def _most_pixels(self) -> int:
-        """Of an image with the most rows, of which the largest may lack a few."""
-        return -(-self._largest.pixels.numel() * self._tower.limits.rows // self._largest.rows)
 
     def _refuse_foreign(self, asked: AskFeatures) -> None:
         if asked.tower != self._name:

@@ -49,13 +49,13 @@ def running(sighted: Sighted, tower: PretendTower | None = None, **options):
 
 
 def about(sighted: Sighted, name: str, text: list[int], places: dict[int, int], **more):
-    """`places`: where in the text which image goes."""
+    """`places`: where in the text which image goes; its length: behind all of it."""
     prompt, spans = [], []
-    for position, token in enumerate(text):
+    for position, token in enumerate([*text, None]):
         if position in places:
             spans.append(sighted.span(len(prompt), places[position]))
             prompt += [0] * spans[-1].length
-        prompt.append(token)
+        prompt += [] if token is None else [token]
     images = [picture(number, spans[i].length) for i, number in enumerate(places.values())]
     own = {image.digest: image for image in images}
     asked = {"stop": StopRules(12), "sampling": GREEDY, **more}
@@ -177,6 +177,24 @@ def test_an_image_longer_than_a_step_runs_in_one_or_is_split(sighted) -> None:
     assert list(delta.tokens) == best_by_transformers(sighted, request, delta.tokens)
     # 20 positions: 12 to a step where all ten of the image's must fit beside two other rows.
     assert steps - len(delta.tokens) + 1 == (2 if sighted.whole else 5)
+
+
+@pytest.mark.parametrize("step_tokens", [12, 40])
+def test_images_may_be_the_beginning_the_end_and_all_of_a_prompt(sighted, step_tokens) -> None:
+    text = list(range(40, 50))
+    requests = [
+        about(sighted, "around", text, {0: 1, len(text): 2}),
+        about(sighted, "alone", [], {0: 3}),
+        about(sighted, "to the last place", list(range(40, 61)), {21: 2}),
+    ]
+    assert len(requests[2].prompt) == 31
+    with running(sighted, context_tokens=32, page_tokens=8, step_tokens=step_tokens) as engine:
+        first = answers(engine, requests, together=True)
+        again = answers(engine, requests, together=True)
+    for request, delta, repeated in zip(requests, first, again, strict=True):
+        assert list(delta.tokens) == best_by_transformers(sighted, request, delta.tokens)
+        assert repeated.tokens == delta.tokens
+    assert [len(delta.tokens) for delta in first] == [6, 12, 1]
 
 
 def test_room_for_images_is_planned_and_missing_room_is_refused(sighted) -> None:

@@ -235,6 +235,7 @@ def test_a_published_checkpoints_spellings_and_unused_tensors_convert(tmp_path) 
     settings = {
         "architectures": ["Gemma4ForConditionalGeneration"],
         "text_config": settings | published,
+        "vision_config": None,
     }
     (folder / "config.json").write_text(json.dumps(settings))
     stored = load_file(folder / "model.safetensors")

@@ -104,6 +104,6 @@ def test_idefics3_keeps_its_bound(edge: int) -> None:
 
 def test_llava_next_keeps_its_bound() -> None:
     canvases = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
-    processor = LlavaNextProcessor(side=28, tile_edge=4, resolutions=canvases)
+    processor = LlavaNextProcessor(side=28, tile_edge=4, canvases=canvases)
     for height, width in shapes(300, 200, tile=28):
         assert processor.prepare(SMALL[:height, :width], tower=b"").rows <= processor.most_rows

@@ -258,7 +258,7 @@ def test_llava_next_cuts_the_canvas_that_wastes_least(size: tuple[int, int]) -> 
     images = LlavaNextImageProcessorPil(**options, image_grid_pinpoints=PINPOINTS)
     theirs = reference(images, image)
     canvases = tuple((high, wide) for high, wide in PINPOINTS)
-    made = prepared(LlavaNextProcessor(side=56, tile_edge=4, resolutions=canvases), image)
+    made = prepared(LlavaNextProcessor(side=56, tile_edge=4, canvases=canvases), image)
     same(made.pixels, theirs["pixel_values"][0])
     text = SimpleNamespace(image_processor=images, patch_size=14, num_additional_image_tokens=0)
     text._get_unpadded_features = partial(LlavaNextText._get_unpadded_features, text)

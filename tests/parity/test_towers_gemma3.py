@@ -8,8 +8,9 @@ from model_zoo.towers.gemma3 import build_tower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     FLAVOURS,
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
     encoded,
     load_tower,
@@ -59,7 +60,7 @@ def pixels_for(eyes: Eyes, images: int) -> torch.Tensor:
 @pytest.mark.parametrize("images", [1, 3])
 def test_features_agree(eyes, images) -> None:
     pixels = pixels_for(eyes, images)
-    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels))
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -71,9 +72,7 @@ def test_all_rows_of_an_image_are_computed_at_once(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = pixels_for(eyes, 3)
-    together = encoded(eyes.tower, pixels)
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+    check_each_alone(eyes, pixels_for(eyes, 3))
 
 
 def swapped(path, target):

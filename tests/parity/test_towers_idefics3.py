@@ -6,17 +6,15 @@ from torch import Tensor
 from transformers import Idefics3Config, PreTrainedConfig, SmolVLMConfig
 
 from model_zoo.towers.idefics3 import build_tower
-from tests.parity.agreement import CHECKS, Pair, load_decoder
 from tests.parity.towers import (
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
-    encoded,
+    check_text_beside,
     make_eyes,
-    random_pixels,
-    worst,
+    random_tiles,
 )
-from tests.tiny_models import tiny_tokenizer
 
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -45,10 +43,6 @@ def eyes(request, tmp_path_factory) -> Eyes:
     return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="llama.cpp")
 
 
-def tiles_of(eyes: Eyes, images: int, tiles: int) -> Tensor:
-    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
-
-
 def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
     with torch.inference_mode():
         return torch.stack(
@@ -59,8 +53,8 @@ def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("tiles", [1, 5])
 @pytest.mark.parametrize("images", [1, 2])
 def test_features_agree(eyes, images, tiles) -> None:
-    pixels = tiles_of(eyes, images, tiles)
-    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+    pixels = random_tiles(eyes, images, tiles)
+    check_features(eyes, pixels, expected(eyes, pixels))
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -68,12 +62,8 @@ def test_declared_limits_hold(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = tiles_of(eyes, 3, 2)
-    together = encoded(eyes.tower, pixels)
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+    check_each_alone(eyes, random_tiles(eyes, 3, 2))
 
 
 def test_the_text_model_beside_is_a_file_of_its_own_family(tmp_path) -> None:
-    eyes = make_eyes(build_tower, CONFIGS["smolvlm"], tmp_path, flavour="llama.cpp")
-    pair = Pair(load_decoder(tmp_path / "tiny.gguf"), eyes.twin, tiny_tokenizer().get_vocab_size())
-    CHECKS["whole_prompt"](pair)
+    check_text_beside(make_eyes(build_tower, CONFIGS["smolvlm"], tmp_path, flavour="llama.cpp"))

@@ -8,10 +8,12 @@ import torch
 
 from tests.parity import (
     test_towers_gemma3,
+    test_towers_gemma4,
     test_towers_idefics3,
     test_towers_internvl,
     test_towers_llama4,
     test_towers_llava,
+    test_towers_llava_next,
     test_towers_mistral3,
     test_towers_mllama,
     test_towers_qwen3vl,
@@ -23,10 +25,12 @@ from tests.parity.towers import check_limits, encoded, load_tower, make_eyes, ra
 NEAR = 0.1
 FAMILIES: dict[str, tuple[ModuleType, str]] = {
     "gemma3": (test_towers_gemma3, "ollama"),
+    "gemma4": (test_towers_gemma4, "ollama"),
     "idefics3": (test_towers_idefics3, "llama.cpp"),
     "internvl": (test_towers_internvl, "llama.cpp"),
     "llama4": (test_towers_llama4, "ollama"),
     "llava": (test_towers_llava, "llama.cpp"),
+    "llava_next": (test_towers_llava_next, "llama.cpp"),
     "mistral3": (test_towers_mistral3, "llama.cpp"),
     "mllama": (test_towers_mllama, "ollama"),
     "qwen25vl": (test_towers_qwen25vl, "ollama"),

@@ -10,14 +10,14 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     FLAVOURS,
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
     encoded,
     load_tower,
     make_eyes,
-    random_pixels,
-    worst,
+    random_tiles,
 )
 
 TEXT = {
@@ -53,10 +53,6 @@ def eyes(request, tmp_path_factory) -> Eyes:
     return make_eyes(build_tower, CONFIGS[name][0], folder, flavour=flavour)
 
 
-def tiles_of(eyes: Eyes, images: int, tiles: int) -> Tensor:
-    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
-
-
 def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
     with torch.inference_mode():
         rows = eyes.twin.get_image_features(pixels.flatten(0, 1), return_dict=True)
@@ -67,8 +63,8 @@ def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("tiles", [1, 3, 7])
 @pytest.mark.parametrize("images", [1, 2])
 def test_features_agree(eyes, images, tiles) -> None:
-    pixels = tiles_of(eyes, images, tiles)
-    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+    pixels = random_tiles(eyes, images, tiles)
+    check_features(eyes, pixels, expected(eyes, pixels))
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -76,9 +72,7 @@ def test_declared_limits_hold(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = tiles_of(eyes, 3, 2)
-    together = encoded(eyes.tower, pixels)
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+    check_each_alone(eyes, random_tiles(eyes, 3, 2))
 
 
 def test_another_name_of_the_second_norm_is_known(tmp_path) -> None:
@@ -91,7 +85,7 @@ def test_another_name_of_the_second_norm_is_known(tmp_path) -> None:
         keys={"general.architecture": "clip"},
         tensors=dict.fromkeys(norms) | renamed,
     )
-    pixels = tiles_of(eyes, 1, 2)
+    pixels = random_tiles(eyes, 1, 2)
     features = encoded(load_tower(build_tower, path), pixels)
     assert torch.equal(features, encoded(eyes.tower, pixels))
 

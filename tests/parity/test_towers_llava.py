@@ -1,25 +1,25 @@
 """Features of LLaVA 1.5's tower against `transformers`, on tiny random models."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
-from model_zoo.towers.llava import build_tower
-from runtime.errors import UnsupportedModelError
-from tests.gguf_files import rewrite
-from tests.parity.agreement import CHECKS, Pair, load_decoder
+from model_zoo.towers.llava import CLIP_LAYERS, FEATURE_KEY, build_tower
+from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
-    TOLERANCE,
     Eyes,
+    check_features,
     check_limits,
+    check_text_beside,
     encoded,
     load_tower,
     make_eyes,
     random_pixels,
-    worst,
 )
-from tests.tiny_models import tiny_tokenizer
 
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -59,24 +59,51 @@ def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("images", [1, 3])
 def test_features_agree(eyes, images) -> None:
     pixels = random_pixels(images, 3, 36, 36)
-    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels))
 
 
 def test_declared_limits_hold(eyes) -> None:
     check_limits(eyes.tower, images=2)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [{"clip.vision.image_grid_pinpoints": [36, 72]}, {"clip.vision.feature_layer": [1, 2]}],
-    ids=str,
-)
-def test_other_kinds_of_llava_are_refused(tmp_path, keys) -> None:
+def changed(eyes: Eyes, layers: int | None = None, *, only: int | None = None, **keys) -> Path:
+    """A copy that says `layers` are projected; `only`: of so many layers, the first ones."""
+    named = {"general.architecture": "clip", f"clip.{FEATURE_KEY}": layers and [layers], **keys}
+    tensors = {}
+    if only is not None:
+        named["clip.vision.block_count"] = only
+        kept = tuple(f"v.blk.{layer}." for layer in range(only))
+        names = [name for name in matrices(eyes.path) if name.startswith("v.blk.")]
+        tensors = {name: None for name in names if not name.startswith(kept)}
+    path = eyes.path.with_name("changed.gguf")
+    return rewrite(eyes.path, path, keys=named, tensors=tensors)
+
+
+@pytest.mark.parametrize("only", [None, CLIP_LAYERS - 1])
+def test_a_silent_file_means_the_last_layer_but_one_of_clip(tmp_path, only) -> None:
+    """Older converters left the last one out."""
+    eyes = make_eyes(
+        build_tower, config(num_hidden_layers=CLIP_LAYERS), tmp_path, flavour="llama.cpp"
+    )
+    pixels = random_pixels(1, 3, 36, 36)
+    features = encoded(load_tower(build_tower, changed(eyes, only=only)), pixels)
+    assert torch.equal(features, encoded(eyes.tower, pixels))
+
+
+def test_a_silent_file_with_other_layers_has_those_that_are_computed(tmp_path) -> None:
     eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
-    keys = {"general.architecture": "clip", **keys}
-    path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys)
-    with pytest.raises(UnsupportedModelError, match="not served"):
-        load_tower(build_tower, path)
+    pixels = random_pixels(1, 3, 36, 36)
+    features = encoded(load_tower(build_tower, changed(eyes, only=2)), pixels)
+    assert torch.equal(features, encoded(eyes.tower, pixels))
+
+
+def test_layers_that_are_not_there_or_several_are_refused(tmp_path) -> None:
+    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    with pytest.raises(ModelFileError, match="is 4, of 3 layers"):
+        load_tower(build_tower, changed(eyes, 4))
+    several = changed(eyes, **{f"clip.{FEATURE_KEY}": [1, 2]})
+    with pytest.raises(UnsupportedModelError, match=r"from the layers \[1, 2\], not from a single"):
+        load_tower(build_tower, several)
 
 
 def test_a_file_that_does_not_name_its_projector_is_read_as_one(tmp_path) -> None:
@@ -89,6 +116,4 @@ def test_a_file_that_does_not_name_its_projector_is_read_as_one(tmp_path) -> Non
 
 
 def test_the_text_model_beside_is_a_file_of_its_own_family(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
-    pair = Pair(load_decoder(tmp_path / "tiny.gguf"), eyes.twin, tiny_tokenizer().get_vocab_size())
-    CHECKS["whole_prompt"](pair)
+    check_text_beside(make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp"))

@@ -16,14 +16,14 @@ from runtime.errors import UnsupportedModelError
 from tests.gguf_files import matrices
 from tests.parity.towers import (
     FLAVOURS,
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
     encoded,
     load_tower,
     make_eyes,
     random_pixels,
-    worst,
 )
 from tests.tiny_models import write_tiny_folder
 
@@ -76,7 +76,7 @@ SHAPES = [(6, 6), (6, 12), (12, 6), (18, 6)]
 @pytest.mark.parametrize("images", [1, 2])
 def test_features_agree(eyes, images, shape) -> None:
     pixels = random_pixels(images, 3, *(6 * side for side in shape))
-    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels))
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -84,15 +84,13 @@ def test_declared_limits_hold(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = random_pixels(3, 3, 36, 72)
-    together = encoded(eyes.tower, pixels)
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2]))
+    check_each_alone(eyes, random_pixels(3, 3, 36, 72))
 
 
 def test_a_picture_of_many_slabs_agrees(tmp_path) -> None:
     eyes = make_eyes(build_tower, config(patch_size=2), tmp_path, flavour="llama.cpp")
     pixels = random_pixels(1, 3, 80, 72)
-    assert worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels))
 
 
 @pytest.mark.parametrize(

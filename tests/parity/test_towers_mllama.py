@@ -12,8 +12,9 @@ from model_zoo.towers.mllama import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import rewrite
 from tests.parity.towers import (
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
     encoded,
     load_tower,
@@ -82,7 +83,7 @@ GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (4, 1)]
 @pytest.mark.parametrize("images", [1, 2])
 def test_features_agree(eyes, images, grid) -> None:
     pixels = tiles_of(eyes, images)
-    assert worst(encoded(eyes.tower, pixels, grid), expected(eyes, pixels, grid)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels, grid), grid)
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -91,9 +92,7 @@ def test_declared_limits_hold(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = tiles_of(eyes, 3)
-    together = encoded(eyes.tower, pixels, (1, 2))
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2], (1, 2)))
+    check_each_alone(eyes, tiles_of(eyes, 3), (1, 2))
 
 
 def test_lying_and_standing_grids_have_places_of_their_own(eyes) -> None:

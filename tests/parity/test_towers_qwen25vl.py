@@ -11,13 +11,12 @@ from model_zoo.towers.qwen25vl import build_tower
 from runtime.errors import UnsupportedModelError
 from tests.parity.towers import (
     FLAVOURS,
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
-    encoded,
     make_eyes,
     random_pixels,
-    worst,
 )
 
 TEXT = {
@@ -75,7 +74,7 @@ GRIDS = [(6, 6), (7, 5), (1, 4), (5, 2), (3, 8)]
 @pytest.mark.parametrize("images", [1, 2])
 def test_features_agree(eyes, images, grid) -> None:
     pixels = pixels_of(eyes, images, grid)
-    assert worst(encoded(eyes.tower, pixels, grid), expected(eyes, pixels, grid)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels, grid), grid)
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -83,9 +82,7 @@ def test_declared_limits_hold(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = pixels_of(eyes, 3, (4, 5))
-    together = encoded(eyes.tower, pixels, (4, 5))
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2], (4, 5)))
+    check_each_alone(eyes, pixels_of(eyes, 3, (4, 5)), (4, 5))
 
 
 def test_other_windows_are_refused_where_readers_know_one(tmp_path) -> None:

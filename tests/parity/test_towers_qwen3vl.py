@@ -10,13 +10,12 @@ from transformers import Qwen3VLConfig
 from model_zoo.towers.qwen3vl import build_tower
 from tests.parity.towers import (
     FLAVOURS,
-    TOLERANCE,
     Eyes,
+    check_each_alone,
+    check_features,
     check_limits,
-    encoded,
     make_eyes,
     random_pixels,
-    worst,
 )
 
 TEXT = {
@@ -71,7 +70,7 @@ GRIDS = [(6, 6), (7, 5), (1, 4), (5, 2), (3, 8)]
 @pytest.mark.parametrize("images", [1, 2])
 def test_features_agree(eyes, images, grid) -> None:
     pixels = pixels_of(eyes, images, grid)
-    assert worst(encoded(eyes.tower, pixels, grid), expected(eyes, pixels, grid)) <= TOLERANCE
+    check_features(eyes, pixels, expected(eyes, pixels, grid), grid)
 
 
 def test_declared_limits_hold(eyes) -> None:
@@ -79,9 +78,7 @@ def test_declared_limits_hold(eyes) -> None:
 
 
 def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    pixels = pixels_of(eyes, 3, (4, 5))
-    together = encoded(eyes.tower, pixels, (4, 5))
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2], (4, 5)))
+    check_each_alone(eyes, pixels_of(eyes, 3, (4, 5)), (4, 5))
 
 
 def test_rows_have_parts_for_as_many_text_layers(eyes) -> None:

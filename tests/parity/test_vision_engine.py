@@ -14,10 +14,12 @@ from runtime.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.vision import LocalEncoder
 from tests.parity import (
     test_vision_gemma3,
+    test_vision_gemma4,
     test_vision_idefics3,
     test_vision_internvl,
     test_vision_llama4,
     test_vision_llava,
+    test_vision_llava_next,
     test_vision_mistral3,
     test_vision_mllama,
     test_vision_qwen3vl,
@@ -45,6 +47,20 @@ FAMILIES = {
     "gemma3": Family(
         test_vision_gemma3, test_vision_gemma3.config, test_vision_gemma3.START, "llama.cpp", {}
     ),
+    "gemma4": Family(
+        test_vision_gemma4,
+        lambda: test_vision_gemma4.CONFIGS["large"],
+        test_vision_gemma4.PLACE,
+        "llama.cpp",
+        test_vision_gemma4.SETTINGS,
+    ),
+    "gemma4_small": Family(
+        test_vision_gemma4,
+        lambda: test_vision_gemma4.CONFIGS["small"],
+        test_vision_gemma4.PLACE,
+        "ollama",
+        test_vision_gemma4.SETTINGS,
+    ),
     "idefics3": Family(
         test_vision_idefics3,
         test_vision_idefics3.config,
@@ -65,6 +81,13 @@ FAMILIES = {
         test_vision_llava.PLACE + "\n",
         "llama.cpp",
         test_vision_llava.SETTINGS["padded"],
+    ),
+    "llava_next": Family(
+        test_vision_llava_next,
+        test_vision_llava_next.config,
+        test_vision_llava_next.PLACE + "\n",
+        "llama.cpp",
+        test_vision_llava_next.SETTINGS,
     ),
     "llama4": Family(
         test_vision_llama4, test_vision_llama4.config, test_vision_llama4.WHOLE, "ollama", {}

@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.chat import ChatTemplate, Message
 from tests.chat_templates import template_source
-from tests.parity.test_vision_prompts import BOS, FAMILIES, TALKS, model_of, places
+from tests.parity.seeing_families import BOS, FAMILIES, TALKS, model_of, places
 from tests.vision_prompts import as_transformers, library_tokenizer, pictures
 
 MARKER = re.compile(r"<\|[^<>|\s]+\|>|\[/?[A-Z_]+\]|<end_of_utterance>")
@@ -35,6 +35,8 @@ ON_LINES = (
 def source_of(family: str) -> str:
     models = "transformers.models"
     match family:
+        case "gemma4":
+            return template_source("google-gemma-4-31B-it")
         case "llama4":
             return importlib.import_module(f"{models}.llama4.processing_llama4").chat_template
         case "idefics3":
@@ -47,7 +49,7 @@ def source_of(family: str) -> str:
     return template_source("Mistral-Small-3.2-24B-Instruct-2506")
 
 
-@pytest.mark.parametrize("name", ["pixtral", "llama4", "llava", "idefics3", "internvl"])
+@pytest.mark.parametrize("name", ["pixtral", "llama4", "gemma4", "llava", "idefics3", "internvl"])
 @pytest.mark.parametrize("about", TALKS)
 def test_templates_show_images_as_in_transformers(name: str, about: str) -> None:
     family, source = FAMILIES[name], source_of(name)
@@ -63,7 +65,11 @@ def test_templates_show_images_as_in_transformers(name: str, about: str) -> None
     made = processor(text=[text], images=images, add_special_tokens=False)
     model = model_of(family, source, special, bos_token=BOS, eos_token="<|im_end|>")
     talk = TALKS[about]
-    if name in ("pixtral", "llama4"):  # which show a text and a list of one text differently
+    if name in (
+        "pixtral",
+        "llama4",
+        "gemma4",
+    ):  # which show a text and a list of one text differently
         talk = [replace(m, content=m.content if m.images else (m.content,)) for m in talk]
     prompt = model.prepare(talk)
     ids = np.asarray(made["input_ids"][0]).tolist()

@@ -16,7 +16,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.vision import VisionTower
 from tests.memory_profile import peak_bytes
-from tests.tiny_models import write_tiny
+from tests.parity.agreement import CHECKS, Pair, load_decoder
+from tests.tiny_models import tiny_tokenizer, write_tiny
 
 TOLERANCE = 3e-5  # of a row's largest feature
 FLAVOURS = ("llama.cpp", "ollama")
@@ -33,11 +34,17 @@ class Eyes:
 
 
 def make_eyes(
-    build: Build, config: PreTrainedConfig, folder: Path, *, flavour: str, type: str = "f32"
+    build: Build,
+    config: PreTrainedConfig,
+    folder: Path,
+    *,
+    flavour: str,
+    type: str = "f32",
+    maker: Any = None,
 ) -> Eyes:
     """Write the tiny model of `config` and load the part of it that sees."""
     path = folder / "tiny.gguf"
-    twin = write_tiny(path, config, flavour=flavour, type=type)
+    twin = write_tiny(path, config, flavour=flavour, type=type, maker=maker)
     own = folder / "mmproj-tiny.gguf"
     assert own.exists() == (flavour == "llama.cpp")
     path = own if own.exists() else path
@@ -71,6 +78,29 @@ def worst(features: Tensor, expected: Tensor) -> float:
     assert features.shape == expected.shape, (features.shape, expected.shape)
     largest = expected.abs().amax(-1, keepdim=True)
     return ((features.float() - expected) / largest).abs().max().item()
+
+
+def random_tiles(eyes: Eyes, images: int, tiles: int) -> Tensor:
+    """For towers that take images in any number of tiles."""
+    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
+
+
+def check_features(
+    eyes: Eyes, pixels: Tensor, expected: Tensor, grid: tuple[int, int] = (1, 1)
+) -> None:
+    assert worst(encoded(eyes.tower, pixels, grid), expected) <= TOLERANCE
+
+
+def check_each_alone(eyes: Eyes, pixels: Tensor, grid: tuple[int, int] = (1, 1)) -> None:
+    """No image changes what another one gets."""
+    together = encoded(eyes.tower, pixels, grid)
+    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2], grid))
+
+
+def check_text_beside(eyes: Eyes) -> None:
+    """The file beside the projector is the text model's, which answers as the twin does."""
+    decoder = load_decoder(eyes.path.parent / "tiny.gguf")
+    CHECKS["whole_prompt"](Pair(decoder, eyes.twin, tiny_tokenizer().get_vocab_size()))
 
 
 def check_limits(tower: VisionTower, images: int) -> None:

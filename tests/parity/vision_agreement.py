@@ -120,7 +120,10 @@ def _write_tokenizer(folder: Path, special: Sequence[str], spelled: str) -> None
     native = Tokenizer.from_str(tiny_tokenizer().to_str())
     native.add_special_tokens([AddedToken(text, special=True) for text in special])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=native, bos_token=END_OF_TEXT, eos_token=END
+        tokenizer_object=native,
+        bos_token=END_OF_TEXT,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
     )
     tokenizer.chat_template = TEMPLATE.replace("IMAGE", spelled)
     tokenizer.save_pretrained(folder)

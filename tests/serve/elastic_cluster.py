@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.serve.application import (
 
 GPUS = {"first": 1, "second": 2}  # of the nodes beside the head
 REPLICAS = 3
-BURST = 40
+BURST = 160  # so many that it lasts for longer than replicas take to start
 WORDS = "What is the sum of seven and ten, and what is the day after a Monday in May? "
 INTERVAL_S = 0.25
 AUTOSCALING = {
@@ -47,22 +47,36 @@ TIMEOUT_S = 240.0
 
 
 class Census:
-    """How many replicas there are and start, each time that this changes; and the fewest GPUs that
-    were free."""
+    """How many replicas there are and start, each time that this changes; the fewest GPUs that were
+    free; and the processes of those that have begun an answer."""
 
     def __init__(self) -> None:
         self.counts: list[int] = [0]
         self.free_gpus = float(sum(GPUS.values()))
+        self.answering: set[int] = set()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._threads = [threading.Thread(target=each) for each in (self._watch, self._ask)]
 
     def __enter__(self) -> "Census":
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        while not self._done.wait(0.3):
+            with suppress(Exception):  # there is none, or one that has just gone
+                handle = serve.get_deployment_handle("demo", NAME)
+                cards, figures = (
+                    handle.broadcast(method).results(timeout_s=5)
+                    for method in ("describe", "statistics")
+                )
+                each = zip(cards, figures, strict=True)
+                self.answering |= {card.pid for card, now in each if now.first_tokens_total}
 
     def _watch(self) -> None:
         while not self._done.wait(0.05):
@@ -125,6 +139,7 @@ def scenario(url: str) -> dict[str, Any]:
         "after_waking": after_waking,
         "statuses": statuses,
         "free_gpus": census.free_gpus,
+        "answering": len(census.answering),
         "counts": census.counts,
     }
 

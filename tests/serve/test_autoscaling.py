@@ -1,38 +1,18 @@
 """From no replica to several on other nodes and back, on a real cluster of three nodes."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from tests.serve.application import ROOT
 from tests.serve.elastic_cluster import BURST, GPUS, REPLICAS
+from tests.serve.own_cluster import LIMIT_S, told_by
 
-# Minutes where the machine has much else to do.
-LIMIT_S = 500
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """What has happened there. Its Ray keeps its files apart from that of the other tests."""
-    with TemporaryDirectory(prefix="ray") as folder:
-        report = Path(folder) / "report.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.serve.elastic_cluster", str(report)],
-            cwd=ROOT,
-            env={**os.environ, "RAY_TMPDIR": folder},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        assert report.exists(), done.stderr
-        return json.loads(report.read_text())
+    return told_by("tests.serve.elastic_cluster")
 
 
 def test_a_list_of_models_wakes_none(told: dict[str, Any]) -> None:
@@ -51,6 +31,11 @@ def test_a_burst_of_long_prompts_starts_all_that_it_takes_in_one_decision(
 ) -> None:
     assert told["statuses"] == [200] * BURST
     assert told["counts"][1:3] == [1, REPLICAS]
+
+
+def test_what_waits_is_shared_with_those_that_come(told: dict[str, Any]) -> None:
+    """All of it was asked at once, when there was one."""
+    assert told["answering"] == REPLICAS
 
 
 def test_replicas_go_where_the_gpus_are(told: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ def test_the_model_is_listed_shown_and_running(native, application):
     shown = native.show("demo")
     (running,) = native.ps().models
     assert listed.model == "demo:latest"
-    assert listed.details.family == shown.modelinfo["general.architecture"] == "llama"
+    assert listed.details.family == shown.modelinfo["general.architecture"] == "gemma3"
     assert shown.modelinfo["general.parameter_count"] > 100_000
     assert shown.modelinfo["tokenizer.ggml.tokens"] is None
     assert "<|im_start|>" in shown.template

@@ -24,7 +24,7 @@ GREEDY = {"temperature": 0, "num_predict": 3}
 def url(application: Application) -> Iterator[str]:
     """Of an application with two replicas, whose steps are so short that prompts take many."""
     limits = {"max_sequences": 4, "step_tokens": 4, "threads": 1, "num_cpus": 0.1}
-    args = arguments(replicas=2, **limits)
+    args = arguments(replicas=2, context_tokens=1024, **limits)
     try:
         serve.run(build(args), name=NAME, route_prefix=PATH)
         await_http(f"{application.url}{PATH}")
@@ -99,7 +99,7 @@ async def test_the_replica_of_a_long_prompt_is_avoided_by_the_next_requests(url:
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for turn in range(4):
             before = await asyncio.to_thread(prompt_tokens)
-            long = asyncio.create_task(post(client, f"{turn} camels. " * 45))
+            long = asyncio.create_task(post(client, f"{turn} camels. " * 125))
             while not await asyncio.to_thread(queued_tokens):
                 assert not long.done()
             await post(client, f"Who are you, {turn}?")

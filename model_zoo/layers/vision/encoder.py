@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,20 @@ _PADDING = 512
 ReadNorm = Callable[[str], RMSNorm | LayerNorm]
 
 
+class LayerNeeds(Protocol):
+    """`row_elements`: how many elements a row of a slab needs at once; `kept_elements`: a row of
+    the batch, beside the input; `matrix_elements`: the largest matrix."""
+
+    @property
+    def row_elements(self) -> int: ...
+
+    @property
+    def kept_elements(self) -> int: ...
+
+    @property
+    def matrix_elements(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderLayer:
     """x + attention(norm(x)), then that + feed_forward(norm(that)).
@@ -57,6 +72,10 @@ class EncoderLayer:
     @property
     def row_elements(self) -> int:
         return max(self.attention.row_elements, self.feed_forward.row_elements)
+
+    @property
+    def kept_elements(self) -> int:
+        return self.attention.kept_elements
 
     @property
     def matrix_elements(self) -> int:
@@ -125,7 +144,7 @@ def read_gated(
 
 
 def encoder_bytes(
-    device: torch.device, sizes: VisionSizes, layers: Sequence[EncoderLayer], rows: int
+    device: torch.device, sizes: VisionSizes, layers: Sequence[LayerNeeds], rows: int
 ) -> int:
     """What the layers allocate for so many rows of a batch, and their input, in bytes.
 
@@ -133,7 +152,7 @@ def encoder_bytes(
     """
     slab = min(rows, SLAB_ROWS)
     widest = max(layer.row_elements for layer in layers) + 2 * sizes.hidden + _PADDING
-    kept = max(layer.attention.kept_elements for layer in layers) + sizes.hidden
+    kept = max(layer.kept_elements for layer in layers) + sizes.hidden
     matrix = max(layer.matrix_elements for layer in layers)
     return 4 * (rows * kept + slab * widest) + kernel_bytes(
         device, largest_matrix=matrix, head_dim=sizes.head_dim

@@ -40,7 +40,11 @@ def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
 
     `names`: of the tensors of the frames, suffix and all.
     """
-    frames = torch.stack([w.table(name, shape=_square(sizes)) for name in names], dim=2)
+    tables = [w.table(name, shape=_square(sizes)) for name in names]
+    # `torch.stack` would compute, and of an outline nothing is to be computed.
+    frames = tables[0].new_empty(sizes.hidden, CHANNELS, len(names), sizes.patch, sizes.patch)
+    for frame, table in zip(frames.unbind(2), tables, strict=True):
+        frame.copy_(table)
     bias = read_bias(w, names[0].removesuffix(".weight"), sizes.hidden)
     return Linear(in_float32(frames.flatten(1)), bias)
 

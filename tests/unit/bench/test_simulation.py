@@ -8,7 +8,7 @@ from bench.sections import ROUTING, section_of, with_section
 from bench.simulation.contestants import OTHERS, Ours
 from bench.simulation.measure import percentile, run
 from bench.simulation.replica import Job, Replica
-from bench.simulation.scenarios import ACCELERATOR, Scenario, everything
+from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, newcomers
 from bench.simulation.traces import Mix, Request, Session, Turn, sessions
 from bench.simulation.world import Outcome, Place, World
 from serve_app.prefixes import Chain
@@ -131,6 +131,14 @@ def test_every_request_is_answered_though_replicas_die(make):
     asked = sum(len(session.turns) for session in trace)
     assert len(outcome.between_s) == asked
     assert asked < outcome.decisions < 2 * asked
+
+
+def test_who_waits_when_replicas_come_is_answered_far_sooner_by_moving():
+    late = newcomers(120).with_ingresses(2)
+    moving, staying = (run(late, lambda _, m=m: Ours(2, moves=m)) for m in (True, False))
+    assert moving.moves > 5 and not staying.moves
+    assert max(moving.first_s) < 0.7 * max(staying.first_s)
+    assert len(moving.first_s) == len(staying.first_s), "each is answered once"
 
 
 def test_one_section_is_replaced_and_the_others_stay():

@@ -1,15 +1,38 @@
 """Every file of configs/ is one that Serve and we understand, to the last key."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from runtime.errors import ConfigurationError
-from serve_app.settings import deployment_name, read_settings
+from serve_app.on_demand.settings import OnDemandSettings
+from serve_app.sections import AutoscalingSettings
+from serve_app.settings import (
+    AppSettings,
+    FailoverSettings,
+    ImageUrlSettings,
+    ModelSettings,
+    ParallelSettings,
+    VisionSettings,
+    deployment_name,
+    read_settings,
+)
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
 from tests.tiny_seeing import write_tiny_seeing
 
+SECTIONS = (
+    AppSettings,
+    AutoscalingSettings,
+    FailoverSettings,
+    ImageUrlSettings,
+    ModelSettings,
+    OnDemandSettings,
+    ParallelSettings,
+    VisionSettings,
+)
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -60,3 +83,11 @@ def test_a_key_that_we_do_not_know_is_noticed():
     args["models"][0]["context_token"] = 4096
     with pytest.raises(ConfigurationError, match="context_tokens"):
         read_settings(args)
+
+
+@pytest.mark.parametrize(
+    "section", [AppSettings, ModelSettings, *SECTIONS], ids=lambda s: s.__name__
+)
+def test_the_readme_tells_every_key(section: type[BaseModel]):
+    told = set(re.findall(r"`([a-z_]+)", (ROOT / "configs" / "README.md").read_text()))
+    assert set(section.model_fields) <= told

@@ -11,6 +11,8 @@ from serve_app.settings import deployment_name, read_settings
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service
 
+HAPROXY = ("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S")
+
 
 @pytest.fixture(autouse=True)
 def an_empty_store(monkeypatch, tmp_path):
@@ -86,9 +88,13 @@ def test_ray_is_the_version_that_we_install():
 
 
 def test_every_pod_says_the_same_of_serve():
+    config = parsed((ROOT / "configs" / "quickstart.yaml").read_text())
+    quickstart = config.controller_options.runtime_env["env_vars"]
     for group in groups().values():
         environment = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
         assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
         assert environment["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
+        for name in HAPROXY:
+            assert environment[name] == quickstart[name], "streams end as late as elsewhere"
         mounts = {mount["mountPath"]: mount for mount in container(group)["volumeMounts"]}
         assert environment["CARAVAN_MODELS"] in mounts

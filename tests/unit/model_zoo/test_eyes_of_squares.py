@@ -15,7 +15,12 @@ from model_zoo.processors.clip import ClipProcessor
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
 from tests.gguf_files import rewrite
-from tests.parity import test_vision_idefics3, test_vision_internvl, test_vision_llava
+from tests.parity import (
+    test_vision_idefics3,
+    test_vision_internvl,
+    test_vision_llava,
+    test_vision_llava_next,
+)
 from tests.parity.vision_agreement import WIDE, make_seeing
 
 CPU = torch.device("cpu")
@@ -24,6 +29,7 @@ MODULES: dict[str, Any] = {
     "idefics3": (test_vision_idefics3, "<image>", test_vision_idefics3.SETTINGS),
     "internvl": (test_vision_internvl, "<IMG_CONTEXT>\n", {"max_patches": 6}),
     "llava": (test_vision_llava, "<image>\n", test_vision_llava.SETTINGS["middle"]),
+    "llava_next": (test_vision_llava_next, "<image>\n", test_vision_llava_next.SETTINGS),
 }
 
 
@@ -73,11 +79,14 @@ def test_converted_files_say_what_the_processor_of_the_checkpoint_does(folders) 
     assert keys_of(folders["llava"])["clip.vision.image_aspect_ratio"] == "square"
 
 
-def test_idefics3_is_not_shown_images_of_a_size_that_nobody_stated(folders, tmp_path) -> None:
-    told = refusal(
-        UnsupportedModelError, folders["idefics3"], tmp_path, vision__preproc_image_size=None
-    )
-    assert "`clip.vision.preproc_image_size`" in told and "convert the checkpoint again" in told
+def test_idefics3_cuts_four_tiles_along_the_longest_edge_where_its_file_is_silent(
+    folders, tmp_path
+) -> None:
+    """Idefics3-8B-Llama3 scales to 4 * 364, SmolVLM to 4 * 384, its smaller sisters to 4 * 512."""
+    model = loaded(folders["idefics3"], tmp_path, vision__preproc_image_size=None)
+    processor = model.eyes.processor
+    assert processor.longest_edge == 4 * processor.side == 144
+    assert model.prepare(ASK).images[0].grid == (2, 4)
 
 
 def test_idefics3_cuts_the_tiles_that_its_file_says(folders, tmp_path) -> None:
@@ -119,11 +128,29 @@ def test_llava_pads_or_cuts_as_its_file_says_and_pads_where_it_is_silent(
     assert isinstance(processor, ClipProcessor) and processor.whole is whole
 
 
-def test_llava_of_another_generation_is_refused(folders, tmp_path) -> None:
+def test_llava_with_tiles_of_which_its_file_says_nothing_is_refused(folders, tmp_path) -> None:
     told = refusal(
         UnsupportedModelError, folders["llava"], tmp_path, vision__image_aspect_ratio="anyres"
     )
     assert "`clip.vision.image_aspect_ratio` is anyres" in told
+
+
+@pytest.mark.parametrize("aspect", ["anyres", None])
+def test_llava_next_cuts_tiles_for_the_canvases_of_its_file(folders, tmp_path, aspect) -> None:
+    keys = {
+        "vision__image_grid_pinpoints": [36, 108, 72, 72],
+        "vision__image_aspect_ratio": aspect,
+        "vision__mm_patch_merge_type": None,
+    }
+    images = loaded(folders["llava_next"], tmp_path, **keys).prepare(ASK).images
+    assert [len(image.pixels) for image in images] == [1 + 3]
+    told = refusal(
+        UnsupportedModelError,
+        folders["llava_next"],
+        tmp_path,
+        vision__image_aspect_ratio="anyres_max_9",
+    )
+    assert "`clip.vision.image_aspect_ratio` is anyres_max_9" in told
 
 
 def test_a_text_model_of_another_architecture_is_told_with_those_that_fit(folders) -> None:

@@ -36,7 +36,7 @@ PROCESSORS: list[ImageProcessor] = [
     MllamaProcessor(side=28, tile_rows=5),
     InternVLProcessor(28, 4, CLIP),
     Idefics3Processor(side=28, longest_edge=56, tile_rows=4),
-    LlavaNextProcessor(side=28, tile_edge=2, resolutions=((28, 56), (56, 28))),
+    LlavaNextProcessor(side=28, tile_edge=2, canvases=((28, 56), (56, 28))),
     Gemma4Processor(tokens=70),
 ]
 every_processor = pytest.mark.parametrize(

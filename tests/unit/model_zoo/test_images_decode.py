@@ -3,13 +3,16 @@
 import asyncio
 import itertools
 import pickle
+import struct
 import subprocess
 import sys
+import textwrap
 from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 from transformers.image_transforms import convert_to_rgb
 
 from model_zoo.images.decode import DecodingLimits, decode
@@ -158,6 +161,35 @@ def test_xmp_says_which_way_is_up_where_exif_does_not(orientation: int) -> None:
     agrees(saved(RGB, "WEBP", xmp=xmp))
     agrees(saved(RGB, "JPEG", xmp=xmp, exif=exif(3)))
     agrees(png_of(photo(37, 53), 2, extra=[chunk(b"iTXt", b"XML:com.adobe.xmp" + bytes(5) + xmp)]))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_notes_in_texts_of_a_png_say_which_way_is_up(compressed: bool) -> None:
+    """As ImageMagick wrote Exif before there was a chunk for it; that chunk counts first."""
+    lines = textwrap.wrap(exif(6).tobytes().hex(), 72)
+    profile = "\n".join(["", "exif", f"{len(exif(6).tobytes()):8}", *lines, ""])
+    notes = PngInfo()
+    notes.add_text("Raw profile type exif", profile, zip=compressed)
+    assert agrees(saved(RGB, "PNG", pnginfo=notes)).shape == (53, 37, 3)
+    agrees(saved(RGB, "PNG", pnginfo=notes, exif=exif(3)))
+    notes = PngInfo()
+    notes.add_itxt("XML:com.adobe.xmp", (XMP % 6).decode(), "en", "picture", zip=compressed)
+    assert agrees(saved(RGB, "PNG", pnginfo=notes)).shape == (53, 37, 3)
+
+
+@pytest.mark.parametrize("note", [b"", b"\0", b"\0\0", b"\0not compressed", b"\nexif\n 9\nxyz"])
+@pytest.mark.parametrize("name", [b"tEXt", b"zTXt", b"iTXt"])
+def test_notes_that_cannot_be_read_say_nothing(name: bytes, note: bytes) -> None:
+    for keyword in (b"Raw profile type exif", b"XML:com.adobe.xmp"):
+        data = png_of(photo(37, 53), 2, extra=[chunk(name, keyword + b"\0" + note)])
+        np.testing.assert_array_equal(decode(data, LIMITS), photo(37, 53))
+
+
+@pytest.mark.parametrize("kind, layout", [(3, "H"), (4, "I"), (8, "h"), (9, "i")])
+def test_the_number_of_the_orientation_may_be_of_any_kind(kind: int, layout: str) -> None:
+    value = struct.pack(f"<{layout}", 6).ljust(4, b"\0")
+    tiff = struct.pack("<2sHIHHHI4sI", b"II", 42, 8, 1, 0x0112, kind, 1, value, 0)
+    assert agrees(saved(RGB, "JPEG", exif=b"Exif\0\0" + tiff)).shape == (53, 37, 3)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

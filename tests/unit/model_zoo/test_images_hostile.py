@@ -199,8 +199,9 @@ def test_only_the_first_of_many_frames_is_decoded() -> None:
 def test_a_profile_that_grows_a_thousandfold_is_never_unpacked() -> None:
     packed = zlib.compress(bytes(2**28), 9)
     profile = chunk(b"iCCP", b"profile\0\0" + packed)
-    text = chunk(b"zTXt", b"text\0\0" + packed)
-    data = png_of(photo(5, 7), 2, extra=[profile, text])
+    texts = [chunk(b"zTXt", key + b"\0\0" + packed) for key in (b"text", b"Raw profile type exif")]
+    notes = chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + packed)
+    data = png_of(photo(5, 7), 2, extra=[profile, *texts, notes])
     tracemalloc.start()
     try:
         image = decode(data, LIMITS)

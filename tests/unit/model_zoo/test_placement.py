@@ -11,10 +11,21 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.eyes.seeing import Eyes
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP
-from model_zoo.placement import gemma3, idefics3, internvl, llama4, llava, mllama, pixtral, qwen
+from model_zoo.placement import (
+    gemma3,
+    gemma4,
+    idefics3,
+    internvl,
+    llama4,
+    llava,
+    mllama,
+    pixtral,
+    qwen,
+)
 from model_zoo.placement.pieces import Placement
 from model_zoo.placement.tags import tagged, with_images
 from model_zoo.processors.clip import ClipProcessor
+from model_zoo.processors.gemma4 import Gemma4Processor
 from model_zoo.processors.idefics3 import Idefics3Processor
 from model_zoo.processors.internvl import InternVLProcessor
 from model_zoo.processors.llama4 import Llama4Processor
@@ -30,6 +41,7 @@ BOS = "<|begin_of_text|>"
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
 PLACEMENTS: dict[str, Any] = {
     "gemma3": gemma3.GemmaPlacement,
+    "gemma4": gemma4.PlanePlacement,
     "pixtral": pixtral.PixtralPlacement,
     "qwen": qwen.QwenPlacement,
     "llama4": llama4.LlamaPlacement,
@@ -40,6 +52,7 @@ PLACEMENTS: dict[str, Any] = {
 }
 PROCESSORS: dict[str, Any] = {
     "gemma3": SquareProcessor(28, 4),
+    "gemma4": Gemma4Processor(4, 3, 12),
     "pixtral": PixtralProcessor(140, 14, 2),
     "qwen": QwenVLProcessor(14, 2, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
     "llama4": Llama4Processor(side=28, tile_rows=4),
@@ -50,6 +63,7 @@ PROCESSORS: dict[str, Any] = {
 }
 RESERVED = {
     "gemma3": gemma3.GemmaPlacement.reserved,
+    "gemma4": gemma4.PlanePlacement.reserved,
     "pixtral": pixtral.PixtralPlacement.reserved,
     "qwen": qwen.QwenPlacement.reserved,
     "llama4": llama4.LlamaPlacement.reserved,
@@ -61,6 +75,7 @@ RESERVED = {
 }
 OPTIONAL = (
     gemma3.PLACE,
+    *gemma4.OTHERS,
     idefics3.WHOLE,
     idefics3.tile(1, 1),
     idefics3.tile(2, 1),

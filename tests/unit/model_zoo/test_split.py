@@ -68,8 +68,9 @@ def refusal(path: Path) -> str:
 def split_like_a_converter(source: Path, folder: Path, *, tensors_each: int) -> Path:
     """`source` in parts as the format's own writer names and fills them."""
     reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(
-        folder / "tiny.gguf", "llama", split_max_tensors=tensors_each, use_temp_file=False
+        folder / "tiny.gguf", architecture, split_max_tensors=tensors_each, use_temp_file=False
     )
     for name, entry in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":

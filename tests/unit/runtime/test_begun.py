@@ -148,6 +148,14 @@ def test_who_had_its_turn_elsewhere_goes_before_those_that_wait_for_their_first(
     scheduler.retire(plan, results(plan))
 
 
+def test_who_only_waited_elsewhere_waits_behind_those_that_wait_here() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3, count=1))
+    scheduler.add(request("bb", 3, begun=Begun(had_turn=False)))
+    scheduler.add(request("ccc", 3, count=1))
+    assert [each.request.id for each in scheduler.waiting] == ["a", "bb", "ccc"]
+
+
 def random_pieces(r: random.Random) -> tuple[list[bytes], list[str]]:
     alphabet = "abé😀 STO"
     data = "".join(r.choice(alphabet) for _ in range(r.randint(1, 30))).encode()

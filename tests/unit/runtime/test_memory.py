@@ -43,6 +43,7 @@ def plan(
     context_tokens: int = 250,
     depth: int = 2,
     vision: VisionBytes | None = None,
+    **more: int,
 ) -> MemoryPlan:
     return plan_memory(
         MODEL,
@@ -56,6 +57,7 @@ def plan(
         memory_bytes=memory_bytes,
         depth=depth,
         vision=vision or VisionBytes(),
+        **more,
     )
 
 
@@ -66,6 +68,15 @@ def test_with_room_to_spare_every_slot_gets_a_full_context():
     assert memory.cache_bytes == 64 * 16 * 2 * 16 * 4 * 2
     assert memory.weight_bytes == WEIGHTS
     assert memory.activation_bytes == ACTIVATIONS + 32 + 4
+
+
+def test_what_is_set_aside_is_taken_from_what_is_free_and_from_nothing_that_was_given(monkeypatch):
+    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: 10**9)
+    assert plan(memory_bytes=None).available_bytes == 10**9
+    assert plan(memory_bytes=None, set_aside_bytes=400_000_000).available_bytes == 600_000_000
+    assert plan(set_aside_bytes=400_000_000) == plan()
+    with pytest.raises(DoesNotFitError, match=r"beside 999,000,000 for images.*max_image_pixels"):
+        plan(memory_bytes=None, set_aside_bytes=999_000_000)
 
 
 def test_what_is_reserved_and_what_stays_free_add_up_to_what_is_there():

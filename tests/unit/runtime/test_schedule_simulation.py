@@ -56,7 +56,7 @@ def visible(kind: CacheKind, position: int, spans: tuple[ImageSpan, ...]) -> ran
     end = position
     for span in spans:
         inside = span.whole and span.start <= position < span.end
-        if inside and kind != Full(looks_ahead=False):
+        if inside and getattr(kind, "looks_ahead", True):
             end = span.end - 1
     match kind:
         case Sliding(window):
@@ -289,7 +289,7 @@ def random_kinds(r: random.Random, page_tokens: int) -> list[CacheKind]:
     alignment = page_tokens * r.choice([1, 1, 2, 4])
     kinds: list[CacheKind] = [
         Full(looks_ahead=r.random() < 0.7),
-        Sliding(r.randint(2, 9)),
+        Sliding(r.randint(2, 9), looks_ahead=r.random() < 0.7),
         Chunked(r.choice([3, 4, 8])),
         Cross(IMAGES, IMAGE_ROWS, lead_in=r.random() < 0.5, alignment=alignment),
     ]

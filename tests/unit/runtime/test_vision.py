@@ -5,8 +5,10 @@ from concurrent.futures import CancelledError
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from runtime.vision import LocalEncoder
+from runtime.vision import ForeseenEncoder, LocalEncoder, PreparedImage
+from tests.memory_profile import peak_bytes
 from tests.unit.runtime.eyes import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")
@@ -99,3 +101,27 @@ def test_a_tower_that_breaks_its_word_is_seen_at_start(encoder_of) -> None:
     tower.largest = lambda: picture(0, 9)
     with pytest.raises(AssertionError):
         encoder_of(tower).warm_up()
+
+
+def test_what_a_batch_takes_has_room_for_its_pixels_too(encoder_of) -> None:
+    """A copy side by side, on the device; where an image may have more than the largest shown."""
+
+    class Plain(PretendTower):
+        def largest(self) -> PreparedImage:
+            return PreparedImage(torch.zeros(7, 5000), (1, 7), b"largest", 7)
+
+        def activation_bytes(self, images: int) -> int:
+            return 4 * images * 8 * self.limits.width
+
+        def encode(self, pixels: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+            return pixels.new_zeros(*pixels.shape[:2], self.limits.width)
+
+    tower = Plain(rows=8)
+    encoder = encoder_of(tower, most_at_once=3)
+    worst = [PreparedImage(torch.zeros(8, 5000), (1, 8), b"worst", 8)] * 3
+    encoder._encode_and_wait(worst)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        encoder._encode_and_wait(worst)
+    kept = 3 * 8 * tower.limits.row_bytes  # features, which count as such
+    assert 3 * 8 * 5000 * 4 <= peak_bytes(recorded) <= encoder.workspace_bytes + kept
+    assert ForeseenEncoder.of(tower, CPU).workspace_bytes == encoder_of(tower).workspace_bytes

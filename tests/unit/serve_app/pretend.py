@@ -94,6 +94,9 @@ class OneReplica:
         self.asked += 1
         return self.address
 
+    async def better(self, task, *, avoid: frozenset[str] = frozenset()) -> None:
+        return None
+
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         return self.card
 

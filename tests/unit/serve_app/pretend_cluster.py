@@ -54,7 +54,12 @@ class Process:
 
     keeper: Keeper
     loader: StoreBackedLoader
+    server: StreamServer
     alive: bool = True
+
+    async def die(self) -> None:
+        self.alive = False
+        await self.server.close(drain_s=0)
 
 
 class Cluster:
@@ -104,7 +109,7 @@ async def cluster_of(
                 environment={},
             )
             opened.callback(keeper.close)
-            processes.append(Process(keeper, loader))
+            processes.append(Process(keeper, loader, server))
         yield Cluster(processes)
 
 

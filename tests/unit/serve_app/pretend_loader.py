@@ -10,24 +10,27 @@ from runtime.errors import EngineDeadError, ModelNotFoundError
 from runtime.request import FinishReason
 from serve_app.card import ModelCard
 from serve_app.on_demand.model_pool import Found, Sizes
-from serve_app.task import ChatDelta, Task
+from serve_app.task import ChatDelta, ChatTask
 from tests.unit.serve_app.pretend import CARD
 
 
 class PretendModel:
-    """Answers with its own name once it may; `dead` is what its health check says."""
+    """Answers with its own name, unless another one has said that, and ends once it may; `dead` is
+    what its health check says."""
 
     def __init__(self, found: Found, memory_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
         self.found = found
         self.dead = False
+        self.waiting = 2
         self.closed = False
         self.may_end = asyncio.Event()
         loop.call_soon_threadsafe(self.may_end.set)
         self._card = card(found, memory_bytes)
 
-    async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
         assert not self.closed
-        yield ChatDelta(self.found.name, (1,))
+        if not (task.begun and task.begun.tokens):
+            yield ChatDelta(self.found.name, (1,))
         await self.may_end.wait()
         assert not self.closed
         yield ChatDelta(finish=FinishReason.STOP)
@@ -36,7 +39,7 @@ class PretendModel:
         return self._card
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics(running=1, waiting=2, slots=4)
+        return EngineStatistics(running=1, waiting=self.waiting, slots=4, steps_total=7)
 
     def check(self) -> None:
         if self.dead:

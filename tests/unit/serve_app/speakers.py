@@ -83,16 +83,23 @@ def usage(completion: int) -> Usage:
 
 
 class Replicas:
-    """A directory of these; `avoid` counts as long as there is another."""
+    """A directory of these; `avoid` counts as long as there is another. `problem`: why there can be
+    none now."""
 
     def __init__(self, *addresses: Address) -> None:
         self.addresses = list(addresses)
+        self.problem: CaravanError | None = None
 
     async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        if self.problem is not None:
+            raise self.problem
         while not self.addresses:
             await asyncio.sleep(0.01)
         others = [each for each in self.addresses if each.replica not in avoid]
         return (others or self.addresses)[0]
+
+    async def better(self, task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
+        return None
 
     async def describe(self, model: str, *, verbose: bool):
         return CARD

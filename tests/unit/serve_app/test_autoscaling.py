@@ -9,6 +9,7 @@ from ray.serve.config import AutoscalingContext
 
 from runtime.engine import EngineStatistics
 from serve_app.autoscaling import autoscaling_config, encoder_stats, engine_stats, scaling_rules
+from serve_app.on_demand.gauge import Gauge
 from serve_app.pressure import MEASURES
 from serve_app.sections import AutoscalingSettings
 
@@ -49,7 +50,7 @@ def context(*told, target=None, now=100.0, state=None, queued=0.0):
         name: {
             replica: [Point(98.0, stats[name]), Point(100.0, stats[name])]
             for replica, stats in zip(replicas, told, strict=True)
-            if stats
+            if name in stats
         }
         for name in MEASURES
     }
@@ -75,7 +76,10 @@ def context(*told, target=None, now=100.0, state=None, queued=0.0):
 
 
 def test_every_measure_of_a_report_is_told_by_replicas():
-    assert set(engine_stats(BUSY)) == set(MEASURES)
+    of_models_on_demand = {"room_used", "room_lacking"}
+    assert set(engine_stats(BUSY)) == set(MEASURES) - of_models_on_demand
+    pool = Gauge().read({"a": BUSY}, held=0, used=0.5)
+    assert set(pool) == set(MEASURES)
     told = encoder_stats(images_waiting=3, images_encoded_total=9, images_known_total=1)
     assert told.keys() <= set(MEASURES)
     assert all(type(value) is float for value in engine_stats(EngineStatistics()).values())
@@ -90,6 +94,12 @@ def test_images_that_a_pool_encodes_are_no_work_of_the_replica():
 def test_the_policy_sees_what_the_replicas_told():
     target, _ = policy()(context(engine_stats(BUSY)))
     assert target == 4  # 20,000 tokens at 1,000 a second in five seconds
+
+
+def test_the_queue_of_a_model_on_demand_is_seen_as_that_of_any_other():
+    idle = EngineStatistics(slots=64, tokens_per_s=10.0)
+    told = Gauge().read({"a": BUSY, "b": idle}, held=0, used=0.5)
+    assert policy()(context(told))[0] == 4
 
 
 def test_what_it_remembers_comes_back_with_serves_context():

@@ -9,15 +9,23 @@ from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
     ModelNotFoundError,
+    ModelUnavailableError,
     OverloadedError,
     RequestError,
 )
 from runtime.request import SamplingParams
 from serve_app.backend import ChatBackend
+from serve_app.directory import ModelDirectory
 from serve_app.stream.server import StreamServer
 from serve_app.stream.wire import Address
 from serve_app.task import ChatTask, RawText, merge
-from tests.unit.serve_app.pretend import CARD, PretendReplica, backend_of
+from tests.unit.serve_app.pretend import (
+    CARD,
+    Loaded,
+    OneReplica,
+    PretendReplica,
+    backend_of,
+)
 
 TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
 NOBODY = Address("127.0.0.1", 1, "token")
@@ -33,6 +41,9 @@ class Addresses:
     async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
         self.asked += 1
         return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
+
+    async def better(self, task, *, avoid: frozenset[str] = frozenset()) -> None:
+        return None
 
     async def describe(self, model: str, *, verbose: bool):
         return CARD
@@ -101,6 +112,53 @@ async def test_waiting_for_a_description_ends():
     chat = backend(NoReplica(), start_timeout_s=0.1)
     with pytest.raises(OverloadedError):
         await chat.card(await chat.model("demo"))
+
+
+async def test_waiting_for_somebody_who_loads_ends():
+    chat = backend(NoReplica(), start_timeout_s=0.1)
+    with pytest.raises(OverloadedError):
+        async with asyncio.timeout(5):
+            await chat.load(await chat.model("demo"), None)
+
+
+async def test_a_model_is_described_by_a_replica_that_has_it_where_another_could_not_load_it():
+    class Some(Loaded):
+        async def ask(self, method, *arguments, timeout_s):
+            assert (method, arguments) == ("describe", (False,))
+            return [CARD] if self.there else []
+
+    class Unserved(OneReplica):
+        async def describe(self, model, *, verbose):
+            raise ModelUnavailableError("it does not fit")
+
+    replicas = Some()
+    directory = ModelDirectory(Unserved(NOBODY), {"demo": replicas})
+    replicas.there = True
+    assert await directory.describe("demo", verbose=False) == CARD
+    replicas.there = False
+    with pytest.raises(ModelUnavailableError, match="does not fit"):
+        await directory.describe("demo", verbose=False)
+
+
+async def test_models_that_sleep_are_listed_as_far_as_they_are_known():
+    """Whoever chooses from a list could not wake them otherwise."""
+
+    class Sleeper(Loaded):
+        awake = False
+
+        async def ask(self, method, *arguments, timeout_s):
+            return await super().ask(method, timeout_s=timeout_s) if self.awake else []
+
+    sleeper = Sleeper()
+    directory = ModelDirectory(OneReplica(NOBODY), {"demo": sleeper})
+    (never,) = await directory.configured()
+    assert (never.name, never.digest, never.file_bytes) == ("demo", "", 0)
+    sleeper.awake = True
+    (awake,) = await directory.configured()
+    assert awake.file_bytes == CARD.file_bytes
+    sleeper.awake = False
+    assert await directory.configured() == [awake]
+    assert await directory.loaded() == []
 
 
 async def test_a_replicas_refusal_is_final():

@@ -21,7 +21,7 @@ def damaged(folder: Path, how: str) -> Path:
         "cut": lambda: data[: len(data) // 2],
         "magic": lambda: b"GGML" + data[4:],
         "architecture": lambda: data.replace(
-            b"\x05\x00\x00\x00\x00\x00\x00\x00llama", b"\x05\x00\x00\x00\x00\x00\x00\x00lxama", 1
+            b"\x06\x00\x00\x00\x00\x00\x00\x00gemma3", b"\x06\x00\x00\x00\x00\x00\x00\x00gexma3", 1
         ),
         "tensor": lambda: data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight", 1),
     }
@@ -37,7 +37,7 @@ def args(source: Path | str, **model) -> dict:
 BROKEN = [
     ("cut", ["cut.gguf"]),
     ("magic", ["magic.gguf"]),
-    ("architecture", ["architecture.gguf", "lxama"]),
+    ("architecture", ["architecture.gguf", "gexma3"]),
     ("tensor", ["tensor.gguf", "blk.0.attn_"]),
 ]
 

@@ -136,6 +136,24 @@ async def test_when_the_one_that_brings_the_pixels_leaves_another_one_brings_the
         assert gated.tower.encoded == [5]
 
 
+async def test_features_that_another_ones_pixels_became_meanwhile_are_not_waited_for() -> None:
+    """The first one leaves while its image is encoded; the next has the pixels on their way."""
+    async with GatedEncoder() as gated:
+        encoder, image = gated.encoder, picture(5)
+        first = asyncio.create_task(visited(encoder, image))
+        await until(lambda: gated.tower.entered.acquire(blocking=False))
+        first.cancel()
+        await all_of(first)
+        with encoder.visit(ask(image)) as visit:
+            assert await encoder.known(visit) is None
+            gated.gate.release(100)
+            await until(lambda: encoder.statistics().images_encoded_total == 1)
+            async with asyncio.timeout(5):
+                features = await encoder.encoded(visit, image.pixels)
+        assert torch.equal(features, expected(image))
+        assert gated.tower.encoded == [5]
+
+
 async def test_a_poisoned_image_fails_for_those_who_ask_for_it_and_nobody_else() -> None:
     async with GatedEncoder(batch_images=4, broken=frozenset([3])) as gated:
         gated.gate.release(100)

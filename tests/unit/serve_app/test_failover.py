@@ -7,6 +7,7 @@ import pytest
 
 from runtime.errors import (
     EngineDeadError,
+    ModelUnavailableError,
     OverloadedError,
     ReplicaLostError,
     RequestError,
@@ -193,6 +194,55 @@ async def test_a_replica_that_leaves_answers_on_where_there_is_no_other():
         assert (await answer).text == TEXT
         await closing
     assert len(first.tasks) == 1
+
+
+async def test_where_there_is_no_place_for_another_the_one_that_leaves_answers_on():
+    first = Speaker(halts_at=4)
+    async with following(first) as (backend, directory):
+        answer = asyncio.create_task(answered(backend))
+        await eventually(lambda: first.halted)
+        directory.problem = ModelUnavailableError("it has no place")
+        closing = asyncio.create_task(first.server.close(drain_s=60))
+        await asyncio.sleep(0.3)
+        first.goes_on.set()
+        assert (await answer).text == TEXT
+        await closing
+    assert len(first.tasks) == 1
+
+
+async def test_a_stream_outlasts_the_time_in_which_the_cluster_has_no_place_for_its_model():
+    """As when the only node for it is lost, and the next one has yet to come."""
+    first, later = Speaker(dies_at=4), Speaker()
+    async with following(first) as (backend, directory):
+        answer = asyncio.create_task(answered(backend))
+        await eventually(lambda: first.dying)
+        directory.problem = ModelUnavailableError("it has no place")
+        with pytest.raises(ModelUnavailableError):
+            await answered(backend)  # a new request does not wait for that
+        directory.addresses = [await later.start()]
+        directory.problem = None
+        assert (await answer).text == TEXT
+        await later.server.close(drain_s=0)
+    first = Speaker(dies_at=4)
+    async with following(first, start_timeout_s=0.3) as (backend, directory):
+        answer = asyncio.create_task(answered(backend))
+        await eventually(lambda: first.dying)
+        directory.problem = ModelUnavailableError("it has no place")
+        with pytest.raises(OverloadedError, match="no replica of model 'demo' has answered"):
+            await answer
+
+
+async def test_a_task_that_waited_at_a_replica_that_leaves_is_not_refused_by_a_full_one():
+    first, full = Speaker(halts_at=0), Speaker(error=OverloadedError("full"))
+    async with following(first, full) as (backend, _):
+        answer = asyncio.create_task(answered(backend))
+        await eventually(lambda: first.halted)
+        async with asyncio.timeout(5):
+            await first.server.close(drain_s=60)
+        await eventually(lambda: len(full.tasks) > 2)
+        full.error = None
+        assert (await answer).text == TEXT
+    assert full.tasks[0].begun == Begun(had_turn=False), "which engines never refuse"
 
 
 async def test_what_a_replica_cannot_finish_before_it_goes_waits_for_the_next():

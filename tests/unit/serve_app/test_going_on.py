@@ -26,7 +26,7 @@ TASK = ChatTask(
 SAMPLINGS = {
     "the most likely": SamplingParams(temperature=0),
     "the top k": HOT,
-    "all that lie in top p": dataclasses.replace(HOT, top_k=0, top_p=0.9),
+    "all that lie in top p": dataclasses.replace(HOT, top_k=0, top_p=0.9, temperature=8.0),
     "the whole vocabulary": dataclasses.replace(HOT, top_k=0, top_p=1.0, temperature=8.0),
     "penalised": dataclasses.replace(
         HOT, repeat_penalty=1.5, presence_penalty=0.8, frequency_penalty=0.7, repeat_last_n=32

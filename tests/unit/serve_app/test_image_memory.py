@@ -13,6 +13,7 @@ from model_zoo.eyes import seeing as seeing_module
 from model_zoo.eyes.album import Album
 from runtime.errors import (
     ConfigurationError,
+    DoesNotFitError,
     GenerationFailedError,
     OverloadedError,
     PromptTooLongError,
@@ -229,3 +230,11 @@ def test_room_must_hold_the_largest_image(file, tmp_path) -> None:
     write_tiny_llama(tmp_path / "blind.gguf")
     with pytest.raises(ConfigurationError, match=r"`image_memory_bytes`.*sees no images"):
         check_model(settings(tmp_path / "blind.gguf", image_memory_bytes=2**30))
+
+
+async def test_what_images_of_requests_may_take_has_to_be_free_at_start(file, monkeypatch) -> None:
+    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: 2**30)
+    with pytest.raises(DoesNotFitError, match=r"images of requests .*`max_image_pixels`"):
+        load_replica(settings(file))
+    with running(settings(file, image_memory_bytes=2**28, max_image_pixels=2**20)) as replica:
+        assert (await answer(replica, ONE, "a")).tokens

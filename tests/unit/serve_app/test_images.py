@@ -3,7 +3,9 @@
 import base64
 import dataclasses
 import json
+import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -148,6 +150,21 @@ async def test_lines_of_base64_are_joined_as_others_do() -> None:
     assert "\n" in lines
     prompt = await prompt_of(CHAT, user("", images=[lines]))
     assert prompt.messages[0].content == (ImagePart(ONE * 3),)
+
+
+@pytest.mark.parametrize("spelled", [str.upper, str.lower])
+async def test_base64_may_be_written_as_urls_are(spelled) -> None:
+    image = ONE + b"\xfb\xef\xff\xfe"
+    image += bytes((1 - len(image)) % 3)  # so that it ends in "=="
+    codes = set[str]()
+
+    def noted(code: re.Match[str]) -> str:
+        codes.add(code[0])
+        return spelled(code[0])
+
+    written = re.sub("%..", noted, quote(coded(image), safe=""))
+    prompt = await prompt_of(OPENAI, user([part(f"data:image/png;base64,{written}")]))
+    assert prompt.messages[0].content == (ImagePart(image),) and codes == {"%2B", "%2F", "%3D"}
 
 
 BAD_DATA = {

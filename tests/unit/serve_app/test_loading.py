@@ -1,12 +1,14 @@
 """Loading the demo model: what the log says, and what cannot be had."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.errors import ConfigurationError, DoesNotFitError
+from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings
 
@@ -26,10 +28,38 @@ def test_start_logs_progress_a_line_per_device_and_one_for_the_model(capsys):
     progress = [line["percent"] for line in lines if line["event"] == "loading"]
     assert device["kind"] == "cpu"
     assert device["threads"] >= 1
-    assert (model["name"], model["architecture"]) == ("demo", "llama")
+    assert (model["name"], model["architecture"]) == ("demo", "gemma3")
     assert model["quantization"] == replica.describe().quantization
     assert model["weight_bytes"] > 0 and model["cache_bytes"] > 0 and model["headroom_bytes"] > 0
     assert progress == sorted(progress) and progress[-1] == 100
+
+
+def test_the_last_line_of_a_start_says_what_loading_and_warming_up_took(capsys):
+    begun = time.monotonic()
+    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    took = time.monotonic() - begun
+    replica.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines if line["event"] != "loading"] == [
+        "device",
+        "model",
+        "vision",
+        "ready",
+    ]
+    assert lines[-1]["model"] == "demo"
+    load_s, warm_up_s = lines[-1]["load_s"], lines[-1]["warm_up_s"]
+    assert load_s > 0 and warm_up_s > 0 and load_s + warm_up_s <= took + 0.001
+
+
+def test_a_replica_that_is_there_has_computed_already(tmp_path):
+    """So a file whose numbers are none is refused by the model's name before anybody asks."""
+    broken = GGUFFile.open(DEMO).tensors["output_norm.weight"]
+    data = bytearray(Path(DEMO).read_bytes())
+    data[broken.begin : broken.begin + broken.nbytes] = b"\xff" * broken.nbytes
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"Model demo: The model cannot compute"):
+        load_replica(settings(source=str(path), context_tokens=64, max_sequences=2))
 
 
 def test_the_description_names_what_is_reserved():

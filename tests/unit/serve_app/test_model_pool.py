@@ -16,6 +16,7 @@ from runtime.errors import (
 from runtime.request import SamplingParams
 from serve_app.keep_alive import FOREVER
 from serve_app.on_demand.model_pool import Limits, ModelPool
+from serve_app.pressure import MEASURES
 from serve_app.task import ChatTask, RawText, merge
 from tests.unit.serve_app.pretend_loader import PretendLoader
 
@@ -274,18 +275,55 @@ async def test_models_are_described_without_being_loaded():
 
 async def test_it_is_told_what_is_there_and_what_is_on_its_way():
     loader = PretendLoader(**SMALL)
-    async with pool_of(loader, keep_alive_s=300.0) as pool:
-        async with using(pool, loader, "a"):
-            loader.may_load.clear()
-            asked = asyncio.create_task(ask(pool, "b"))
-            await until(lambda: len(pool.residents()) == 2)
-            told = {each.loaded.model.name: each for each in pool.residents()}
-            assert (told["a"].users, told["a"].ready, told["a"].slots) == (1, True, 4)
-            assert (told["b"].ready, told["b"].loaded.reserved_bytes) == (False, 50)
-            assert told["b"].loaded.expires_at == 1300.0
-            loader.may_load.set()
-            await asked
-        assert pool.statistics().running == 2
+    async with pool_of(loader, keep_alive_s=300.0) as pool, using(pool, loader, "a"):
+        loader.may_load.clear()
+        asked = asyncio.create_task(ask(pool, "b"))
+        await until(lambda: len(pool.residents()) == 2)
+        told = {each.loaded.model.name: each for each in pool.residents()}
+        assert (told["a"].users, told["a"].ready, told["a"].slots) == (1, True, 4)
+        assert (told["b"].ready, told["b"].loaded.reserved_bytes) == (False, 50)
+        assert told["b"].loaded.expires_at == 1300.0
+        loader.may_load.set()
+        await asked
+
+
+async def test_autoscaling_hears_of_all_models_of_those_that_wait_for_one_and_of_lack_of_room():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool, using(pool, loader, "a"):
+        assert set(pool.measures()) == set(MEASURES)
+        assert (pool.measures()["room_used"], pool.measures()["room_lacking"]) == (0.5, 0.0)
+        assert (pool.measures()["running"], pool.measures()["waiting"]) == (1.0, 2.0)
+        loader.may_load.clear()
+        asked = asyncio.create_task(ask(pool, "b"))
+        await until(lambda: pool.measures()["room_used"] == 1.0)
+        assert pool.measures()["waiting"] == 3.0, "whoever waits for a model to be loaded waits"
+        loader.may_load.set()
+        await asked
+        assert pool.measures()["room_used"] == 0.5, "what nobody uses makes room"
+        async with using(pool, loader, "b"):
+            with pytest.raises(OverloadedError):
+                await ask(pool, "c")
+            assert pool.measures()["room_lacking"] == 0.4
+
+
+async def test_where_models_are_counted_their_number_is_the_room():
+    loader = PretendLoader(a=(1, 1), b=(1, 1), c=(1, 1))
+    async with pool_of(loader, max_models=2) as pool, using(pool, loader, "a"):
+        assert pool.measures()["room_used"] == 0.5
+        async with using(pool, loader, "b"):
+            assert pool.measures()["room_used"] == 1.0
+            with pytest.raises(OverloadedError):
+                await ask(pool, "c")
+            assert pool.measures()["room_lacking"] == 0.5
+
+
+async def test_what_a_model_has_done_is_not_forgotten_with_it():
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        done = pool.measures()["steps_total"]
+        await ask(pool, "a", 0.0)
+        assert loader.unloads == ["a"] and pool.measures()["steps_total"] == done == 7.0
 
 
 async def test_a_dead_engine_is_told_by_the_health_check():

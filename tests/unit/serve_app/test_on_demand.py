@@ -185,8 +185,11 @@ async def test_pulls_of_the_same_name_at_once_are_one(roots, registry):
         ("", 400, "model is required"),
         ("elsewhere.test/a/b", 400, "pull_hosts"),
         ("169.254.169.254/a/b", 400, "pull_hosts"),
-        ("/etc/passwd", 500, "cannot be part of a model's name"),
-        ("a/b/c/d", 500, "is not a model's name"),
+        ("/etc/passwd", 400, "invalid model name: '' cannot be part of a model's name"),
+        ("a/b/c/d", 400, "invalid model name: 'a/b/c/d' is not a model's name"),
+        ("hf://nobody", 400, "invalid model name"),
+        ("ftp://somewhere/x", 400, "invalid model name: ftp:// is not known"),
+        ("huggingface.co/org/repo", 400, "give hf://organisation/repository"),
     ],
 )
 async def test_what_is_not_pulled_is_told(roots, registry, name, status, told):
@@ -213,6 +216,26 @@ async def test_a_model_is_deleted_from_every_store_and_unloaded_first(roots):
         assert (await chat(client, "both")).status_code == 404
         again = await client.request("DELETE", "/api/delete", json={"name": "both"})
         assert again.status_code == 404
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b/c/d", "has space", "x:", "ä"])
+async def test_what_is_no_name_is_refused_with_the_reason_wherever_it_is_said(roots, name):
+    copied = {"source": name, "destination": "x"}
+    asked = [
+        ("POST", "/api/pull", {"model": name, "stream": False}),
+        ("POST", "/api/pull", {"model": name}),
+        ("POST", "/api/show", {"model": name}),
+        ("POST", "/api/create", {"model": name, "from": "both"}),
+        ("POST", "/api/copy", copied),
+        ("POST", "/api/copy", {"source": "both", "destination": name}),
+        ("DELETE", "/api/delete", {"model": name}),
+    ]
+    async with cluster_of(*roots) as cluster, serving(cluster) as client:
+        for method, path, body in asked:
+            answer = await client.request(method, path, json=body)
+            (told,) = answer.json().values()
+            assert answer.status_code == 400 and "error" in answer.json(), (path, told)
+            assert "invalid" in told and "model's name" in told, (path, told)
 
 
 async def test_a_model_is_copied_in_the_stores_that_have_it(roots):

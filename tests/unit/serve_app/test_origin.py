@@ -17,6 +17,7 @@ from serve_app.settings import ModelSettings
 from serve_app.task import ChatTask, Conversation, merge
 from tests.loopback import Server, serving
 from tests.published import Registry
+from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import write_tiny_seeing
 
 DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
@@ -170,9 +171,13 @@ def test_a_configured_projector_goes_before_the_one_that_a_model_brings(seeing, 
         assert "vision" in loaded_capabilities(stated)
 
 
-def test_a_brought_projector_that_cannot_be_used_is_left_alone_and_told(seeing, capsys) -> None:
+def test_a_brought_projector_that_cannot_be_used_is_left_alone_and_told(
+    seeing, tmp_path, capsys
+) -> None:
     """Such models were served before anything here could see."""
-    with serving(published(DEMO, seeing[1])) as server:
+    blind = tmp_path / "blind.gguf"
+    write_tiny_llama(blind)
+    with serving(published(blind, seeing[1])) as server:
         assert "vision" not in loaded_capabilities(settings(server, context_tokens=64))
         assert check_model(settings(server, context_tokens=64)) is None
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]

@@ -4,15 +4,21 @@ import asyncio
 
 import pytest
 
+from model_zoo.chat import ImagePart, Message
 from runtime.errors import ModelUnavailableError
+from runtime.request import SamplingParams
+from serve_app.directory import ModelDirectory
 from serve_app.placement import Need, Placement, View, problem_of
+from serve_app.stream.wire import Address
+from serve_app.task import ChatTask, Conversation, RawText, TokenIds
+from tests.unit.serve_app.pretend import Loaded, OneReplica
 
 SMALL, BIG = {"CPU": 4.0, "GPU": 0.0}, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
 PENDING = "Deployment 'm' has 1 replicas that have taken more than 30s to be scheduled."
 
 
-def need(*bundles, together: bool = False) -> Need:
-    return Need("model 'm'", "m", bundles or ({"CPU": 1, "GPU": 1},), together)
+def need(*bundles, together: bool = False, apart: bool = False) -> Need:
+    return Need("model 'm'", "m", bundles or ({"CPU": 1, "GPU": 1},), together, apart)
 
 
 def view(*nodes, running: int = 0, starting: int = 1, told: str = "", free=None) -> View:
@@ -39,6 +45,9 @@ def test_what_no_node_has_is_told_with_what_the_largest_has():
         (need({"GPU": 2}, {"GPU": 2}), (BIG, BIG), True),
         (need({"GPU": 2}, {"GPU": 2}, together=True), (BIG, BIG), False),
         (need({"GPU": 1}, {"GPU": 1}, together=True), (BIG,), True),
+        (need({"GPU": 1}, {"GPU": 1}, apart=True), (BIG, SMALL), False),
+        (need({"GPU": 1}, {"GPU": 1}, apart=True), (BIG, BIG), True),
+        (need({"CPU": 1}, {"CPU": 1}, apart=True), (BIG, SMALL), True),
         (need({"GPU": 1, "TPU": 1}), (BIG,), False),
     ],
 )
@@ -46,8 +55,18 @@ def test_bundles_have_to_find_room_on_the_nodes(stated, nodes, fits):
     assert (problem_of(stated, view(*nodes)) is None) == fits
 
 
+def test_ranks_on_nodes_of_their_own_say_so():
+    told = problem_of(need({"CPU": 1}, {"CPU": 1}, apart=True), view(BIG))
+    assert told is not None and "needs 2 times 1 CPU, each on a node of its own" in told
+
+
 def test_a_replica_that_runs_is_proof_enough():
     assert problem_of(need({"GPU": 9}), view(SMALL, running=1)) is None
+
+
+def test_what_sleeps_may_be_woken_though_no_node_has_room_for_it_yet():
+    """Only what is to be started makes an autoscaler add the node that it needs."""
+    assert problem_of(need({"GPU": 9}), view(SMALL, starting=0)) is None
 
 
 def test_nothing_is_known_of_a_cluster_without_nodes():
@@ -122,3 +141,30 @@ async def test_a_place_that_comes_is_seen_and_a_failed_look_changes_nothing(monk
         while placement.problem("m") is not None:
             await asyncio.sleep(0.001)
         watching.cancel()
+
+
+async def test_images_that_nobody_can_encode_are_refused_and_texts_are_answered():
+    placement = Placement({"m": need({"CPU": 1}), "eyes": need({"GPU": 9})}, Cluster(view(SMALL)))
+    placement.note(view(SMALL))
+    address = Address("127.0.0.1", 1, "token")
+    directory = ModelDirectory(
+        OneReplica(address), {"m": Loaded()}, encoders={"m": "eyes"}, placement=placement
+    )
+    picture = ImagePart(b"picture")
+    blind = [
+        Conversation((Message("user", "hi"),)),
+        RawText("hi"),
+        TokenIds((1, 2)),
+    ]
+    seeing = [
+        Conversation((Message("user", ("hi", picture)), Message("user", "hi"))),
+        RawText("[img-0]", (picture,)),
+    ]
+    for prompt in blind:
+        assert await directory.choose(ChatTask("t", "m", prompt, SamplingParams())) == address
+    for prompt in seeing:
+        with pytest.raises(ModelUnavailableError, match="has no place"):
+            await directory.choose(ChatTask("t", "m", prompt, SamplingParams()))
+    placement.note(view(BIG, running=1))
+    for prompt in seeing:
+        assert await directory.choose(ChatTask("t", "m", prompt, SamplingParams())) == address

@@ -10,9 +10,11 @@ from runtime.stages import Stages
 from serve_app.placing import LayerPlacing, placing_of
 from serve_app.settings import ModelSettings, read_settings
 from tests.serve_configs import DEMO, deployments
+from tests.tiny_models import TinyLlama, write_tiny_llama
 
 GPUS = [torch.device("cuda", number) for number in range(3)]
 HOST = torch.device("cpu")
+LAYERS = 5
 
 
 def settings(**change) -> ModelSettings:
@@ -35,6 +37,15 @@ def test_a_replica_of_several_ranks_reserves_a_place_for_each() -> None:
     *_, strategy = bundles(parallel={"tensor": 2, "placement": "strict_spread"}, device="cpu")
     assert strategy == "STRICT_SPREAD"
     assert bundles(device="cpu")[1] is None
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread", "strict_pack", "strict_spread"])
+def test_what_ranks_need_is_known_as_strictly_as_it_is_asked_for(placement: str) -> None:
+    parallel = {"tensor": 2, "placement": placement}
+    model = {"name": "demo", "source": str(DEMO), "device": "cpu", "parallel": parallel}
+    need = deployments({"models": [model]})["Ingress"].init_args[3].needs["demo"]
+    assert len(need.bundles) == 2
+    assert (need.together, need.apart) == (placement == "strict_pack", placement == "strict_spread")
 
 
 def test_layers_on_several_gpus_reserve_these() -> None:
@@ -73,9 +84,11 @@ def test_a_host_without_gpus_has_all_layers() -> None:
 
 
 @pytest.fixture(scope="module")
-def outline():
-    file = GGUFFile.open(DEMO)
-    decoder = load(DEMO, device=torch.device("meta"), dtype=torch.float32).decoder
+def outline(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_llama(path, config=TinyLlama(layers=LAYERS, feed_forward=1024))
+    file = GGUFFile.open(path)
+    decoder = load(path, device=torch.device("meta"), dtype=torch.float32).decoder
     return file, decoder
 
 
@@ -92,21 +105,19 @@ def test_a_model_that_fits_one_gpu_is_there(outline) -> None:
 
 def test_a_model_that_fits_no_gpu_alone_is_divided_by_their_memory(outline) -> None:
     file, decoder = outline
-    layers = file.metadata["llama.block_count"]
     working = decoder.activation_bytes(8, 2)
     half = int((working + file.size_bytes * 0.62) / 0.9)
     stages = placed(outline, [half, half])
     assert stages is not None and set(stages.layers) == set(GPUS[:2])
-    assert stages.main == GPUS[0] and len(stages.layers) == layers
+    assert stages.main == GPUS[0] and len(stages.layers) == LAYERS
     nothing = placed(outline, [working, working])
-    assert nothing == Stages((HOST,) * layers, GPUS[0])
+    assert nothing == Stages((HOST,) * LAYERS, GPUS[0])
 
 
 def test_what_the_settings_say_of_layers_counts_whatever_is_free(outline) -> None:
-    layers = outline[0].metadata["llama.block_count"]
     stages = placed(outline, [0, 0], tensor_split=(1, 1))
-    assert stages is not None and stages.layers.count(GPUS[0]) == (layers + 1) // 2
+    assert stages is not None and stages.layers.count(GPUS[0]) == (LAYERS + 1) // 2
     stages = placed(outline, [1 << 40, 1 << 40], num_gpu=1)
-    assert stages == Stages((HOST,) * (layers - 1) + (GPUS[0],), GPUS[0])
+    assert stages == Stages((HOST,) * (LAYERS - 1) + (GPUS[0],), GPUS[0])
     with pytest.raises(ConfigurationError, match="names 3 devices; this replica has 2"):
         placed(outline, [1, 1], tensor_split=(1, 1, 1))

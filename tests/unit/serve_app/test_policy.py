@@ -3,6 +3,7 @@
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,3 +261,112 @@ def test_whoever_is_chosen_is_there(events):
             choices.doubt(name, now=now)
         chosen = choices.choose(prompt(f"{number}"), now=now)
         assert chosen in choices.replicas if choices.replicas else chosen is None
+
+
+def waiting(count: int, *, tokens: int = 1000, load: Load = IDLE) -> RoutingPolicy:
+    """A policy that has given tasks "0", "1", ... to the only replica that there was, "old"."""
+    choices = policy({"old": load})
+    for number in range(count):
+        assert choices.choose(prompt(f"{number}", tokens), now=0.0, task=f"{number}") == "old"
+    return choices
+
+
+def moved(choices: RoutingPolicy, tasks, *, now: float = 1.0) -> list[str | None]:
+    return [choices.better(f"{task}", now=now) for task in tasks]
+
+
+def test_those_that_wait_stay_where_there_is_nobody_else():
+    assert moved(waiting(20), range(20)) == [None] * 20
+    assert waiting(1).better("unknown", now=1.0) is None
+
+
+@pytest.mark.parametrize("asked", [range(30), range(29, -1, -1)])
+def test_of_those_that_wait_so_many_go_to_a_newcomer_that_both_have_about_as_much(asked):
+    choices = waiting(30)
+    choices.admit("new")
+    choices.report("new", IDLE, now=1.0)
+    gone = [n for n in asked if moved(choices, [n]) == ["new"]]
+    assert 8 <= len(gone) <= 15 and 0 not in gone
+    assert moved(choices, asked) == [None] * 30, "nobody moves to and fro"
+
+
+def test_who_waited_behind_one_that_has_left_is_nearer_to_its_turn():
+    """Two prompts, of three and of one second, and one of a tenth behind them."""
+    choices = policy({"old": IDLE})
+    for name, tokens in (("long", 3000), ("next", 1000), ("last", 100)):
+        choices.choose(prompt(name, tokens), now=0.0, task=name)
+    before = {name: choices._tickets[name].tokens for name in ("long", "next", "last")}
+    assert before == {"long": 3000, "next": 4000, "last": 4100}
+    choices.admit("new")
+    assert choices.better("next", now=0.0) == "new"
+    assert {name: choices._tickets[name].tokens for name in ("long", "last")} == {
+        "long": 3000,
+        "last": 3100,
+    }
+
+
+def test_two_newcomers_share_what_waits():
+    choices = waiting(60)
+    for name in ("new", "newer"):
+        choices.admit(name)
+    where = Counter(moved(choices, reversed(range(60))))
+    assert min(where["new"], where["newer"]) > 10 and where[None] > 10
+
+
+def test_what_has_been_computed_of_what_stood_before_a_task_counts():
+    """Twenty prompts of a second each: the last one's turn comes after nineteen."""
+    for done, leaves in ((0, True), (10_000, True), (18_500, False)):
+        choices = waiting(20)
+        choices.admit("new")
+        choices.report("old", busy(20_000 - done, computed_tokens=done), now=1.0)
+        assert (moved(choices, [19]) == ["new"]) == leaves, done
+
+
+def test_waiting_for_slots_is_waiting_too():
+    full = busy(0, running=16, waiting=1, started=100)
+    choices = waiting(5, tokens=10, load=full)
+    choices.admit("new")
+    assert moved(choices, [4]) == ["new"]
+    choices = waiting(5, tokens=10, load=full)
+    choices.admit("new")
+    choices.report("old", busy(0, running=16, waiting=1, started=105), now=1.0)
+    assert moved(choices, [4]) == [None], "its turn has come"
+
+
+def test_a_prefix_that_is_held_where_a_task_waits_is_worth_a_wait():
+    """All but 100 of 8000 tokens are there; elsewhere they would take eight seconds."""
+    for queued, leaves in ((7000, False), (30_000, True)):
+        choices = policy({"old": IDLE})
+        choices.choose(prompt("a", 8000), now=0.0)
+        choices.report("old", busy(queued, computed_tokens=8000), now=1.0)
+        choices.choose(prompt("a", 8100), now=1.0, task="next")
+        choices.admit("new")
+        assert (choices.better("next", now=1.0) == "new") == leaves, queued
+
+
+def test_nobody_moves_to_one_that_is_avoided_in_doubt_or_silent():
+    choices = waiting(30)
+    choices.admit("new")
+    assert choices.better("29", now=1.0, avoid=frozenset({"new"})) is None
+    choices.doubt("new", now=1.0)
+    assert choices.better("29", now=1.0) is None
+    choices.report("new", IDLE, now=1.0)
+    choices.report("old", busy(30_000), now=50.0)
+    assert choices.better("29", now=50.0) is None
+    choices.report("new", IDLE, now=50.0)
+    assert choices.better("29", now=50.0) == "new"
+
+
+def test_who_waits_at_a_replica_that_is_gone_is_no_longer_moved():
+    choices = waiting(30)
+    choices.admit("new")
+    choices.forget("old")
+    assert moved(choices, range(30)) == [None] * 30
+
+
+def test_of_those_that_wait_so_many_are_remembered_and_no_more(monkeypatch):
+    monkeypatch.setattr("serve_app.policy.MOST_TICKETS", 20)
+    choices = waiting(30)
+    choices.admit("new")
+    assert moved(choices, range(10)) == [None] * 10
+    assert len(choices._tickets) == 20 and "new" in moved(choices, range(20, 30))

@@ -7,16 +7,17 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from runtime.engine import EngineStatistics
 from runtime.request import SamplingParams
 from serve_app.beginnings import chain_of_task
 from serve_app.reporting import CHAINS_KEPT, Reporter
-from serve_app.routing import CensusRouter, Crowd
+from serve_app.routing import CensusRouter, Crowd, HandleDirectory
 from serve_app.stream.client import StreamClient
 from serve_app.stream.server import StreamServer
 from serve_app.task import ChatTask, RawText
-from tests.unit.serve_app.pretend import PretendReplica
+from tests.unit.serve_app.pretend import CARD, PretendReplica
 
 IDLE = EngineStatistics(slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000)
 PATIENCE_S = 5.0
@@ -104,7 +105,7 @@ async def crowd(handle: PretendHandle):
 
 async def chosen(crowd: Crowd, asked: ChatTask, avoid: frozenset[str] = frozenset()) -> str:
     async with asyncio.timeout(PATIENCE_S):
-        return (await crowd.choose(chain_of_task(asked), avoid)).replica
+        return (await crowd.choose(asked, avoid)).replica
 
 
 async def eventually(holds) -> None:
@@ -167,7 +168,7 @@ async def test_a_replica_that_drains_is_passed_over():
         await both_chosen(known)
         client = StreamClient()
         a.replica.waits.clear()
-        address = await known.choose(chain_of_task(task("x")), frozenset({"b"}))
+        address = await known.choose(task("x"), frozenset({"b"}))
         answer = client.generate(address, task("x"))
         await anext(answer)
         closing = asyncio.create_task(a.server.close(drain_s=60.0))
@@ -203,6 +204,27 @@ async def test_replicas_that_serve_no_longer_has_are_forgotten_and_new_ones_used
             assert set(counts) == {"a", "b"}
 
 
+async def test_of_those_that_wait_some_go_to_a_replica_that_is_started_later():
+    """Though nobody else asks meanwhile, so that nothing but their waiting makes it known."""
+    async with running("a", "b") as (a, b):
+        handle = PretendHandle(a)
+        async with crowd(handle) as known:
+            waiting = [task(f"{n}", 5000) for n in range(10)]
+            assert {await chosen(known, each) for each in waiting} == {"a"}
+            a.statistics = busy(50_000)
+            assert [await known.better(each, frozenset()) for each in waiting] == [None] * 10
+            handle.become(a, b)
+            moved: list[str] = []
+
+            async def some() -> bool:
+                moves = [await known.better(each, frozenset()) for each in waiting]
+                moved.extend(address.replica for address in moves if address is not None)
+                return bool(moved)
+
+            await eventually(some)
+            assert set(moved) == {"b"} and 2 <= len(moved) <= 5, "both have about as much then"
+
+
 async def test_while_there_is_no_replica_each_request_knocks_and_is_answered_in_the_end():
     async with running("a") as (a,):
         handle = PretendHandle()
@@ -229,6 +251,26 @@ async def test_where_replicas_are_nobody_knocks():
         async with crowd(handle) as known:
             for n in range(20):
                 await chosen(known, task(f"{n}"))
+
+
+async def test_who_dies_while_a_model_is_described_leaves_that_to_another():
+    answers = iter([ActorDiedError(), ActorUnavailableError("", bytes(16)), CARD])
+
+    class Dying:
+        def options(self, *, method_name):
+            assert method_name == "describe"
+            return self
+
+        async def remote(self, *, verbose):
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    directory = HandleDirectory({"demo": Dying()})
+    async with asyncio.timeout(PATIENCE_S):
+        assert await directory.describe("demo", verbose=False) == CARD
+        assert await directory.describe("demo", verbose=False) == CARD
 
 
 async def test_calls_for_control_go_to_two_at_random_and_then_to_all():

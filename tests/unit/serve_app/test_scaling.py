@@ -83,6 +83,21 @@ def test_places_and_pages_run_out_too(full):
     assert wanted(full, IDLE) == 2
 
 
+def test_models_on_demand_get_another_process_where_one_was_refused_for_want_of_room():
+    busy = replace(IDLE, running=4, room_used=1.0)
+    assert wanted(busy) == 1, "that all of it is used is no lack yet"
+    assert wanted(replace(busy, room_lacking=0.5)) == 2
+    assert wanted(replace(busy, room_lacking=0.5), IDLE) == 2, "there is room in the other one"
+
+
+def test_a_process_whose_models_are_used_is_not_taken_from_them():
+    """However little each of them has to do; the room that they take is nowhere else."""
+    state, busy = State(), replace(IDLE, running=1, room_used=0.8)
+    for now in range(0, 300, 2):
+        target, state = decide(RULES, seen(busy, busy, now=now), state)
+        assert target == 2
+
+
 def test_nobody_needs_more_replicas_than_there_are_requests():
     one = replace(IDLE, running=1, queued_tokens=90_000, kv_occupancy=1.0)
     assert wanted(one) == 1

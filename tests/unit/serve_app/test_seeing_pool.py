@@ -12,6 +12,7 @@ from model_zoo.eyes.seeing import Eyes
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
+from runtime.vision import batch_bytes
 from serve_app.loading import check_model, load_encoder, load_replica
 from serve_app.replica import ModelReplica
 from serve_app.settings import ModelSettings
@@ -129,7 +130,7 @@ def test_a_replica_with_a_pool_reads_no_tower_and_reserves_nothing_for_one(
 ) -> None:
     replica = load_replica(settings(*files), Encoders())
     assert fetched and not any(name.startswith(PREFIXES) for name in fetched)
-    spared = eyes.tower.weight_bytes + eyes.tower.activation_bytes(1)
+    spared = eyes.tower.weight_bytes + batch_bytes(eyes.tower, 1)
     arriving = 2 * ROWS * WIDTH * 2
     card, own = replica.describe(), local.describe()
     replica.close()

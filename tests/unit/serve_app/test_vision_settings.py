@@ -95,3 +95,18 @@ def test_encoders_are_scaled_apart_from_replicas(files) -> None:
     scaling = encoder._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 3)
     assert made["one"].num_replicas == 4
+
+
+def test_what_encoders_need_is_known_like_what_replicas_do(files) -> None:
+    """So that it is told where they have no place, under whichever model an image comes."""
+    pool = {"num_cpus": 0.5, "num_gpus": 2}
+    models = [
+        {"name": "one", **files, "vision": pool},
+        {"name": "two", **files, "vision": pool},
+        {"name": "local", **files},
+    ]
+    plan = deployments({"models": models})["Ingress"].init_args[3]
+    assert plan.encoders["one"] == plan.encoders["two"] and "local" not in plan.encoders
+    need = plan.needs[plan.encoders["two"]]
+    assert need.deployment == "VisionEncoder:one"
+    assert need.bundles == ({"CPU": 0.5, "GPU": 2},)

@@ -1,0 +1,26 @@
+"""A model divided among two nodes, on a real cluster of three, of which one is lost."""
+
+from typing import Any
+
+import pytest
+
+from tests.serve.own_cluster import LIMIT_S, told_by
+
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    return told_by("tests.serve.spread_cluster")
+
+
+def test_ranks_on_two_nodes_answer_as_one_rank_does(told: dict[str, Any]) -> None:
+    before = told["nodes"][0]
+    assert len(set(before)) == len(before) == 2
+    assert told["divided"] == told["whole"] != ""
+
+
+def test_when_the_node_of_a_rank_is_lost_all_ranks_are_replaced(told: dict[str, Any]) -> None:
+    before, after = told["nodes"]
+    assert len(set(after)) == 2 and before[1] not in after
+    assert told["again"] == told["divided"]

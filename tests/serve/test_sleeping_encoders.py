@@ -1,0 +1,71 @@
+"""Encoders that are there only while there are images: woken by one, gone when none comes."""
+
+from base64 import b64encode
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from ray import serve
+
+from serve_app.app import build
+from tests.serve.application import Application, await_http, eventually
+from tests.tiny_seeing import write_tiny_seeing
+from tests.vision_prompts import png
+
+NAME, PATH = "sleeping", "/sleeping"
+MODEL, ENCODERS = "eyes", "VisionEncoder:eyes"
+TIMEOUT_S = 100.0
+pytestmark = pytest.mark.timeout(300)
+SLEEP = {
+    "min_replicas": 0,
+    "max_replicas": 1,
+    "downscale_delay_s": 1.0,
+    "metrics_interval_s": 0.25,
+}
+
+
+@pytest.fixture(scope="module")
+def url(application: Application, tmp_path_factory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    projector = write_tiny_seeing(path, flavour="llama.cpp")
+    files = {"source": str(path), "projector": str(projector)}
+    limits = {"context_tokens": 128, "max_sequences": 4, "num_cpus": 0.1, "threads": 1}
+    pool = {"autoscaling": SLEEP, "num_cpus": 0.1, "threads": 1, "timeout_s": TIMEOUT_S}
+    model = {"name": MODEL, "device": "cpu", **files, **limits, "vision": pool}
+    try:
+        serve.run(build({"models": [model]}), name=NAME, route_prefix=PATH)
+        await_http(f"{application.url}{PATH}")
+        yield f"{application.url}{PATH}"
+    finally:
+        serve.delete(NAME)
+
+
+def encoders() -> int:
+    """Those that run or start."""
+    states = serve.status().applications[NAME].deployments[ENCODERS].replica_states
+    return states.get("STARTING", 0) + states.get("RUNNING", 0)
+
+
+def answered(url: str, *images: bytes) -> str:
+    message = {"role": "user", "content": "hello", "images": [*map(_text, images)]}
+    asked = {"model": MODEL, "messages": [message], "stream": False}
+    asked |= {"options": {"temperature": 0, "num_predict": 4}}
+    response = httpx.post(f"{url}/api/chat", json=asked, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    return response.json()["message"]["content"]
+
+
+def _text(image: bytes) -> str:
+    return b64encode(image).decode()
+
+
+def test_an_image_wakes_an_encoder_which_sleeps_again_and_wakes_again(url: str) -> None:
+    assert encoders() == 0
+    answered(url)
+    assert encoders() == 0, "a text needs none"
+    for seed in (1, 2):
+        answered(url, png(30, 40, seed=seed))
+        assert encoders() == 1
+        eventually(lambda: encoders() == 0, timeout_s=TIMEOUT_S)
+    answered(url, png(30, 40, seed=1))
+    assert encoders() == 0, "features that the replica has kept need none"

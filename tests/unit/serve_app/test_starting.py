@@ -1,0 +1,63 @@
+"""How an application and its replicas start: what is told, and what comes before traffic."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.runner import DeviceRunner
+from serve_app.app import build
+from serve_app.deployments import ModelDeployment
+from serve_app.settings import ModelSettings
+from serve_app.stream.server import StreamServer
+
+DEMO = str(Path(__file__).parents[3] / "models" / "demo.gguf")
+MODEL = {"name": "demo", "source": DEMO, "device": "cpu", "context_tokens": 64, "max_sequences": 2}
+
+
+@pytest.fixture
+def done(monkeypatch) -> list[str]:
+    """What a replica has done so far of two things."""
+    done: list[str] = []
+    warm_up, start = DeviceRunner.warm_up, StreamServer.start
+
+    def warming_up(runner, *arguments):
+        warm_up(runner, *arguments)
+        done.append("warmed up")
+
+    async def starting(server, host):
+        done.append("told its address")
+        return await start(server, "127.0.0.1")
+
+    monkeypatch.setattr(DeviceRunner, "warm_up", warming_up)
+    monkeypatch.setattr(StreamServer, "start", starting)
+    return done
+
+
+class Here(ModelDeployment):
+    """As Serve makes one, but in this process, where nobody awaits what Serve does at the end."""
+
+    def __del__(self) -> None:
+        """The test ends what it has opened."""
+
+
+def events(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_an_application_says_which_models_it_has_checked(capsys):
+    build({"models": [MODEL, {**MODEL, "name": "other"}]})
+    [told] = [event for event in events(capsys.readouterr().err) if event["event"] == "configured"]
+    assert told["models"] == ["demo", "other"]
+    assert told["check_s"] > 0
+
+
+async def test_a_replica_has_warmed_up_before_anybody_can_reach_it(done, capsys):
+    deployment = object.__new__(Here)
+    await deployment.__init__(ModelSettings(**MODEL))
+    try:
+        assert done == ["warmed up", "told its address"]
+    finally:
+        await deployment._opened.aclose()
+    told = [event["event"] for event in events(capsys.readouterr().err)]
+    assert told[0] == "starting" and told[-1] == "ready"
