@@ -24,7 +24,9 @@ LONG = 150  # tokens, enough to be killed among
 # So hot that the end token is one of hundreds of equals.
 HOT = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "num_predict": 300}
 
-Ask = Callable[[str, int], Iterator[str]]
+# Of a part of an answer: its text, and the scores of its tokens where they are asked for.
+Part = tuple[str, list[float]]
+Ask = Callable[[str, int], Iterator[Part]]
 
 
 def deploy(**change) -> None:
@@ -76,25 +78,25 @@ def all_there() -> bool:
     return len({sight.pid for sight in sights()}) == REPLICAS
 
 
-def native_stream(url: str, seed: int) -> Iterator[str]:
+def native_stream(url: str, seed: int) -> Iterator[Part]:
     client = ollama.Client(host=url, timeout=TIMEOUT_S)
     options = {**HOT, "seed": seed}
     for part in client.generate("demo", "a", raw=True, options=options, stream=True):
-        yield f"{part.response}{part.eval_count or ''}"
+        yield f"{part.response}{part.eval_count or ''}", []
 
 
-def native_whole(url: str, seed: int) -> Iterator[str]:
+def native_whole(url: str, seed: int) -> Iterator[Part]:
     client = ollama.Client(host=url, timeout=TIMEOUT_S)
     messages = [{"role": "user", "content": "hello"}]
     reply = client.chat("demo", messages, options={**HOT, "seed": seed})
-    yield f"{reply.message.content} {reply.prompt_eval_count} {reply.eval_count}"
+    yield f"{reply.message.content} {reply.prompt_eval_count} {reply.eval_count}", []
 
 
 def oai(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="-", timeout=TIMEOUT_S, max_retries=0)
 
 
-def chat_stream(url: str, seed: int) -> Iterator[str]:
+def chat_stream(url: str, seed: int) -> Iterator[Part]:
     """Said again and again, since that is wanted, with log-probabilities."""
     drawn = {"temperature": 2, "frequency_penalty": -2, "max_tokens": 300, "logprobs": True}
     messages = [{"role": "user", "content": "hello"}]
@@ -104,25 +106,26 @@ def chat_stream(url: str, seed: int) -> Iterator[str]:
     for part in stream:
         (choice,) = part.choices
         scores = choice.logprobs.content if choice.logprobs else []
-        yield (choice.delta.content or "") + "".join(f"\0{each.logprob}" for each in scores)
+        yield choice.delta.content or "", [each.logprob for each in scores]
 
 
-def completion_whole(url: str, seed: int) -> Iterator[str]:
+def completion_whole(url: str, seed: int) -> Iterator[Part]:
     drawn = {"temperature": 2, "frequency_penalty": -2, "max_tokens": 300}
     reply = oai(url).completions.create(model="demo", prompt="hello", seed=seed, **drawn)
     assert reply.usage is not None
-    yield f"{reply.choices[0].text} {reply.usage.prompt_tokens} {reply.usage.completion_tokens}"
+    counts = f"{reply.usage.prompt_tokens} {reply.usage.completion_tokens}"
+    yield f"{reply.choices[0].text} {counts}", []
 
 
-def said(ask: Ask, url: str, seed: int) -> str:
-    """Pieces of text, then scores: how they come in chunks is not part of the answer."""
-    parts = [piece.split("\0") for piece in ask(url, seed)]
-    return "".join(part[0] for part in parts) + str([score for part in parts for score in part[1:]])
+def said(ask: Ask, url: str, seed: int) -> Part:
+    """The whole: how it comes in parts is not part of the answer."""
+    texts, scores = zip(*ask(url, seed), strict=True)
+    return "".join(texts), [score for some in scores for score in some]
 
 
 def long_answer(ask: Ask, url: str) -> int:
     """A seed that gives one."""
-    return next(seed for seed in range(50) if len(said(ask, url, seed)) > 3 * LONG)
+    return next(seed for seed in range(50) if len(said(ask, url, seed)[0]) > 3 * LONG)
 
 
 def kill_whoever_works() -> int:
@@ -176,7 +179,7 @@ def test_a_new_version_changes_no_answer(url: str):
     before = {sight.pid for sight in sights()}
     done = threading.Event()
 
-    def ask_on(seed: int) -> list[str]:
+    def ask_on(seed: int) -> list[Part]:
         answers = []
         while not done.is_set():
             answers.append(said(native_stream, url, seed))
@@ -190,5 +193,5 @@ def test_a_new_version_changes_no_answer(url: str):
         finally:
             done.set()
         for seed, each in zip(seeds, asking, strict=True):
-            assert set(each.result()) == {undisturbed[seed]}
+            assert all(answer == undisturbed[seed] for answer in each.result())
     assert sum(sight.continued for sight in sights()) > 0, "no stream was handed over"

@@ -9,10 +9,11 @@ import httpx
 import pytest
 from ray import serve
 
+import serve_app.app
 from runtime.engine import EngineStatistics
-from serve_app.app import build
 from serve_app.card import ModelCard
 from tests.serve.application import Application, arguments, await_http, eventually
+from tests.serve.mortal import MortalDeployment
 
 NAME, PATH = "routed", "/routed"
 CALL_TIMEOUT_S = 20.0
@@ -25,21 +26,24 @@ def url(application: Application) -> Iterator[str]:
     """Of an application with two replicas, whose steps are so short that prompts take many."""
     limits = {"max_sequences": 4, "step_tokens": 4, "threads": 1, "num_cpus": 0.1}
     args = arguments(replicas=2, context_tokens=1024, **limits)
-    try:
-        serve.run(build(args), name=NAME, route_prefix=PATH)
-        await_http(f"{application.url}{PATH}")
-        yield f"{application.url}{PATH}"
-    finally:
-        serve.delete(NAME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve_app.app, "ModelDeployment", MortalDeployment)
+        try:
+            serve.run(serve_app.app.build(args), name=NAME, route_prefix=PATH)
+            await_http(f"{application.url}{PATH}")
+            yield f"{application.url}{PATH}"
+        finally:
+            serve.delete(NAME)
+
+
+def told(method: str, *args) -> list:
+    """What all replicas say, in one order always."""
+    handle = serve.get_deployment_handle("demo", NAME)
+    return handle.broadcast(method, *args).results(timeout_s=CALL_TIMEOUT_S)
 
 
 def statistics() -> dict[int, EngineStatistics]:
     """Of each replica, by its process."""
-    handle = serve.get_deployment_handle("demo", NAME)
-
-    def told(method: str) -> list:
-        return handle.broadcast(method).results(timeout_s=CALL_TIMEOUT_S)
-
     cards: list[ModelCard] = told("describe")
     return dict(zip((card.pid for card in cards), told("statistics"), strict=True))
 
@@ -96,6 +100,7 @@ async def post(client: httpx.AsyncClient, prompt: str) -> None:
 
 
 async def test_the_replica_of_a_long_prompt_is_avoided_by_the_next_requests(url: str):
+    await asyncio.to_thread(told, "pace", 0.01)  # the least that a step takes
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for turn in range(4):
             before = await asyncio.to_thread(prompt_tokens)
@@ -107,6 +112,7 @@ async def test_the_replica_of_a_long_prompt_is_avoided_by_the_next_requests(url:
             given = await asyncio.to_thread(asked_since, before)
             assert len(given) == 2, given
             assert min(given.values()) < 40 < 200 < max(given.values())
+    await asyncio.to_thread(told, "pace", 0.0)
 
 
 def test_a_killed_replica_is_forgotten_and_its_conversations_go_on(url: str):

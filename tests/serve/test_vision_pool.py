@@ -36,6 +36,7 @@ def model(tmp_path_factory) -> dict:
     projector = write_tiny_seeing(path, flavour="llama.cpp")
     files = {"source": str(path), "projector": str(projector)}
     limits = {"context_tokens": 128, "max_sequences": 8, "num_cpus": 0.1, "threads": 1}
+    limits |= {"image_cache_bytes": 2**20}  # for all images of a test, if they meet on one replica
     return {"name": MODEL, "device": "cpu", **files, **limits}
 
 
@@ -142,8 +143,8 @@ def test_images_in_flight_on_an_encoder_that_is_killed_go_to_the_other(client) -
     try:
         asked = client.ask(*((f"n{n}", png(20 + n, 30, seed=n)) for n in range(8)))
         eventually(lambda: total(replicas(), "images_waiting") == 8)
-        os.kill(first.pid, signal.SIGKILL)
     finally:
+        os.kill(first.pid, signal.SIGKILL)
         os.kill(second.pid, signal.SIGCONT)
     assert len(said(asked)) == 8
 
