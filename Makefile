@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 100000
 
@@ -35,8 +36,10 @@ serve: .venv/installed
 	@$(BIN)/python -m serve_app.check $(CONFIG)
 	@exec $(BIN)/serve run $(CONFIG)
 
+# Those that start clusters come alone: what they wait for takes its time.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore tests/serve --numprocesses $(WORKERS)
+	$(BIN)/pytest tests/serve
 
 test-peers: .venv/installed-test .venv/installed-bench
 	$(BIN)/pytest tests/peers --timeout 300

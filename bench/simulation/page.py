@@ -20,7 +20,7 @@ system messages of Zipf's popularity, some turns, growing histories and pauses; 
 after the answer to the last. Documents are asked about again and again, by Zipf too. Policies
 choose for the same trace. Ours moves requests that wait, three times at most, as the ingress does.
 
-Ours sees what an ingress sees: reports every 0.1 s (0.5 s with 1,024 replicas), and what it has
+Ours sees what an ingress sees: reports every 0.1 s (1 s with 2,048 replicas), and what it has
 chosen itself; ingresses take requests at random. **The others have it better**: they see each
 replica as it is at every moment, from all ingresses at once, and consistent hashing (bound 1.25) is
 told which requests are of one conversation or document.

@@ -58,7 +58,7 @@ def scenarios() -> list[Scenario]:
         _accelerators(64, "documents, each asked about often", Mix(64 * 11, documents=1), 40),
         long_answers(64, 60),
         everything(64, 60),
-        everything(1024, 24),
+        everything(2048, 16),
     ]
 
 

@@ -252,7 +252,10 @@ def test_a_single_expert_is_a_plain_product(products) -> None:
     weight = random_experts(block_type("Q6_K"), 30, 256, experts=1)
     x, chosen = random_rows(50, 256), torch.zeros(50, 1, dtype=torch.int64)
     expected = matmul(x, replace(weight, data=weight.data[0], shape=(30, 256)))
-    torch.testing.assert_close(products(x, weight, chosen)[:, 0], expected, rtol=1e-4, atol=1e-4)
+    rounding = 1e-6 * expected.abs().max().item()  # of large terms that cancel each other
+    torch.testing.assert_close(
+        products(x, weight, chosen)[:, 0], expected, rtol=1e-5, atol=rounding
+    )
 
 
 @both

@@ -1,6 +1,7 @@
 """One application for all tests that only talk to it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import ollama
 import openai
@@ -14,6 +15,7 @@ from tests.serve.application import (
     free_port,
     ray_cluster,
 )
+from tests.serve.three_nodes import all_told
 
 REQUEST_TIMEOUT_S = 60.0
 
@@ -31,6 +33,11 @@ def application() -> Iterator[Application]:
         application = deploy(arguments(), port)
         await_http(application.url)
         yield application
+
+
+@pytest.fixture(scope="package")
+def three_nodes() -> dict[str, dict[str, Any]]:
+    return all_told()
 
 
 @pytest.fixture

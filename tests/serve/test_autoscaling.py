@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.serve.elastic_cluster import BURST, GPUS, REPLICAS
-from tests.serve.own_cluster import LIMIT_S, told_by
+from tests.serve.elastic import BURST, GPUS, REPLICAS
+from tests.serve.three_nodes import LIMIT_S
 
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
-    return told_by("tests.serve.elastic_cluster")
+@pytest.fixture
+def told(three_nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return three_nodes["elastic"]
 
 
 def test_a_list_of_models_wakes_none(told: dict[str, Any]) -> None:
@@ -40,8 +40,8 @@ def test_what_waits_is_shared_with_those_that_come(told: dict[str, Any]) -> None
 
 def test_replicas_go_where_the_gpus_are(told: dict[str, Any]) -> None:
     """Each takes one; no node has as many, and the head has none."""
-    assert max(GPUS.values()) < REPLICAS
-    assert told["free_gpus"] == sum(GPUS.values()) - REPLICAS
+    assert max(GPUS) < REPLICAS
+    assert told["free_gpus"] == sum(GPUS) - REPLICAS
 
 
 def test_when_all_is_answered_they_go_and_none_comes_back(told: dict[str, Any]) -> None:

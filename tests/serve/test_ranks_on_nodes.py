@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from tests.serve.own_cluster import LIMIT_S, told_by
+from tests.serve.three_nodes import LIMIT_S
 
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
-    return told_by("tests.serve.spread_cluster")
+@pytest.fixture
+def told(three_nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return three_nodes["spread"]
 
 
 def test_ranks_on_two_nodes_answer_as_one_rank_does(told: dict[str, Any]) -> None:

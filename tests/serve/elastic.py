@@ -1,36 +1,21 @@
-"""A model that comes and goes on a cluster of three nodes in one machine, told to a file as JSON.
+"""A model that comes and goes on a cluster of three nodes, for `three_nodes`.
 
-A program of its own, since a process is the driver of one Ray cluster: the tests' own is another.
-The nodes' GPUs exist in Ray's books alone; the model computes on the CPU.
+It computes on the CPU: the nodes' GPUs exist in Ray's books alone.
 """
 
 import asyncio
-import json
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 
-from tests.serve.application import (
-    NAME,
-    arguments,
-    await_http,
-    deploy,
-    environment,
-    eventually,
-    free_port,
-    serving,
-)
+from tests.serve.application import NAME, arguments, await_http, deploy, eventually
 
-GPUS = {"first": 1, "second": 2}  # of the nodes beside the head
+GPUS = (1, 2)  # of the nodes beside the head
 REPLICAS = 3
 BURST = 160  # so many that it lasts for longer than replicas take to start
 WORDS = "What is the sum of seven and ten, and what is the day after a Monday in May? "
@@ -52,7 +37,7 @@ class Census:
 
     def __init__(self) -> None:
         self.counts: list[int] = [0]
-        self.free_gpus = float(sum(GPUS.values()))
+        self.free_gpus = float(sum(GPUS))
         self.answering: set[int] = set()
         self._done = threading.Event()
         self._threads = [threading.Thread(target=each) for each in (self._watch, self._ask)]
@@ -85,23 +70,6 @@ class Census:
             if count != self.counts[-1]:
                 self.counts.append(count)
             self.free_gpus = min(self.free_gpus, ray.available_resources().get("GPU", 0.0))
-
-
-@contextmanager
-def cluster() -> Iterator[None]:
-    store = {"object_store_memory": 80 * 2**20}
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, **store},
-    )
-    try:
-        for gpus in GPUS.values():
-            nodes.add_node(num_cpus=2, num_gpus=gpus, **store)
-        ray.init(address=nodes.address, log_to_driver=False)
-        yield
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
 
 
 def ask(url: str, words: str) -> httpx.Response:
@@ -144,23 +112,17 @@ def scenario(url: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    port = free_port()
-    with environment(), cluster(), serving(port):
-        args = arguments(
-            num_gpus=1,
-            num_cpus=0.5,
-            threads=1,
-            max_sequences=4,
-            step_tokens=16,  # so small that the burst takes its time on any machine
-            context_tokens=1024,
-            autoscaling=AUTOSCALING,
-        )
-        args["start_timeout_s"] = TIMEOUT_S
-        application = deploy(args, port)
-        await_http(application.url)
-        Path(sys.argv[1]).write_text(json.dumps(scenario(application.url)))
-
-
-if __name__ == "__main__":
-    main()
+def told(port: int) -> dict[str, Any]:
+    args = arguments(
+        num_gpus=1,
+        num_cpus=0.5,
+        threads=1,
+        max_sequences=4,
+        step_tokens=16,  # so small that the burst takes its time on any machine
+        context_tokens=1024,
+        autoscaling=AUTOSCALING,
+    )
+    args["start_timeout_s"] = TIMEOUT_S
+    application = deploy(args, port)
+    await_http(application.url)
+    return scenario(application.url)
