@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
-from runtime.errors import CaravanError, RequestError
+from runtime.errors import CaravanError, ModelUnavailableError, RequestError
 from serve_app.card import ModelCard
 from serve_app.listing import ListedModel, LoadedModel, unknown
 from serve_app.on_demand.directory import Everyone, PoolDirectory
@@ -16,6 +16,8 @@ from serve_app.task import ChatTask, Conversation, RawText, Task
 # The name of the deployment for models on demand, as `Placement` knows it; no model's name.
 ON_DEMAND = "models on demand"
 LISTING_TIMEOUT_S = 3.0
+# Where all processes with models on demand sleep, and none has ever told its store.
+WAKING_TIMEOUT_S = 30.0
 
 
 class Configured(Protocol):
@@ -49,6 +51,7 @@ class ModelDirectory:
         self._configured = configured
         self._replicas = replicas
         self._known = dict(known or {})
+        self._loaded: dict[str, list[LoadedModel]] = {}
         self._encoders = encoders or {}
         self._pool = pool
         self._placement = placement
@@ -100,12 +103,15 @@ class ModelDirectory:
         return [self._known.get(name) or unknown(name) for name in self._replicas]
 
     async def stored(self) -> Sequence[ListedModel]:
+        """Of processes that sleep, what they told last; where none ever has, one is woken."""
         if self._pool is None:
             return []
         try:
+            async with asyncio.timeout(WAKING_TIMEOUT_S), self._hopeful(ON_DEMAND):
+                await self._pool.know_stores()
             async with asyncio.timeout(LISTING_TIMEOUT_S):
                 return await self._pool.listed()
-        except TimeoutError:
+        except (TimeoutError, ModelUnavailableError):
             return self._pool.last_listed
 
     async def find_stored(self, name: str) -> ListedModel | None:
@@ -121,12 +127,16 @@ class ModelDirectory:
     async def _any_card(self, model: str, verbose: bool) -> ModelCard | None:
         """Of whichever replica can tell one, where another cannot: it has not loaded the model."""
         told = await _told_by(self._replicas[model], "describe", verbose)
-        return next((card for card in told if isinstance(card, ModelCard)), None)
+        return next((card for card in told or [] if isinstance(card, ModelCard)), None)
 
     async def _running(self) -> dict[str, list[LoadedModel]]:
-        """What all replicas of all configured models have loaded."""
-        found = await asyncio.gather(*map(_loaded, self._replicas.values()))
-        return dict(zip(self._replicas, found, strict=True))
+        """What all replicas of all configured models have loaded; where one of them is silent,
+        what was last told of the model."""
+        asked = [_told_by(replicas, "loaded") for replicas in self._replicas.values()]
+        for name, told in zip(self._replicas, await asyncio.gather(*asked), strict=True):
+            if told is not None:
+                self._loaded[name] = [each for each in told if isinstance(each, LoadedModel)]
+        return {name: self._loaded.get(name, []) for name in self._replicas}
 
     def _is_configured(self, model: str) -> bool:
         return model in self._replicas
@@ -158,16 +168,12 @@ def _shows_images(task: Task) -> bool:
     return False
 
 
-async def _loaded(replicas: Everyone) -> list[LoadedModel]:
-    told = await _told_by(replicas, "loaded")
-    return [loaded for loaded in told if isinstance(loaded, LoadedModel)]
-
-
-async def _told_by(replicas: Everyone, method: str, *arguments: Any) -> list[Any]:
+async def _told_by(replicas: Everyone, method: str, *arguments: Any) -> list[Any] | None:
+    """None: one of them has not answered in time."""
     try:
         return await replicas.ask(method, *arguments, timeout_s=LISTING_TIMEOUT_S)
     except TimeoutError:
-        return []
+        return None
 
 
 def _plain(error: CaravanError) -> CaravanError:

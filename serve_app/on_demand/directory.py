@@ -74,14 +74,13 @@ class PoolDirectory:
     async def find(self, name: str) -> ListedModel | None:
         """The model of that name, whatever its case; None when no store has it.
 
-        Waits for the first process there ever is: until then nothing is known of the stores.
+        Waits like `know_stores`.
         """
         try:
             key = str(ModelName.parse(name)).lower()
         except SourceError:
             return None
-        if not self._versions:
-            await self.processes()
+        await self.know_stores()
         found = self._known(key)
         age = time.monotonic() - self._listed_at
         if age > (STALE_S if found else MISSED_S):
@@ -90,6 +89,11 @@ class PoolDirectory:
         if age > FRESH_S:
             self._refresh_soon()
         return found
+
+    async def know_stores(self) -> None:
+        """Waits for the first process there ever is: until then nothing is known of the stores."""
+        if not self._versions:
+            await self.processes()
 
     async def listed(self) -> list[ListedModel]:
         """Every model that some process can load."""

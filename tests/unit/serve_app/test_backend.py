@@ -161,6 +161,23 @@ async def test_models_that_sleep_are_listed_as_far_as_they_are_known():
     assert await directory.loaded() == []
 
 
+async def test_a_model_with_a_silent_replica_is_loaded_as_was_last_told():
+    class Freezing(Loaded):
+        frozen = False
+
+        async def ask(self, method, *arguments, timeout_s):
+            if self.frozen:
+                raise TimeoutError
+            return await super().ask(method, timeout_s=timeout_s)
+
+    freezing = Freezing()
+    directory = ModelDirectory(OneReplica(NOBODY), {"demo": freezing})
+    told = await directory.loaded()
+    assert [each.model.name for each in told] == ["demo"]
+    freezing.frozen = True
+    assert await directory.loaded() == told
+
+
 async def test_a_replicas_refusal_is_final():
     replica = PretendReplica()
     replica.error = RequestError("no")

@@ -98,6 +98,17 @@ async def test_processes_that_sleep_are_awaited(roots):
         assert cluster.awaited == 1
 
 
+async def test_a_list_wakes_a_process_where_none_has_ever_told_its_store(roots):
+    async with cluster_of(*roots) as cluster, serving(cluster) as client:
+        for _ in range(2):
+            for process in cluster.processes:
+                process.alive = False
+            tags = (await client.get("/api/tags")).json()["models"]
+            names = sorted(model["name"] for model in tags)
+            assert names == ["both:latest", "fixed:latest", "left:latest", "right:latest"]
+            assert cluster.awaited == 1, "once they are known, they may sleep"
+
+
 async def test_lists_are_of_all_stores_and_what_is_loaded_of_all_processes(roots):
     async with cluster_of(*roots) as cluster, serving(cluster) as client:
         tags = (await client.get("/api/tags")).json()["models"]
