@@ -33,7 +33,10 @@ may pass 100%. "decision": CPU time of choosing, of this code on this machine. O
 seed each: differences of a few percent mean nothing."""
 VARIANTS = """\
 Ours, through 8 ingresses, with other numbers or without a part. The defaults of `Rules` are:
-`samples` 4, `holders` 4, `patience_s` 0.1, `loyalty` 3, `running_tokens` 32, `settle_s` 0.1."""
+`samples` 4, `holders` 4, `patience_s` 0.1, `loyalty` 3, `running_tokens` 32, `settle_s` 0.1.
+
+Moving who waits (the last rows of each table) serves those who came first before those who came
+after help had arrived: the longest waits are halved, and fewer answers begin at once."""
 
 
 def routing_page(tables: Sequence[Table], tried: Sequence[Table], wall_s: float) -> str:
