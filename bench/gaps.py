@@ -136,7 +136,7 @@ class _Gaps:
     def longest(self) -> float:
         """With what has lasted until now."""
         now = time.perf_counter()
-        return max(self._longest, *(now - seen for seen in self._seen.values()))
+        return max((self._longest, *(now - seen for seen in self._seen.values())))
 
 
 class _IsolatedSeeing(Isolated):

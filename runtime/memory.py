@@ -140,7 +140,7 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + kept
-    return min(_machine_bytes(), *_control_group_bytes())
+    return min((_machine_bytes(), *_control_group_bytes()))
 
 
 class _CacheSizes:

@@ -37,7 +37,7 @@ class Tally:
 
     def note_finished(self, gaps: list[tuple[float, str]]) -> None:
         self.finished += 1
-        self.longest_gap = max(self.longest_gap, *gaps)
+        self.longest_gap = max((self.longest_gap, *gaps))
 
     def note_cut(self, return_s: float) -> None:
         self.cut += 1

@@ -288,6 +288,15 @@ def test_available_memory_is_a_plausible_number_of_bytes():
     assert 10**7 < available_bytes(CPU) < 10**14
 
 
+@pytest.mark.parametrize(
+    ("limits", "available"), [([], 1000), ([600], 600), ([800, 600, 10**20], 600), ([2000], 1000)]
+)
+def test_available_memory_is_the_machines_within_whatever_limits_it(monkeypatch, limits, available):
+    monkeypatch.setattr("runtime.memory._machine_bytes", lambda: 1000)
+    monkeypatch.setattr("runtime.memory._control_group_bytes", lambda: iter(limits))
+    assert available_bytes(CPU) == available
+
+
 def control_groups(tmp_path: Path, membership: str, files: dict[str, str]) -> list[int]:
     (tmp_path / "membership").write_text(membership)
     for name, text in files.items():
