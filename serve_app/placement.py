@@ -164,7 +164,7 @@ def _fits(need: Need, nodes: Sequence[Resources]) -> bool:
         if room is None:
             return False
         for name, count in bundle.items():
-            room[name] -= count
+            room[name] = room.get(name, 0.0) - count
         if need.apart:
             room.clear()
     return True

@@ -39,6 +39,7 @@ def test_what_no_node_has_is_told_with_what_the_largest_has():
         (need(), (SMALL, BIG), True),
         (need(), (SMALL,), False),
         (need({"CPU": 0, "GPU": 0}), (SMALL,), True),
+        (need({"CPU": 1, "GPU": 0}), ({"CPU": 1.0},), True),
         (need({"CPU": 0.5, "GPU": 0.5}), (BIG,), True),
         (need({"GPU": 1}, {"GPU": 1}), (BIG,), True),
         (need({"GPU": 2}, {"GPU": 2}), (BIG,), False),
