@@ -1,10 +1,14 @@
-"""Answers as ASGI responses: the status waits for the first delta; a client may leave any time."""
+"""Answers as ASGI responses: the status waits for the first delta; a client may leave any time.
+
+Proxies may notice only by writing that a client has left, and an answer that nobody waits for has
+to end; others end connections on which nothing is said for a minute. So something is always said.
+"""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, Self
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -14,7 +18,10 @@ from serve_app.errors import Refusal, refusal
 from serve_app.task import ChatDelta, merge
 
 JSON = "application/json; charset=utf-8"
+# A single reply that has begun says a blank so often; a stream, after it has said nothing for so
+# long, something that its readers pass over. It is its status then that no longer waits.
 BEAT_S = 0.25
+QUIET_S = 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +32,10 @@ class Encoder(Protocol):
     @property
     def stream_type(self) -> str:
         """The media type of a stream."""
+
+    @property
+    def beat(self) -> bytes:
+        """What a stream may say between its pieces, and means nothing."""
 
     def piece(self, delta: ChatDelta) -> bytes:
         """What a stream says for this delta; the delta with `finish` ends the stream."""
@@ -97,19 +108,18 @@ class Reply(Response):
         await send(_body(body, more=False))
 
     async def _send_stream(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
-        try:
-            first = await anext(deltas)
-        except Exception as error:
-            await self._refuse(error, send)
+        failure: Exception | None = None
+        async with _Line(send, self._encoder) as line:
+            try:
+                async for delta in deltas:
+                    await line.say(self._encoder.piece(delta))
+            except Exception as error:
+                failure = error
+        if failure is not None and not line.begun:
+            await self._refuse(failure, send)
             return
-        await send(_start(200, self._encoder.stream_type, {"cache-control": "no-cache"}))
-        await send(_body(self._encoder.piece(first), more=True))
-        try:
-            async for delta in deltas:
-                if piece := self._encoder.piece(delta):
-                    await send(_body(piece, more=True))
-        except Exception as error:
-            await send(_body(self._encoder.broken(_told(error)), more=True))
+        if failure is not None:
+            await send(_body(self._encoder.broken(_told(failure)), more=True))
         await send(_body(b"", more=False))
 
     async def _refuse(self, error: Exception, send: Send) -> None:
@@ -118,6 +128,42 @@ class Reply(Response):
         headers = {"content-length": str(len(body)), **told.headers}
         await send(_start(told.status, JSON, headers))
         await send(_body(body, more=False))
+
+
+class _Line:
+    """A stream's connection: it begins with the first that is said, and is never quiet for long."""
+
+    def __init__(self, send: Send, encoder: Encoder) -> None:
+        self.begun = False
+        self._send = send
+        self._encoder = encoder
+        self._turn = asyncio.Lock()
+        self._said = False  # anything, lately
+
+    async def __aenter__(self) -> Self:
+        self._beating = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        async with self._turn:  # a message is sent whole or not at all
+            self._beating.cancel()
+
+    async def say(self, piece: bytes) -> None:
+        async with self._turn:
+            if not self.begun:
+                self.begun = True
+                head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
+                await self._send(head)
+            self._said = True
+            if piece:
+                await self._send(_body(piece, more=True))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(QUIET_S)
+            if not self._said:
+                await self.say(self._encoder.beat)
+            self._said = False
 
 
 def _told(error: Exception) -> Refusal:
@@ -133,8 +179,7 @@ async def _collected(deltas: AsyncGenerator[ChatDelta, None]) -> list[ChatDelta]
 async def _beat_until(rest: asyncio.Task[list[ChatDelta]], send: Send) -> bool:
     """Send a blank now and then until the answer is complete; tells whether any was sent.
 
-    JSON may begin with blanks. A proxy in front may notice only by writing that the client has
-    left, and an answer that nobody waits for has to end.
+    JSON may begin with blanks.
     """
     begun = False
     while not (await asyncio.wait({rest}, timeout=BEAT_S))[0]:

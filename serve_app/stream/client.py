@@ -11,7 +11,9 @@ from runtime.errors import CaravanError
 from serve_app.stream import wire
 from serve_app.task import ChatDelta, Task
 
-CONNECT_TIMEOUT_S = 5.0
+# The other side's kernel connects, however busy the process is; the first message is the process's.
+CONNECT_TIMEOUT_S = 2.0
+CHALLENGE_TIMEOUT_S = 5.0
 IDLE_PER_REPLICA = 64
 IDLE_S = 60.0
 SILENCE_S = 10.0
@@ -229,7 +231,7 @@ class _Connection(asyncio.Protocol):
 
     async def _prove(self, token: str) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(CHALLENGE_TIMEOUT_S):
                 while self._challenge is None and self._error is None:
                     self._changed.clear()
                     await self._changed.wait()

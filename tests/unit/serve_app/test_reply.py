@@ -4,8 +4,9 @@ import asyncio
 import json
 
 import pytest
+from openai._streaming import SSEDecoder
 
-from runtime.errors import ReplicaLostError, RequestError
+from runtime.errors import OverloadedError, ReplicaLostError, RequestError
 from runtime.request import FinishReason
 from serve_app.api import reply as reply_module
 from serve_app.api.ollama import NativeEncoder
@@ -139,6 +140,53 @@ async def test_a_client_that_leaves_ends_the_generation(stream, begun):
         server.leave()
         await answering
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_stream_is_never_quiet_for_long(protocol, begun, monkeypatch):
+    monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        if begun:
+            yield ChatDelta("one")
+        said = server.text
+        async with asyncio.timeout(5):
+            while not server.text.removeprefix(said):
+                await asyncio.sleep(0.005)
+        if not begun:
+            yield ChatDelta("one")
+        yield ChatDelta(" two", finish=FinishReason.STOP)
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=True))
+    assert [message["type"] for message in server.sent].count("http.response.start") == 1
+    assert server.status == 200
+    assert read(protocol, server.text) == "one two"
+
+
+def read(protocol: str, text: str) -> str:
+    """The answer as the official clients read a stream: lines of JSON, or events."""
+    if protocol == "native":
+        return "".join(json.loads(line)["message"]["content"] for line in text.splitlines())
+    events = SSEDecoder().iter_bytes(iter([text.encode()]))
+    told = [json.loads(event.data) for event in events if event.data != "[DONE]"]
+    return "".join(each["choices"][0]["delta"].get("content") or "" for each in told)
+
+
+async def test_a_stream_that_fails_after_a_beat_is_told_so_in_the_stream(monkeypatch):
+    monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        await server.said_something.wait()
+        raise OverloadedError("nobody has room")
+        yield ChatDelta()
+
+    await answer(server, Reply(deltas(), NativeEncoder("message"), stream=True))
+    assert server.status == 200
+    assert json.loads(server.text)["error"].endswith("nobody has room")
+    assert server.sent[-1]["more_body"] is False
 
 
 async def test_a_long_single_reply_says_blanks_until_it_is_complete(monkeypatch):
