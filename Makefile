@@ -17,12 +17,13 @@ export HF_HUB_OFFLINE := 1
 export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-peers lint fuzz bench chaos train-demo clean
+.PHONY: help serve test test-peers test-hosts lint fuzz bench chaos train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
 	@echo "make test        lint, types, import rules, all tests"
 	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
+	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
@@ -43,6 +44,10 @@ test: lint
 
 test-peers: .venv/installed-test .venv/installed-bench
 	$(BIN)/pytest tests/peers --timeout 300
+
+# Makes network namespaces, so it has to be root.
+test-hosts: .venv/installed-test
+	$(BIN)/pytest tests/hosts
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -1,0 +1,143 @@
+"""A cluster of two hosts with addresses of their own: what crosses the network, and what becomes of
+streams when one of them is cut off without a word. `make test-hosts`; needs root and iproute2."""
+
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.hosts.hosts import Host, hosts, possible
+from tests.serve.application import ROOT, await_http
+
+CROWD = 8
+LIMIT_S = 600
+pytestmark = [
+    pytest.mark.timeout(LIMIT_S),
+    pytest.mark.skipif(not possible(), reason="hosts cannot be made here: no root, or no `ip`"),
+]
+DEMO = {
+    "source": str(ROOT / "models" / "demo.gguf"),
+    "context_tokens": 1024,
+    "device": "cpu",
+    "threads": 1,
+}
+ARGS = {
+    "models": [
+        # Each host has room for one replica.
+        {
+            **DEMO,
+            "name": "demo",
+            "replicas": 2,
+            "num_cpus": 2,
+            "vision": {"placement": "pool", "device": "cpu", "replicas": 1, "num_cpus": 0.5},
+        },
+        {
+            **DEMO,
+            "name": "divided",
+            "num_cpus": 1,
+            "parallel": {"tensor": 2, "placement": "strict_spread"},
+        },
+    ]
+}
+# So hot that the end token is one of hundreds of equals.
+HOT = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "num_predict": 900}
+GREEDY = {"temperature": 0, "num_predict": 24}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A short path: Ray puts sockets into it."""
+    path = Path(tempfile.mkdtemp(prefix="hosts", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Sequence[Host]]:
+    """As README has it for several machines."""
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "CARAVAN_MODELS": str(folder / "store"),
+    }
+    config = yaml.safe_load((ROOT / "configs" / "tensor_parallel.yaml").read_text())
+    config["applications"][0]["args"] = ARGS
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with hosts(2, environment) as (first, second):
+        own = ("--num-cpus=4", f"--object-store-memory={80 * 2**20}")
+        head = ("--head", "--port=6379", f"--temp-dir={folder}/1")
+        first.run("ray", "start", f"--node-ip-address={first.address}", *head, *own)
+        joined = (f"--address={first.address}:6379", f"--temp-dir={folder}/2")
+        second.run("ray", "start", f"--node-ip-address={second.address}", *joined, *own)
+        first.run("serve", "deploy", folder / "config.yaml")
+        for host in (first, second):
+            await_http(url(host), timeout_s=120)
+        yield first, second
+
+
+def url(host: Host) -> str:
+    return f"http://{host.address}:8000"
+
+
+def ask(host: Host, model: str, text: str, *images: bytes) -> str:
+    message = {"role": "user", "content": text, "images": [b64encode(i).decode() for i in images]}
+    body = {"model": model, "messages": [message], "stream": False, "options": GREEDY}
+    reply = httpx.post(f"{url(host)}/api/chat", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["message"]["content"]
+
+
+def test_both_hosts_answer_alike_with_replicas_encoders_and_ranks_on_either(cluster) -> None:
+    picture = (ROOT / "models" / "demo.png").read_bytes()
+    for question in (("What is 17 + 25?",), ("What is in the picture?", picture)):
+        told = {ask(host, model, *question) for host in cluster for model in ("demo", "divided")}
+        assert len(told) == 1, told
+        assert told & {"17 + 25 = 42."} or question[1:]
+
+
+def stream(host: Host, seed: int) -> tuple[str, float]:
+    """The answer, and the longest that nothing of it came."""
+    body = {"model": "demo", "prompt": "a", "raw": True, "options": {**HOT, "seed": seed}}
+    said, gap_s, before = "", 0.0, time.monotonic()
+    with httpx.stream("POST", f"{url(host)}/api/generate", json=body, timeout=60) as reply:
+        for line in reply.iter_lines():
+            part, now = json.loads(line), time.monotonic()
+            assert "error" not in part, part
+            said, gap_s, before = said + part["response"], max(gap_s, now - before), now
+    assert part["done"]
+    return said, gap_s
+
+
+def test_streams_of_a_host_that_is_cut_off_go_on_at_the_other(cluster) -> None:
+    """The one without the ingress: a connection with a host that is gone cannot be saved."""
+    here = next(host for host in cluster if serves_http(host))
+    (other,) = set(cluster) - {here}
+    undisturbed = [stream(here, seed)[0] for seed in range(CROWD)]
+    with ThreadPoolExecutor(CROWD) as pool:
+        streams = [pool.submit(stream, here, seed) for seed in range(CROWD)]
+        time.sleep(1.0)
+        other.pull_cable()
+        try:
+            begun = time.monotonic()
+            assert ask(here, "demo", "What is 17 + 25?") == "17 + 25 = 42."
+            assert time.monotonic() - begun < 5, "who is asked in vain is passed over soon"
+            told = [each.result() for each in streams]
+        finally:
+            other.plug_in()
+    assert [said for said, _ in told] == undisturbed
+    assert max(gap_s for _, gap_s in told) > 5, "none was there when it was cut off"
+
+
+def serves_http(host: Host) -> bool:
+    commands = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.processes())
+    return any(b"ServeReplica:" in each and b"Ingress" in each for each in commands)
