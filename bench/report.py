@@ -152,4 +152,4 @@ def _median(values: Sequence[float]) -> str:
     """The median, and how far single rounds lay from it."""
     middle = median(values)
     spread = max(abs(value - middle) for value in values) / middle
-    return f"{middle:.1f} ±{spread:.0%}"
+    return f"{middle:.1f} ±{spread:.0%}" if len(values) > 1 else f"{middle:.1f}"

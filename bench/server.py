@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +43,8 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # Who was started in the background by a shell ignores interrupts, and so would this.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         self._wait_until_ready(model)
         self.answered_at = time.time()
