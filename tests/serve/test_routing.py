@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -12,11 +13,13 @@ from ray import serve
 import serve_app.app
 from runtime.engine import EngineStatistics
 from serve_app.card import ModelCard
+from serve_app.routing import REPORT_EVERY_S
 from tests.serve.application import Application, arguments, await_http, eventually
 from tests.serve.mortal import MortalDeployment
 
 NAME, PATH = "routed", "/routed"
 CALL_TIMEOUT_S = 20.0
+PAUSE_S = 5 * REPORT_EVERY_S
 SYSTEM = "You are a guide in the desert and know all wells between here and the sea. " * 2
 GREEDY = {"temperature": 0, "num_predict": 3}
 
@@ -77,6 +80,8 @@ class Conversation:
         self._messages = [{"role": "system", "content": f"{name}: {SYSTEM}"}]
 
     def turn(self, question: str) -> None:
+        """Asked when replicas have told how they stand, as by somebody who has read the answer."""
+        time.sleep(PAUSE_S)
         self._messages.append({"role": "user", "content": question})
         answer = chat(self._url, self._messages)
         self._messages.append({"role": "assistant", "content": answer})
