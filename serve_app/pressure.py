@@ -107,16 +107,19 @@ def pressure(
     less = without or Backlog()
     tokens_per_s = report.tokens_per_s or speeds.tokens_per_s
     requests = report.running + report.waiting - less.requests
-    # Whoever waits will need as many pages as those that run.
-    grown = requests / report.running if report.running else 1.0
     return Pressure(
         prompts=_share(report.queued_tokens - less.tokens, tokens_per_s * targets.queue_s),
         images=_share(report.queued_images - less.images, speeds.images_per_s * targets.queue_s),
         sequences=_share(requests, report.slots * targets.sequence_occupancy),
-        memory=report.kv_occupancy * grown / targets.kv_occupancy,
+        memory=report.kv_occupancy * growth(report.running, requests) / targets.kv_occupancy,
         # Full of models that are used is no lack: the next one may never be asked for.
         room=report.room_used + report.room_lacking,
     )
+
+
+def growth(running: float, requests: float) -> float:
+    """Of pages, once all requests run: whoever waits will need as many as those that run."""
+    return requests / running if running else 1.0
 
 
 def arriving(history: History, speeds: Speeds, targets: Targets) -> float:

@@ -68,6 +68,18 @@ def unpadded(height: int, width: int, features: Size) -> Size:
     return lines, columns
 
 
+def canvas_grid(canvas: Size, side: int) -> Grid:
+    """The tiles of that side which a canvas is made of."""
+    return canvas[0] // side, canvas[1] // side
+
+
+def canvas_rows(size: Size, grid: Grid, edge: int) -> int:
+    """Rows of features of an image of that size: those of the whole, as of one tile, `edge` along
+    each side; those of its place on the canvas of so many tiles, and one behind each line there."""
+    lines, columns = unpadded(*size, (grid[0] * edge, grid[1] * edge))
+    return edge**2 + lines * (columns + 1)
+
+
 def on_canvas(image: Pixels, height: int, width: int, *, top: int = 0, left: int = 0) -> Pixels:
     """image [rows, columns, 3] -> [height, width, 3], black around it."""
     canvas = np.zeros((height, width, 3), np.uint8)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model_zoo.images.normalise import CLIP, Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import Grid, Size, best_canvas, cut, on_canvas, unpadded
+from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, cut, on_canvas
 from runtime.vision import PreparedImage
 
 
@@ -51,12 +51,10 @@ class LlavaNextProcessor:
         return as_outlined(self.outline(height, width), pixels, digest_of(image, self, tower))
 
     def _grid(self, canvas: Size) -> Grid:
-        return canvas[0] // self.side, canvas[1] // self.side
+        return canvas_grid(canvas, self.side)
 
     def _rows(self, size: Size, canvas: Size) -> int:
-        rows, columns = self._grid(canvas)
-        lines, length = unpadded(*size, (rows * self.tile_edge, columns * self.tile_edge))
-        return self.tile_edge**2 + lines * (length + 1)
+        return canvas_rows(size, self._grid(canvas), self.tile_edge)
 
 
 def _filling(height: int, width: int, high: int, wide: int) -> tuple[int, int]:

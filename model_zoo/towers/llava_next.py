@@ -11,7 +11,7 @@ from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import Key, Rule
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.tiles import Size, best_canvas, unpadded
+from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
 from model_zoo.layers.vision.sizes import CHANNELS
 from model_zoo.towers import llava
 from model_zoo.towers.llava import ASPECT_KEY, ProjectedClip
@@ -74,13 +74,11 @@ class CanvasTower:
         top, left = (full[0] - lines) // 2, (full[1] - columns) // 2
         return canvas[:, top : top + lines, left : left + columns]
 
-    def _grid(self, canvas: Size) -> tuple[int, int]:
-        return canvas[0] // self._clip.side, canvas[1] // self._clip.side
+    def _grid(self, canvas: Size) -> Grid:
+        return canvas_grid(canvas, self._clip.side)
 
     def _rows(self, size: Size, canvas: Size) -> int:
-        down, right = (count * self.across for count in self._grid(canvas))
-        lines, columns = unpadded(*size, (down, right))
-        return self.across**2 + lines * (columns + 1)
+        return canvas_rows(size, self._grid(canvas), self.across)
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> CanvasTower:

@@ -85,31 +85,26 @@ class Reply(Response):
         except Exception as error:
             await self._refuse(error, send)
             return
-        rest = asyncio.create_task(_collected(deltas))
-        try:
-            begun = await _beat_until(rest, send)
-            await self._send_merged(first, rest, send, begun=begun)
-        finally:
-            rest.cancel()
-            await asyncio.wait({rest})
-
-    async def _send_merged(
-        self, first: ChatDelta, rest: asyncio.Task[list[ChatDelta]], send: Send, *, begun: bool
-    ) -> None:
-        try:
-            body = self._encoder.whole(merge([first, *rest.result()]))
-        except Exception as error:
-            if begun:
-                raise  # the status is out; a connection that breaks says that the reply is none
-            await self._refuse(error, send)
+        failure: Exception | None = None
+        # JSON may begin with blanks.
+        async with _Line(send, _start(200, JSON, {}), b" ", every_s=BEAT_S) as line:
+            try:
+                body = self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            if line.begun:
+                raise failure  # a connection that breaks says that the reply is none
+            await self._refuse(failure, send)
             return
-        if not begun:
+        if not line.begun:
             await send(_start(200, JSON, {"content-length": str(len(body))}))
         await send(_body(body, more=False))
 
     async def _send_stream(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         failure: Exception | None = None
-        async with _Line(send, self._encoder) as line:
+        head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
+        async with _Line(send, head, self._encoder.beat, every_s=QUIET_S) as line:
             try:
                 async for delta in deltas:
                     await line.say(self._encoder.piece(delta))
@@ -131,17 +126,20 @@ class Reply(Response):
 
 
 class _Line:
-    """A stream's connection: it begins with the first that is said, and is never quiet for long."""
+    """A connection for an answer: it begins with the first that is said, be it a `beat` after
+    `every_s` of silence, which is never longer."""
 
-    def __init__(self, send: Send, encoder: Encoder) -> None:
+    def __init__(self, send: Send, head: Message, beat: bytes, *, every_s: float) -> None:
         self.begun = False
         self._send = send
-        self._encoder = encoder
+        self._head = head
+        self._beat = beat
+        self._every_s = every_s
         self._turn = asyncio.Lock()
         self._said = False  # anything, lately
 
     async def __aenter__(self) -> Self:
-        self._beating = asyncio.create_task(self._beat())
+        self._beating = asyncio.create_task(self._beat_on())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,17 +150,16 @@ class _Line:
         async with self._turn:
             if not self.begun:
                 self.begun = True
-                head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
-                await self._send(head)
+                await self._send(self._head)
             self._said = True
             if piece:
                 await self._send(_body(piece, more=True))
 
-    async def _beat(self) -> None:
+    async def _beat_on(self) -> None:
         while True:
-            await asyncio.sleep(QUIET_S)
+            await asyncio.sleep(self._every_s)
             if not self._said:
-                await self.say(self._encoder.beat)
+                await self.say(self._beat)
             self._said = False
 
 
@@ -170,24 +167,6 @@ def _told(error: Exception) -> Refusal:
     if not isinstance(error, CaravanError):
         logger.error("a request failed", exc_info=error)
     return refusal(error)
-
-
-async def _collected(deltas: AsyncGenerator[ChatDelta, None]) -> list[ChatDelta]:
-    return [delta async for delta in deltas]
-
-
-async def _beat_until(rest: asyncio.Task[list[ChatDelta]], send: Send) -> bool:
-    """Send a blank now and then until the answer is complete; tells whether any was sent.
-
-    JSON may begin with blanks.
-    """
-    begun = False
-    while not (await asyncio.wait({rest}, timeout=BEAT_S))[0]:
-        if not begun:
-            await send(_start(200, JSON, {}))
-        begun = True
-        await send(_body(b" ", more=True))
-    return begun
 
 
 async def _client_left(receive: Receive) -> None:

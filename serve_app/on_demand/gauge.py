@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from runtime.engine import EngineStatistics
+from serve_app.pressure import growth
 
 # A request that was refused for want of room is likely to come again; so long it counts.
 LACKING_S = 10.0
@@ -91,18 +92,16 @@ def _places(each: list[EngineStatistics], held: int) -> dict[str, float]:
     running = sum(one.running for one in each)
     waiting = sum(one.waiting for one in each) + held
     taken = max(((one.running + one.waiting) / one.slots for one in each if one.slots), default=0.0)
-    wanted = max((one.kv_occupancy * _grown(one.running, one.waiting) for one in each), default=0.0)
+    wanted = max(
+        (one.kv_occupancy * growth(one.running, one.running + one.waiting) for one in each),
+        default=0.0,
+    )
     return {
         "running": float(running),
         "waiting": float(waiting),
         "slots": (running + waiting) / taken if taken else 0.0,
-        "kv_occupancy": wanted / _grown(running, waiting),
+        "kv_occupancy": wanted / growth(running, running + waiting),
     }
-
-
-def _grown(running: int, waiting: int) -> float:
-    """By how much pages grow once those that wait run too; as serve_app.pressure has it."""
-    return (running + waiting) / running if running else 1.0
 
 
 def _prompts(each: list[EngineStatistics]) -> dict[str, float]:

@@ -15,10 +15,10 @@ from transformers import (
 )
 
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
-from model_zoo.layers.vision.patches import squares
 from model_zoo.towers.gemma4 import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
+from tests.parity.gemma4_patches import as_patches
 from tests.parity.towers import (
     FLAVOURS,
     Eyes,
@@ -87,15 +87,10 @@ def pixels_of(eyes: Eyes, images: int, grid: tuple[int, int]) -> Tensor:
 
 
 def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
-    images, _, high, wide = pixels.shape
-    rows, columns = high // PATCH, wide // PATCH
-    # The library wants red, green and blue of a pixel side by side.
-    by_channel = squares(pixels, PATCH).unflatten(2, (3, PATCH, PATCH))
-    patches = by_channel.permute(0, 1, 3, 4, 2).flatten(2)
-    across, down = torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy")
-    places = torch.stack([across, down], -1).view(1, -1, 2).expand(images, -1, -1)
+    patches, places = as_patches(pixels, PATCH)
+    each = places.expand(len(pixels), -1, -1)
     with torch.inference_mode():
-        return torch.stack(eyes.twin.model.get_image_features(patches, places).pooler_output)
+        return torch.stack(eyes.twin.model.get_image_features(patches, each).pooler_output)
 
 
 GRIDS = [(4, 4), (1, 7), (5, 2), (9, 13)]

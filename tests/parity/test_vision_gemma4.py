@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import Gemma4Config, Gemma4TextConfig, Gemma4VisionConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.layers.vision.patches import squares
 from model_zoo.placement.gemma4 import END, PLACE, START, PlanePlacement
+from tests.parity.gemma4_patches import as_patches
 from tests.parity.test_gemma4 import EXPERTS, KEYS_AS_VALUES, SHARED, SIZES, TURNS
 from tests.parity.vision_agreement import (
     CHECKS,
@@ -65,11 +65,11 @@ def expected(twin, prompt: Prompt) -> Tensor:
     kinds = (ids == twin.config.image_token_id).long()
     if not images:
         return twin(input_ids=ids, mm_token_type_ids=kinds).logits[0]
-    shown = [as_patches(image.pixels) for image in images]
-    most = max(len(patches) for patches, _ in shown)
+    shown = [as_patches(image.pixels[None], PATCH) for image in images]
+    most = max(len(places) for _, places in shown)
     padded = [
         (
-            F.pad(patches, (0, 0, 0, most - len(patches))),
+            F.pad(patches[0], (0, 0, 0, most - len(p))),
             F.pad(p, (0, 0, 0, most - len(p)), value=-1),
         )
         for patches, p in shown
@@ -77,17 +77,6 @@ def expected(twin, prompt: Prompt) -> Tensor:
     pixels, places = (torch.stack(parts) for parts in zip(*padded, strict=True))
     more = {"pixel_values": pixels, "image_position_ids": places, "mm_token_type_ids": kinds}
     return twin(input_ids=ids, **more).logits[0]
-
-
-def as_patches(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Patches with the colours of a pixel side by side, and the column and row of each."""
-    _, high, wide = pixels.shape
-    by_channel = squares(pixels[None], PATCH)[0].unflatten(1, (3, PATCH, PATCH))
-    down, across = torch.meshgrid(
-        torch.arange(high // PATCH), torch.arange(wide // PATCH), indexing="ij"
-    )
-    places = torch.stack([across.flatten(), down.flatten()], 1)
-    return by_channel.permute(0, 2, 3, 1).flatten(1), places
 
 
 @pytest.fixture(scope="module", params=[(c, f) for c in CONFIGS for f in FLAVOURS], ids=str)

@@ -21,6 +21,8 @@ from serve_app.card import ModelCard
 ROOT = Path(__file__).parents[2]
 NAME = "caravan"
 CALL_TIMEOUT_S = 20.0
+# Options for long answers: so hot that the end token is one of hundreds of equals.
+ENDLESS = {"temperature": 1e6, "top_k": 0, "top_p": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,13 @@ def serving(port: int) -> Iterator[None]:
 def deploy(args: Mapping[str, Any], port: int) -> Application:
     serve.run(build(dict(args)), name=NAME, route_prefix="/")
     return Application(f"http://127.0.0.1:{port}")
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """For Ray's files: it puts sockets there, whose paths may not be long."""
+    with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def free_port() -> int:

@@ -3,12 +3,15 @@
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest import MonkeyPatch
+
+import serve_app.app
 from runtime.engine import Engine
 from serve_app.deployments import ModelDeployment
 from serve_app.replica import ModelReplica
@@ -57,6 +60,14 @@ class MortalDeployment(ModelDeployment):
 
     async def sight(self) -> Sight:
         return Sight(os.getpid(), self._replica.statistics().running, self._continued)
+
+
+@contextmanager
+def mortal_replicas() -> Iterator[None]:
+    """Models of applications that are built meanwhile have such replicas."""
+    with MonkeyPatch.context() as patch:
+        patch.setattr(serve_app.app, "ModelDeployment", MortalDeployment)
+        yield
 
 
 def _die_of(task: ChatTask) -> None:

@@ -1,11 +1,9 @@
 """`serve run configs/quickstart.yaml`, from the first token to a clean end."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import ollama
 import pytest
 import yaml
 
-from tests.serve.application import ROOT, await_http, eventually, free_port
+from tests.serve.application import ROOT, await_http, eventually, free_port, short_folder
 
 SERVE = Path(sys.executable).with_name("serve")
 OTHER_PORTS = (
@@ -25,10 +23,8 @@ OTHER_PORTS = (
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short path: Ray puts sockets into it."""
-    path = Path(tempfile.mkdtemp(prefix="serve", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with short_folder() as path:
+        yield path
 
 
 def quickstart(folder: Path, port: int) -> Path:

@@ -14,15 +14,14 @@ import openai
 import pytest
 from ray import serve
 
-import serve_app.app
-from tests.serve.application import Application, arguments, await_http, eventually
-from tests.serve.mortal import POISON, MortalDeployment, Sight
+from serve_app.app import build
+from tests.serve.application import ENDLESS, Application, arguments, await_http, eventually
+from tests.serve.mortal import POISON, Sight, mortal_replicas
 
 NAME, PATH, TIMEOUT_S = "lasting", "/lasting", 60.0
 REPLICAS, CROWD = 2, 6
 LONG = 150  # tokens, enough to be killed among
-# So hot that the end token is one of hundreds of equals.
-HOT = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "num_predict": 300}
+HOT = {**ENDLESS, "num_predict": 300}
 
 # Of a part of an answer: its text, and the scores of its tokens where they are asked for.
 Part = tuple[str, list[float]]
@@ -32,13 +31,12 @@ Ask = Callable[[str, int], Iterator[Part]]
 def deploy(**change) -> None:
     few = {"replicas": REPLICAS, "threads": 1, "num_cpus": 0.25, "max_sequences": 8}
     args = arguments(**{**few, **change}) | {"failover": {"max_retries": 9}}
-    serve.run(serve_app.app.build(args), name=NAME, route_prefix=PATH)
+    serve.run(build(args), name=NAME, route_prefix=PATH)
 
 
 @pytest.fixture(scope="module")
 def url(application: Application) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serve_app.app, "ModelDeployment", MortalDeployment)
+    with mortal_replicas():
         try:
             deploy()
             await_http(f"{application.url}{PATH}")

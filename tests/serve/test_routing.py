@@ -10,12 +10,12 @@ import httpx
 import pytest
 from ray import serve
 
-import serve_app.app
 from runtime.engine import EngineStatistics
+from serve_app.app import build
 from serve_app.card import ModelCard
 from serve_app.routing import REPORT_EVERY_S
 from tests.serve.application import Application, arguments, await_http, eventually
-from tests.serve.mortal import MortalDeployment
+from tests.serve.mortal import mortal_replicas
 
 NAME, PATH = "routed", "/routed"
 CALL_TIMEOUT_S = 20.0
@@ -29,10 +29,9 @@ def url(application: Application) -> Iterator[str]:
     """Of an application with two replicas, whose steps are so short that prompts take many."""
     limits = {"max_sequences": 4, "step_tokens": 4, "threads": 1, "num_cpus": 0.1}
     args = arguments(replicas=2, context_tokens=1024, **limits)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serve_app.app, "ModelDeployment", MortalDeployment)
+    with mortal_replicas():
         try:
-            serve.run(serve_app.app.build(args), name=NAME, route_prefix=PATH)
+            serve.run(build(args), name=NAME, route_prefix=PATH)
             await_http(f"{application.url}{PATH}")
             yield f"{application.url}{PATH}"
         finally:

@@ -8,13 +8,10 @@ import signal
 import httpx
 import pytest
 
-from tests.serve.application import Application, eventually
+from tests.serve.application import ENDLESS, Application, eventually
 
 TIMEOUT = httpx.Timeout(60.0)
-# So hot that the end token is one of hundreds of equals: the answer fills the context, which
-# takes more than so many steps.
-FULL_STEPS = 450
-ENDLESS = {"temperature": 1e6, "top_k": 0, "top_p": 1.0}
+FULL_STEPS = 450  # an endless answer fills the context, which takes more than so many
 
 
 def body(index: int) -> dict:

@@ -8,13 +8,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ray import serve
 
 from tests.serve import elastic, spread
-from tests.serve.application import NAME, ROOT, environment, free_port, serving
+from tests.serve.application import (
+    NAME,
+    ROOT,
+    environment,
+    free_port,
+    serving,
+    short_folder,
+)
 from tests.serve.nodes import cluster
 
 # Minutes where the machine has much else to do.
@@ -23,12 +29,12 @@ LIMIT_S = 500
 
 def all_told() -> dict[str, dict[str, Any]]:
     """By the story's name. Its Ray keeps its files apart from that of the other tests."""
-    with TemporaryDirectory(prefix="ray") as folder:
-        report = Path(folder) / "report.json"
+    with short_folder() as folder:
+        report = folder / "report.json"
         done = subprocess.run(
             [sys.executable, "-m", __name__, str(report)],
             cwd=ROOT,
-            env={**os.environ, "RAY_TMPDIR": folder},
+            env={**os.environ, "RAY_TMPDIR": str(folder)},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
