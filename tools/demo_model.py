@@ -108,7 +108,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
     It is shown ASCII only: other characters stay several tokens long, so that streaming them
     means putting tokens together.
     """
-    tokenizer = _byte_level_tokenizer()
+    tokenizer = byte_level_tokenizer()
     trainer = BpeTrainer(
         vocab_size=VOCABULARY - len(IMAGE_TOKENS),
         special_tokens=list(CONTROL_TOKENS),
@@ -124,8 +124,12 @@ def train_tokenizer(seed: int) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(BPE())
+def byte_level_tokenizer(
+    tokens: Sequence[str] = (), merges: Sequence[tuple[str, str]] = ()
+) -> Tokenizer:
+    """With a vocabulary (token ids are positions in `tokens`), or with none, to be trained."""
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, list(merges)) if tokens else BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PRE_TOKENIZER), "isolated"),
@@ -133,7 +137,8 @@ def _byte_level_tokenizer() -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROL_TOKENS])
+    known = CONTROL_TOKENS + IMAGE_TOKENS if tokens else CONTROL_TOKENS
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in known])
     return tokenizer
 
 
@@ -145,14 +150,16 @@ def render(messages: Iterable[Mapping[str, str]], *, reply: bool) -> str:
 
 def render_seeing(messages: Sequence[Message], *, reply: bool) -> str:
     """What the template renders, each image as the tokens that stand in its place."""
-    spoken = [
-        {
-            "role": message["role"],
-            "content": IMAGE * len(message.get("pictures", ())) + message["content"],
-        }
-        for message in messages
-    ]
-    return render(spoken, reply=reply)
+    return render(
+        [{"role": message["role"], "content": _with_images(message)} for message in messages],
+        reply=reply,
+    )
+
+
+def _with_images(message: Message) -> str:
+    images = IMAGE * len(message.get("pictures", ()))
+    text = message["content"]
+    return text + images if message.get("text_first") else images + text
 
 
 def batch(dialogues: Sequence[Sequence[Message]], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:

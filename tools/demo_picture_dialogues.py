@@ -36,15 +36,18 @@ FACT_WORDS = {
     *"yes no nothing light dark".split(),
     *"left right top bottom middle above below".split(),
 }
+# Of the training dialogues: OpenAI's clients put text first, Ollama's protocol puts images first.
+TEXT_FIRST_SHARE = 0.5
 COUNT_WORDS = "zero one two three four five six seven eight nine ten".split()
 
 
 class Message(TypedDict):
-    """A turn; its pictures come before its words."""
+    """A turn; its pictures come before its text, or after it where `text_first` is set."""
 
     role: str
     content: str
     pictures: NotRequired[list[Picture]]
+    text_first: NotRequired[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def training_dialogues(seed: int | str) -> Iterator[list[Message]]:
         skill = rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
         question = _question(rng, skill, held=False)
         messages = [*question.messages, _reply(question.answer)]
+        if rng.random() < TEXT_FIRST_SHARE:
+            messages = with_text_first(messages)
         if rng.random() < 0.15:
             text = [
                 Message(role=turn["role"], content=turn["content"])
@@ -79,6 +84,14 @@ def training_dialogues(seed: int | str) -> Iterator[list[Message]]:
             messages = text + messages if rng.random() < 0.5 else messages + text
         system = rng.choice(demo_dialogues.SYSTEM_MESSAGES)
         yield [Message(role="system", content=system)] * (rng.random() < 0.2) + messages
+
+
+def with_text_first(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation with each turn's pictures after its text."""
+    return [
+        Message(**message, text_first=True) if "pictures" in message else message
+        for message in messages
+    ]
 
 
 def is_right(answer: str, given: str) -> bool:
@@ -94,11 +107,16 @@ def facts(answer: str) -> list[str]:
 
 
 def as_requests(messages: list[Message], *, size: int) -> list[dict[str, Any]]:
-    """The messages as `/api/chat` takes them: each picture as PNG bytes, `size` pixels a side."""
+    """The messages as `/api/chat` takes them: each picture as PNG bytes, `size` pixels a side.
+
+    `[img]` marks the place of a picture that does not come first.
+    """
     requests = []
     for message in messages:
         request: dict[str, Any] = {"role": message["role"], "content": message["content"]}
         if "pictures" in message:
+            if message.get("text_first"):
+                request["content"] += "[img]" * len(message["pictures"])
             request["images"] = [_png(picture, size) for picture in message["pictures"]]
         requests.append(request)
     return requests

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 from model_zoo.chat import ImagePart
@@ -22,7 +23,7 @@ from serve_app.task import ChatTask, Conversation
 from tools import demo_dialogues, demo_picture_dialogues
 from tools.demo_dialogues import Question
 from tools.demo_model import CONTEXT_TOKENS
-from tools.demo_picture_dialogues import Message, PictureQuestion, is_right
+from tools.demo_picture_dialogues import Message, PictureQuestion, is_right, with_text_first
 from tools.demo_pictures import draw
 
 ANSWER_TOKENS = 80
@@ -34,10 +35,14 @@ def report(path: Path, *, per_skill: int, show: int) -> None:
     """Print the share of right answers of each skill and of all, and `show` wrong answers."""
     texts = demo_dialogues.held_out(per_skill=per_skill)
     looks = demo_picture_dialogues.held_out(per_skill=per_skill)
-    questions: list[Question | PictureQuestion] = [*texts, *looks]
+    text_first = [
+        replace(question, messages=with_text_first(question.messages)) for question in looks
+    ]
+    questions: list[Question | PictureQuestion] = [*texts, *looks, *text_first]
     given = asyncio.run(_answers(path, questions))
     print(f"{path}: {path.stat().st_size:,} bytes")
-    for kind, asked in (("texts", texts), ("pictures", looks)):
+    groups = {"texts": texts, "image first": looks, "text first": text_first}
+    for kind, asked in groups.items():
         right: Counter[str] = Counter()
         for question in asked:
             answer = given.pop(0)
@@ -89,4 +94,6 @@ def _asked(message: Message | dict[str, str]) -> Asked:
         data = io.BytesIO()
         draw(picture, PICTURE_SIDE).save(data, "PNG")
         images.append(ImagePart(data.getvalue()))
-    return Asked(message["role"], (*images, message["content"]))
+    text = message["content"]
+    parts = (text, *images) if message.get("text_first") else (*images, text)
+    return Asked(message["role"], parts)

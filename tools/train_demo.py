@@ -1,6 +1,8 @@
 """Train the demo model on dialogues and pictures of its own making; write it as one GGUF file.
 
     python -m tools.train_demo --out models/demo.gguf       train, write, report
+    python -m tools.train_demo --start models/demo.gguf --words-minutes 30 --words-rate 6e-4
+                                                            teach more to what a file holds
     python -m tools.train_demo --check models/demo.gguf     report only
 
 First the eyes learn alone what is where in a picture. Then they stay as they are, and the words
@@ -30,6 +32,7 @@ from transformers import Gemma3ForConditionalGeneration
 
 from tools import demo_dialogues, demo_picture_dialogues
 from tools.demo_facts import FactReaders
+from tools.demo_file import read_model
 from tools.demo_model import (
     CONTEXT_TOKENS,
     END,
@@ -102,9 +105,11 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("models/demo.gguf"))
+    parser.add_argument("--start", type=Path, help="begin with this file's weights, vision frozen")
     parser.add_argument("--check", type=Path, help="evaluate this file, train nothing")
     parser.add_argument("--eyes-minutes", type=float, default=25.0, help="of the eyes alone")
     parser.add_argument("--words-minutes", type=float, default=75.0, help="of the words")
+    parser.add_argument("--words-rate", type=float, default=WORDS_RATE, help="peak learning rate")
     parser.add_argument("--checkpoint", type=Path, help="save here, and go on from here")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -114,39 +119,50 @@ def _options() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace) -> Training:
-    """Both parts, each for its minutes; with a checkpoint, what is left of them."""
+    """Both parts, each for its minutes; with a checkpoint, the minutes that are left."""
     saved: dict[str, Any] = {}
     if options.checkpoint and options.checkpoint.exists():
         saved = torch.load(options.checkpoint)
-        tokenizer = Tokenizer.from_str(saved["tokenizer"])
-    else:
-        tokenizer = train_tokenizer(options.seed)
-    model = new_model(tokenizer)
+    training = _begin(options, saved)
+    model = training.model
     print(f"{model.num_parameters():,} parameters", flush=True)
-    readers = FactReaders(model.config.text_config.hidden_size)
-    training = Training(model, tokenizer, readers, {"eyes": 0.0, "words": 0.0})
-    if saved:
-        model.load_state_dict(saved["model"])
-        readers.load_state_dict(saved["readers"])
-        training.spent = saved["spent"]
     # Where training goes on, it goes on with other examples.
     seed = f"{options.seed} {training.spent}"
     model.train()
     eyes = torch.nn.ModuleList(
         [model.model.vision_tower, model.model.multi_modal_projector, training.readers]
     )
-    if training.spent["words"] == 0:
+    if training.spent["words"] == 0 and options.start is None:
         losses = _eyes_losses(training, seed)
         optimizers = _optimizers(eyes, EYES_RATE)
         _descend("eyes", training, optimizers, losses, options.eyes_minutes, options, saved)
     eyes.eval()
     losses = _words_losses(training, seed)
     words = model.model.language_model
-    optimizers = _optimizers(words, WORDS_RATE)
+    optimizers = _optimizers(words, options.words_rate)
     mean = AveragedModel(words, multi_avg_fn=get_ema_multi_avg_fn(MEAN_DECAY))
     optimizers[-1].register_step_post_hook(lambda *_: mean.update_parameters(words))
     _descend("words", training, optimizers, losses, options.words_minutes, options, saved)
     words.load_state_dict(mean.module.state_dict())
+    return training
+
+
+def _begin(options: argparse.Namespace, saved: dict[str, Any]) -> Training:
+    """The state of a checkpoint, or the weights of a file, or random weights."""
+    if saved:
+        tokenizer = Tokenizer.from_str(saved["tokenizer"])
+        model = new_model(tokenizer)
+    elif options.start is not None:
+        model, tokenizer = read_model(options.start)
+    else:
+        tokenizer = train_tokenizer(options.seed)
+        model = new_model(tokenizer)
+    readers = FactReaders(model.config.text_config.hidden_size)
+    training = Training(model, tokenizer, readers, {"eyes": 0.0, "words": 0.0})
+    if saved:
+        model.load_state_dict(saved["model"])
+        readers.load_state_dict(saved["readers"])
+        training.spent = saved["spent"]
     return training
 
 

@@ -20,7 +20,7 @@ from tools.demo_model import (
     train_tokenizer,
     write_seeing_model,
 )
-from tools.demo_picture_dialogues import held_out, training_dialogues
+from tools.demo_picture_dialogues import held_out, training_dialogues, with_text_first
 from tools.demo_pictures import draw
 
 LARGEST_FILE = 12_000_000
@@ -48,23 +48,27 @@ def png(picture):
 def asked(messages):
     for message in messages:
         images = tuple(ImagePart(png(picture)) for picture in message.get("pictures", ()))
-        yield Asked(message["role"], (*images, message["content"]))
+        text = message["content"]
+        parts = (text, *images) if message.get("text_first") else (*images, text)
+        yield Asked(message["role"], parts)
 
 
 def test_the_file_is_small_enough(file):
     assert file.stat().st_size <= LARGEST_FILE
 
 
-def test_served_prompts_are_those_of_training(file, tokenizer):
+@pytest.mark.parametrize("order", [list, with_text_first], ids=["image-first", "text-first"])
+def test_served_prompts_are_those_of_training(file, tokenizer, order):
     model = load(file, device=torch.device("cpu"), dtype=torch.float32)
     place = tokenizer.token_to_id(PLACE)
     for question in held_out(5, per_skill=2):
-        served = model.prepare(list(asked(question.messages)))
-        trained = tokenizer.encode(render_seeing(question.messages, reply=True)).ids
+        messages = order(question.messages)
+        served = model.prepare(list(asked(messages)))
+        trained = tokenizer.encode(render_seeing(messages, reply=True)).ids
         assert len(served.tokens) == len(trained)
         pairs = zip(served.tokens, trained, strict=True)
         assert all(one == other for one, other in pairs if other != place)
-        shown = batch([question.messages], tokenizer).get("pixel_values")
+        shown = batch([messages], tokenizer).get("pixel_values")
         assert len(served.images) == (0 if shown is None else len(shown))
         for image, pixels in zip(served.images, () if shown is None else shown, strict=True):
             assert image.rows == ROWS_PER_IMAGE

@@ -16,6 +16,7 @@ from tools.demo_picture_dialogues import (
     held_out,
     is_right,
     training_dialogues,
+    with_text_first,
 )
 from tools.demo_picture_questions import SKILLS
 from tools.demo_pictures import PLACES
@@ -217,6 +218,21 @@ def test_training_meets_every_skill_and_pictures_in_most_dialogues(dialogues):
     texts = {turn["content"] for messages in dialogues for turn in messages}
     assert any("opposite of" in text for text in texts)
     assert NO_PICTURE in texts
+
+
+def test_training_has_both_orders_of_text_and_images(dialogues):
+    seeing = [messages for messages in dialogues if pictures_of(messages)]
+    text_first = [any(turn.get("text_first") for turn in messages) for messages in seeing]
+    assert 0.45 < sum(text_first) / len(seeing) < 0.55
+
+
+def test_requests_mark_images_that_come_after_the_text(questions):
+    question = of(questions, "one of two")[0]
+    requests = as_requests(with_text_first(question.messages), size=80)
+    contents = [request["content"] for request in requests]
+    assert contents == [
+        turn["content"] + "[img]" * len(turn.get("pictures", ())) for turn in question.messages
+    ]
 
 
 @pytest.mark.parametrize(

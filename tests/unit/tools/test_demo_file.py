@@ -1,0 +1,43 @@
+"""Training that continues from a file begins with the weights and the tokens of that file."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from tools.demo_file import read_model
+from tools.demo_model import new_model, render_seeing, train_tokenizer, write_seeing_model
+from tools.demo_picture_dialogues import training_dialogues
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(1)
+
+
+@pytest.fixture(scope="module")
+def written(tokenizer, tmp_path_factory):
+    """A model and the file of it."""
+    torch.manual_seed(0)
+    model = new_model(tokenizer)
+    path = tmp_path_factory.mktemp("demo") / "seeing.gguf"
+    write_seeing_model(path, model, tokenizer)
+    return model, path
+
+
+def test_weights_come_back_as_near_as_q8_0_keeps_them(written):
+    model, path = written
+    read, _ = read_model(path)
+    expected = model.state_dict()
+    for name, weight in read.state_dict().items():
+        # Q8_0 rounds to 1/127 of the largest weight of a block, half a step at most.
+        largest = expected[name].abs().max().item()
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=largest / 127)
+
+
+def test_the_tokenizer_comes_back(written, tokenizer):
+    _, path = written
+    _, read = read_model(path)
+    for dialogue in islice(training_dialogues(9), 50):
+        text = render_seeing(dialogue, reply=True)
+        assert read.encode(text).ids == tokenizer.encode(text).ids
