@@ -7,8 +7,13 @@ FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 100000
 
 BIN := .venv/bin
+# Short: Ray puts the id of the node between, and the path of a socket has 97 characters at most.
+HAPROXY_FILES := /tmp/caravan-$(shell id -u)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := pyproject.toml constraints.txt
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
+	$(BIN)/lint-imports --no-logo
+KERNELS := $(wildcard runtime/kernels/cpu/*.[ch])
 
 # Nothing here calls home.
 export RAY_USAGE_STATS_ENABLED := 0
@@ -17,11 +22,12 @@ export HF_HUB_OFFLINE := 1
 export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # all installs go into one environment
 .PHONY: help serve test test-peers test-hosts lint fuzz bench chaos train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
-	@echo "make test        lint, types, import rules, all tests"
+	@echo "make test        lint, types, import rules, all tests; what failed is named at the end"
 	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
 	@echo "make lint        the first three of these"
@@ -31,38 +37,48 @@ help:
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
 
+# HAProxy with a configuration that is safe on shared hosts; see serve_app/haproxy.py.
+serve: export RAY_SERVE_HAPROXY_BINARY_PATH := $(abspath $(BIN))/caravan-haproxy
+serve: export RAY_SERVE_HAPROXY_CONFIG_FILE_LOC := $(HAPROXY_FILES)/haproxy.cfg
+serve: export RAY_SERVE_HAPROXY_SOCKET_PATH := $(HAPROXY_FILES)/admin.sock
+serve: export RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH := $(HAPROXY_FILES)/metrics.sock
+serve: export RAY_SERVE_HAPROXY_SERVER_STATE_BASE := $(HAPROXY_FILES)
+serve: export RAY_SERVE_HAPROXY_SERVER_STATE_FILE := $(HAPROXY_FILES)/server-state
 # Checked first, because Serve logs a mistake and goes on waiting. `exec`: Ctrl-C reaches Serve
 # itself, which ends every process that it started.
-serve: .venv/installed
+serve: .venv/kernels
 	@$(BIN)/python -m serve_app.check $(CONFIG)
 	@exec $(BIN)/serve run $(CONFIG)
 
-# Those that start clusters come alone: what they wait for takes its time.
-test: lint
-	$(BIN)/pytest --ignore tests/serve --numprocesses $(WORKERS)
-	$(BIN)/pytest tests/serve
+# Every part runs, whether or not those before it pass. Tests that start clusters run alone: each
+# cluster needs several processes at once.
+test: .venv/installed-test .venv/kernels
+	@trap 'exit 130' INT; failed=; \
+	part() { echo "$$2"; sh -c "$$2" || failed="$$failed, $$1"; }; \
+	part lint "$(LINT)"; \
+	part "unit tests" "$(BIN)/pytest --ignore tests/serve --numprocesses $(WORKERS)"; \
+	part "cluster tests" "$(BIN)/pytest tests/serve"; \
+	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }" >&2; exit 1; fi; \
+	echo "make test: passed: lint, unit tests, cluster tests"
 
 test-peers: .venv/installed-test .venv/installed-bench
-	$(BIN)/pytest tests/peers --timeout 300
+	$(BIN)/pytest tests/peers
 
 # Makes network namespaces, so it has to be root.
 test-hosts: .venv/installed-test
 	$(BIN)/pytest tests/hosts
 
 lint: .venv/installed-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	$(LINT)
 
 # Ends after so many seconds or files, whichever comes first; what it finds stays in .cache/fuzz.
 fuzz: .venv/installed-fuzz
 	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS) $(FUZZ_RUNS) .cache/fuzz
 
-bench: .venv/installed-bench
+bench: .venv/installed-bench .venv/kernels
 	$(BIN)/python -m bench $(BENCH)
 
-chaos: .venv/installed
+chaos: .venv/kernels
 	$(BIN)/python -m bench.chaos $(CHAOS)
 
 train-demo: .venv/installed-train
@@ -73,7 +89,8 @@ clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: an install happens once for each state of pyproject.toml and constraints.txt.
+# The stamps: an install happens once for each state of pyproject.toml and constraints.txt, and the
+# CPU kernels are compiled once for each state of their sources.
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say which with PYTHON=")'
 	$(PYTHON) -m venv .venv
@@ -87,3 +104,7 @@ clean:
 	@echo "installing into .venv (once)"
 	$(PIP) -e '.[$*]'
 	@touch $@ .venv/installed
+
+.venv/kernels: .venv/installed runtime/kernels/native.py $(KERNELS)
+	@$(BIN)/python -m runtime.kernels.native
+	@touch $@

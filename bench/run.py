@@ -10,7 +10,7 @@ from bench.machine import describe_machine
 from bench.make_model import LABELS, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import ROUTING, section_of
+from bench.sections import kept_sections
 from bench.seeing_model import EyesShape, ensure_seeing_model
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
@@ -28,7 +28,7 @@ def main() -> None:
     page = results_page(_measure(arguments, plan))
     print(page)
     if not arguments.quick:
-        RESULTS.write_text(page + section_of(RESULTS.read_text(), ROUTING))
+        RESULTS.write_text(page + kept_sections(RESULTS.read_text()))
 
 
 def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:

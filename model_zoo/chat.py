@@ -1,14 +1,15 @@
 """Conversations to prompts: the model file's own template, and tokens that a user cannot forge."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
+from model_zoo.message_form import MessageForm, call_form, text_parts, wants_parts
 from model_zoo.sentinel import breaker, unused_sentinel, without_sentinel
-from model_zoo.template import compile_template, inspected_texts, names_in, render_bounded
+from model_zoo.template import Template
 from model_zoo.tokenizer import Tokenizer
 from runtime.errors import RequestError
 
@@ -16,11 +17,6 @@ from runtime.errors import RequestError
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
-
-
-# Under these names templates look for what an assistant thought before it spoke.
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-_PROBE = "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,8 @@ class Message:
     """One turn of a conversation.
 
     `content`: a text, or texts and images in order. `thinking` and `tool_calls` belong to the
-    assistant's turns; `tool_name` and `tool_call_id` tell which call a tool's turn answers.
+    assistant's turns; `tool_name` and `tool_call_id` tell which call a tool's turn answers. `name`
+    tells participants of one role apart.
     """
 
     role: str
@@ -53,6 +50,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_name: str | None = None
     tool_call_id: str | None = None
+    name: str | None = None
 
     @property
     def text(self) -> str:
@@ -68,15 +66,16 @@ class ChatTemplate:
     """A Jinja chat template with the texts of the tokens that it may write.
 
     `inspected`: the constant texts that it looks for in messages. `names`: every variable,
-    attribute and constant text that it reads.
+    attribute and constant text that it reads. `form`: the form of messages that it reads.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         self.source = source
-        self._template = compile_template(source)
-        self.inspected = inspected_texts(source)
-        self.names = names_in(source)
+        self._template = Template(source)
+        self.inspected = self._template.inspected
+        self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.form = self._found_form()
 
     def reads(self, *names: str) -> bool:
         """Whether it reads one of `names`, as a variable, an attribute, a key or a text."""
@@ -87,19 +86,26 @@ class ChatTemplate:
         """Whether it looks for images among a message's texts."""
         return self.reads("image", "image_url")
 
-    @cached_property
-    def wants_parts(self) -> bool:
-        """Whether it shows a text only as a part in a list, as some do that see images."""
-        if not (self.reads("type") and self.reads("text")):
-            return False
-        return not self._shows(_PROBE) and self._shows(_parts(_PROBE))
+    @property
+    def takes_tools(self) -> bool:
+        return self.reads("tools") or self._reads_functions
 
-    def _shows(self, content: str | list[dict[str, str]]) -> bool:
-        message = {"role": "user", "content": content}
-        try:
-            return _PROBE in self.render_values([message], _given(None, True))
-        except RequestError:
-            return False
+    @property
+    def _reads_functions(self) -> bool:
+        """Whether it wants tools as `functions`, a JSON text, as Firefunction does."""
+        variables = self._template.variables
+        return "functions" in variables and "tools" not in variables
+
+    def _found_form(self) -> MessageForm:
+        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+            return self.render_values(messages, _given(tools, True))
+
+        parts = self.reads("type") and self.reads("text") and wants_parts(render)
+        return call_form(render, parts=parts) if self.reads("tool_calls") else MessageForm(parts)
+
+    def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages as plain dicts, in the form that the template reads."""
+        return [value for message in messages for value in self.form.values(message)]
 
     def render(
         self,
@@ -116,8 +122,7 @@ class ChatTemplate:
         the template refuses or stumbles over; what it merely leaves out `encode_chat` refuses.
         """
         return self.render_values(
-            [_as_values(message, parts=self.wants_parts) for message in messages],
-            {**variables, **_given(tools, add_generation_prompt)},
+            self.values(messages), {**variables, **_given(tools, add_generation_prompt)}
         )
 
     def render_values(
@@ -132,7 +137,18 @@ class ChatTemplate:
         `now`: the time that it is, where the template asks; by default this machine's.
         """
         given = {"documents": None, **self._tokens, **variables, "messages": messages}
-        return render_bounded(self._template, given, now=now)
+        return self._template.render(self._further(variables, now) | given, now=now)
+
+    def _further(self, variables: Mapping[str, Any], now: datetime | None) -> dict[str, Any]:
+        """What Firefunction's authors document as variables, where the template reads them."""
+        further = {}
+        if self._reads_functions:
+            tools = variables.get("tools") or ()
+            functions = [tool.get("function", tool) for tool in tools]
+            further["functions"] = json.dumps(functions, indent=4)
+        if "datetime" in self._template.variables:
+            further["datetime"] = (now or datetime.now()).strftime("%Y-%m-%d %H:%M:%S")
+        return further
 
 
 def encode_chat(
@@ -192,7 +208,7 @@ def render_unforged(
     image = None if template.sees_images else image
     variables = _given(None, True) | variables
     _refuse_unsupported(template, messages, variables["tools"], blind=image is None)
-    values = [_as_values(message, parts=template.wants_parts) for message in messages]
+    values = template.values(messages)
     breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.wished]
     sentinel = unused_sentinel(given)
@@ -253,7 +269,7 @@ def _render_unforged(
     def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         given = breaking(texts)
         broken_messages = [
-            _broken_message(message, given, spoken, image, parts=template.wants_parts)
+            _broken_message(message, given, spoken, image, parts=template.form.parts)
             for message in messages
         ]
         return broken_messages, {name: given(value) for name, value in variables.items()}
@@ -281,9 +297,9 @@ def _broken_message(
     """Roles are no text of anybody's; what the assistant said may hold what templates look for."""
     said = spoken if message["role"] == "assistant" else given
     by_key = {"role": lambda role: role, "content": said}
-    if image is not None and not isinstance(message["content"], str):
+    if image is not None and isinstance(message["content"], list):
         joined = _joined(message["content"], said, image)
-        by_key["content"] = lambda _: _parts(joined) if parts else joined
+        by_key["content"] = lambda _: text_parts(joined) if parts else joined
     return {key: by_key.get(key, given)(value) for key, value in message.items()}
 
 
@@ -301,7 +317,7 @@ def _refuse_unsupported(
 ) -> None:
     """What the template would leave out in silence, or print as Python does."""
     missing = []
-    if tools and not template.reads("tools"):
+    if tools and not template.takes_tools:
         missing.append("tools")
     if any(message.tool_calls for message in messages) and not template.reads("tool_calls"):
         missing.append("tool calls")
@@ -319,39 +335,3 @@ def _given(
 ) -> dict[str, Any]:
     offered = None if tools is None else list(tools)
     return {"tools": offered, "add_generation_prompt": add_generation_prompt}
-
-
-def _as_values(message: Message, *, parts: bool) -> dict[str, Any]:
-    """The message as templates read it; what is absent has no key. `parts`: texts are some, too."""
-    content = _content(message.content)
-    if parts and isinstance(content, str):
-        content = _parts(content)
-    values: dict[str, Any] = {"role": message.role, "content": content}
-    if message.thinking is not None:
-        values |= dict.fromkeys(_THOUGHTS, message.thinking)
-    if message.tool_calls:
-        values["tool_calls"] = [_called(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        values["tool_call_id"] = message.tool_call_id
-    if message.tool_name is not None:
-        values["name"] = message.tool_name
-    return values
-
-
-def _content(content: str | tuple[str | ImagePart, ...]) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
-    return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-        for part in content
-    ]
-
-
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _called(call: ToolCall) -> dict[str, Any]:
-    known = {} if call.id is None else {"id": call.id}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"type": "function", **known, "function": function}

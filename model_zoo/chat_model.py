@@ -44,7 +44,8 @@ class ModelDescription:
     `modified_at` unix seconds. `chat_template`: the one in use, and `template_source` where it is
     from, such as "file" or "fallback (chatml)"; None where there is none. `pooling`: "mean", "cls"
     or "last", in files made for embedding. `sees`: whether it understands images. `projector`: the
-    metadata of the file with its eyes, where that is one of its own.
+    metadata of the file with its tower, where that is one of its own, and the number of its
+    parameters as `general.parameter_count`.
     """
 
     architecture: str
@@ -100,6 +101,7 @@ class ChatModel:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | str | None = None,
+        variables: Mapping[str, Any] | None = None,
         at_most: int | None = None,
         now: datetime | None = None,
         loan: Loan | None = None,
@@ -108,6 +110,8 @@ class ChatModel:
 
         `tools` are function schemas; the variant "tool_use" takes them where the file has one.
         `thinking`: whether to think, or with which of `EFFORTS`; None leaves it to the template.
+        `variables`: further ones of the template, which count before those of `thinking`; they name
+        none that is set here.
         `at_most`: how many tokens there is room for, by default what the file allows; images beyond
         are not decoded. `now`: the time that it is, where the template asks; by default this
         machine's. `loan`: where room for images is found, as in `Eyes.see`. RequestError names what
@@ -115,8 +119,8 @@ class ChatModel:
         """
         if self.template is None:
             raise RequestError(
-                f"Model {self.description.name} has no chat template "
-                "(`tokenizer.chat_template`); send raw text to complete instead."
+                "The model has no chat template (`tokenizer.chat_template`); send raw text to "
+                "complete instead."
             )
         images = [part for message in messages for part in message.images]
         self._refuse_unseen(images)
@@ -126,7 +130,7 @@ class ChatModel:
             template,
             self.tokenizer,
             messages,
-            {"tools": tools or None, **_thinking_variables(thinking)},
+            {**_thinking_variables(thinking), **(variables or {}), "tools": tools or None},
             image=None if placement is None else placement.spelled,
             reserved=() if placement is None else placement.reserved,
             now=now,
@@ -186,7 +190,7 @@ class ChatModel:
 
     def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
         if images and self.eyes is None:
-            raise RequestError(f"Model {self.description.name} sees no images; send texts only.")
+            raise RequestError("The model sees no images; send texts only.")
 
 
 def _thinking_variables(thinking: bool | str | None) -> dict[str, Any]:

@@ -16,16 +16,18 @@ from model_zoo.definition import Definition
 from model_zoo.gguf.cursor import Cursor
 from model_zoo.gguf.header import read_header
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.split import further_parts
+from model_zoo.importing import import_file
 from model_zoo.manifest import LAYER_TYPE, Layer, Manifest, check_digest, is_file_name
 from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import Progress, PullProgress, pull, unheard
+from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.sources.resolve import stored_model
 from model_zoo.store import Store, StoredModel, digest_of, file_error
 from runtime.errors import ModelFileError, RequestError, StoreError
 
 # Another process may remove a blob between its making and its use.
 TRIES = 3
-_COPIED_BYTES = 16 << 20
 _TEXTS = ("template", "system")
 
 
@@ -66,18 +68,6 @@ def copy(source: ModelName, destination: ModelName, store: Store) -> StoredModel
     return store.commit(destination, store.manifest(source))
 
 
-def import_file(path: Path, store: Store, *, progress: Progress | None = None) -> Layer:
-    """A file of this machine as a blob, copied: what becomes of the file itself does not matter."""
-    tell = progress or unheard
-    layer = Layer(f"{LAYER_TYPE}model", digest_of(path), path.stat().st_size)
-    with store.blob_lock(layer.digest):
-        if not store.holds(layer):
-            store.check_room([layer])
-            _copy_bytes(path, store.partial(layer.digest), layer, tell)
-            store.keep(layer)
-    return layer
-
-
 def file_kind(path: Path) -> str:
     """ "model", "projector" or "adapter"; ModelFileError when the file is none of GGUF's."""
     metadata = _metadata(path)
@@ -98,16 +88,50 @@ def _beginning(
     environment: Mapping[str, str],
 ) -> tuple[list[Layer], Layer | None, Mapping[str, str]]:
     """The layers to start from, and what their manifest says beside them."""
-    if definition.files:
+    base = definition.base
+    if isinstance(base, RemoteSource):
+        found = _remote(base, store, tell, environment).manifest
+        layers, config, annotations = list(found.layers), found.config, found.annotations
+    else:
+        files = definition.files if base is None else _imported(base, store, tell)
         tell(PullProgress("parsing GGUF"))
-        return _file_layers(definition.files, store), None, {}
-    assert definition.base is not None
-    base = stored_model(definition.base, store)
-    if base is None:
+        layers, config, annotations = _file_layers(files, store), None, {}
+    if definition.projector is not None:
+        projector = _projector(definition.projector, store, tell, environment)
+        layers = [*(layer for layer in layers if layer.kind != "projector"), projector]
+    return layers, config, annotations
+
+
+def _remote(
+    source: RemoteSource, store: Store, tell: Progress, environment: Mapping[str, str]
+) -> StoredModel:
+    """The model of the store; pulled where it is not there."""
+    found = stored_model(source, store)
+    if found is None:
         unended = _without_success(tell)
-        base = pull(definition.base, store, progress=unended, environment=environment)
-    base.manifest.check_servable(base.name)
-    return list(base.manifest.layers), base.manifest.config, base.manifest.annotations
+        found = pull(source, store, progress=unended, environment=environment)
+    found.manifest.check_servable(found.name)
+    return found
+
+
+def _imported(source: PathSource, store: Store, tell: Progress) -> dict[str, str]:
+    """The digests of the file and of the other parts of a split model, by their names."""
+    path = source.path.absolute()
+    parts = [path, *further_parts(path, GGUFFile.open(path, arrays=False).metadata)]
+    imported = {}
+    for part in parts:
+        imported[part.name] = import_file(part, store, may_link=True, progress=tell).digest
+    return imported
+
+
+def _projector(
+    source: Source, store: Store, tell: Progress, environment: Mapping[str, str]
+) -> Layer:
+    if isinstance(source, PathSource):
+        layer = import_file(source.path.absolute(), store, may_link=True, progress=tell)
+    else:
+        layer = _remote(source, store, tell, environment).manifest.of_kind("model")[0]
+    return Layer(f"{LAYER_TYPE}projector", layer.digest, layer.size)
 
 
 def _file_layers(files: Mapping[str, str], store: Store) -> list[Layer]:
@@ -241,20 +265,6 @@ def _kept(kind: str, data: bytes, store: Store, tell: Progress) -> Layer:
             store.keep(layer)
     tell(PullProgress(f"{'using existing' if known else 'creating new'} layer {layer.digest}"))
     return layer
-
-
-def _copy_bytes(path: Path, partial: Path, layer: Layer, tell: Progress) -> None:
-    status = f"copying {path.name}"
-    done = 0
-    tell(PullProgress(status, layer.digest, layer.size, done))
-    try:
-        with path.open("rb") as source, partial.open("wb") as target:
-            while data := source.read(_COPIED_BYTES):
-                target.write(data)
-                done += len(data)
-                tell(PullProgress(status, layer.digest, layer.size, done))
-    except OSError as error:
-        raise file_error("copy", path, error) from error
 
 
 def _metadata(path: Path) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Modelfiles: the text from which Ollama's users make models, as a list of commands."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ def render_modelfile(
     lines += [f"TEMPLATE {_quoted(template)}"] if template else []
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
     for name, value in parameters:
-        lines.append(f"PARAMETER {name} {_quoted(value) if isinstance(value, str) else value}")
+        lines.append(f"PARAMETER {name} {_spelled(value)}")
     lines += [f"MESSAGE {each.role} {_quoted(each.text)}" for each in messages]
     lines += [f"LICENSE {_quoted(license)}"] if license else []
     return "\n".join(lines)
@@ -138,6 +139,10 @@ def _checked(command: Command) -> Command:
     if command.name == "message" and command.key not in ROLES:
         raise command.refuse(f"a message's role is one of {', '.join(ROLES)}.")
     return command
+
+
+def _spelled(value: object) -> str:
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _quoted(text: str) -> str:

@@ -113,11 +113,12 @@ def describe(
 ) -> ModelDescription:
     """What is told about a loaded file."""
     tensors = file.tensors.values()
+    own = eyes.file if eyes is not None and eyes.is_own else None
     return ModelDescription(
         architecture=metadata.architecture,
         name=metadata.get("general.name", str, file.stem),
         quantization=quantization(file, metadata),
-        parameter_count=sum(info.elements for info in tensors),
+        parameter_count=_parameter_count(file),
         file_bytes=file.size_bytes,
         weight_bytes=decoder.weight_bytes,
         context_length=decoder.context_length,
@@ -133,8 +134,16 @@ def describe(
         modified_at=file.modified_at,
         pooling=_POOLINGS.get(metadata.get("pooling_type", int, 0)),
         sees=eyes is not None,
-        projector=eyes.file.metadata if eyes is not None and eyes.is_own else None,
+        projector=None if own is None else _projector_facts(own),
     )
+
+
+def _projector_facts(file: GGUFFile) -> dict[str, MetadataValue]:
+    return {**file.metadata, "general.parameter_count": _parameter_count(file)}
+
+
+def _parameter_count(file: GGUFFile) -> int:
+    return sum(info.elements for info in file.tensors.values())
 
 
 def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderModel]:

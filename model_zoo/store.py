@@ -6,8 +6,10 @@ Whatever is under its final name is whole: files are written elsewhere and renam
 import errno
 import hashlib
 import os
+import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ UNUSED_AGE_S = 24 * 3600.0
 WAITING_S = 0.5
 LEFT_FREE_BYTES = 64 << 20
 MAX_TEXT_BYTES = 16 << 20
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,25 @@ class Store:
             raise SourceError(
                 f"What came has the digest {found}, not {layer.digest}; it was dropped. Try again."
             )
+
+    def temporary(self) -> Path:
+        """A new name among the blobs; `remove_unused` clears away what a process leaves there."""
+        self._make(self._blobs)
+        return self._blobs / f"sha256-{uuid.uuid4().hex}{PARTIAL}"
+
+    def place(self, temporary: Path, layer: Layer) -> None:
+        """Make a `temporary` file the blob, unless that is here already."""
+        with self.blob_lock(layer.digest):
+            if not self.holds(layer):
+                temporary.replace(self.blob(layer.digest))
+
+    def linked(self, path: Path) -> str | None:
+        """The digest of the blob that this file is, by a hard link or its own place."""
+        for blob in self._blobs.glob("sha256-*"):
+            with suppress(OSError):  # another process may remove it now
+                if _BLOB.fullmatch(blob.name) and blob.samefile(path):
+                    return blob.name.replace("-", ":")
+        return None
 
     def link(self, layer: Layer, origin: Path) -> None:
         """A blob that is elsewhere on this machine already: a hard link, or else a reference."""

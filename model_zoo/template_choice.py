@@ -9,7 +9,7 @@ from model_zoo.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
 
-MAX_NAMED = 64
+MAX_NAMED = 8  # each has a process of its own
 _KEY, _NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"
 _CONTENT = "{{ message['content'] | trim }}"
 _SYSTEM_IN_FIRST_TURN = (

@@ -2,7 +2,7 @@
 
 import re
 
-from model_zoo.template import compile_template
+from model_zoo.template import Template
 from runtime.errors import ModelFileError, RequestError
 
 # What an action of Go's begins with and no expression of Jinja does.
@@ -27,6 +27,6 @@ def check_jinja(source: str) -> None:
             "file's own is used."
         )
     try:
-        compile_template(source)
+        Template(source)
     except ModelFileError as error:
         raise RequestError(f"template error: {error}") from None

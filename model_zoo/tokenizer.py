@@ -1,15 +1,18 @@
 """Text to tokens and back, from a model file's own metadata."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from model_zoo.tokenizers.byte_level import ByteLevelBPE
 from model_zoo.tokenizers.gemma_bpe import GemmaBPE
 from model_zoo.tokenizers.marked_space import SPACE
+from model_zoo.tokenizers.prefix_space import PrefixSpace, prefix_space
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
 from model_zoo.tokenizers.sentencepiece_bpe import SentencePieceBPE
 from model_zoo.tokenizers.specials import SpecialTexts
+from model_zoo.tokenizers.stripping import Stripping, stripping
 from model_zoo.tokenizers.unigram import Unigram
 from model_zoo.tokenizers.vocabulary import (
     TokenType,
@@ -17,6 +20,7 @@ from model_zoo.tokenizers.vocabulary import (
     flag,
     optional_text,
     read_vocabulary,
+    required_array,
 )
 from model_zoo.tokenizers.wordpiece import WordPiece
 from runtime.errors import ModelFileError, UnsupportedModelError
@@ -34,6 +38,24 @@ class Codec(Protocol):
     def token_bytes(self, token: str) -> bytes: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Framed:
+    """Whether a family's texts begin with BOS and end in EOS.
+
+    | family                      | BOS        | EOS | source                                  |
+    |-----------------------------|------------|-----|-----------------------------------------|
+    | SentencePiece, Gemma 4      | yes        | no  | LlamaTokenizer; llama-vocab.cpp          |
+    | byte-level                  | by its row | no  | pretokenizers.py                        |
+    | RoBERTa and Jina            | yes        | yes | RobertaTokenizer                        |
+    | WordPiece                   | yes        | yes | BertTokenizer; llama-vocab.cpp           |
+    | Unigram: XLM-RoBERTa in bert | yes       | yes | XLMRobertaTokenizer                     |
+    | Unigram: T5                 | no         | yes | T5Tokenizer; llama-vocab.cpp             |
+    """
+
+    bos: bool = False
+    eos: bool = False
+
+
 def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokenizer":
     """The tokenizer that `metadata` describes.
 
@@ -47,40 +69,52 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
             f"The tokenizer `{kind[:80]}` (`tokenizer.ggml.model`) is not supported; "
             f"supported are {', '.join(_KINDS)}."
         )
-    if architecture.startswith("gemma4") and "tokenizer.ggml.merges" in metadata:
-        kind = "gemma4"  # some converters write `llama`
-    vocabulary = read_vocabulary(metadata)
-    codec, add_bos = _codec(kind, metadata, vocabulary, architecture)
-    stated = flag(metadata, "add_bos_token")
+    kind = _actual_kind(kind, metadata, architecture)
+    vocabulary = read_vocabulary(metadata, architecture=architecture)
+    codec, framed = _codec(kind, metadata, vocabulary, architecture)
+    add_bos = _stated(metadata, "add_bos_token")
+    # WordPiece's `[SEP]` is the token that ends a text.
+    add_eos = _stated(metadata, *(["add_sep_token"] if kind == "bert" else []), "add_eos_token")
+    pre = optional_text(metadata, "tokenizer.ggml.pre") or ""
     return Tokenizer(
         vocabulary,
         codec,
-        add_bos=add_bos if stated is None else stated,
-        add_eos=_adds_eos(kind, metadata),
+        add_bos=framed.bos if add_bos is None else add_bos,
+        add_eos=framed.eos if add_eos is None else add_eos,
+        prefix=prefix_space(metadata, architecture) if kind == "llama" else PrefixSpace.NEVER,
+        stripping=stripping(vocabulary, architecture=architecture, kind=kind, pre=pre),
     )
 
 
-def _adds_eos(kind: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether a document ends in EOS, which is `[SEP]` with WordPiece."""
-    names = ("add_sep_token", "add_eos_token") if kind == "bert" else ("add_eos_token",)
-    stated = [flag(metadata, name) for name in names]
-    return next((word for word in stated if word is not None), kind == "bert")
+def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> str:
+    """Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model, though
+    both have ranked merges of text with marked spaces."""
+    if not architecture.startswith("gemma") or "tokenizer.ggml.merges" not in metadata:
+        return kind
+    marked = kind == "gpt2" and SPACE in required_array(metadata, "tokenizer.ggml.tokens")
+    return "gemma4" if marked or architecture.startswith("gemma4") else kind
 
 
 def _codec(
     kind: str, metadata: Mapping[str, Any], vocabulary: Vocabulary, architecture: str
-) -> tuple[Codec, bool]:
-    """Also whether a text begins with BOS where the file does not say."""
+) -> tuple[Codec, _Framed]:
+    """Also what a text begins and ends with where the file does not say."""
     if kind == "gpt2":
         pre = choose_pre_tokenizer(metadata, architecture)
-        return ByteLevelBPE(metadata, vocabulary, pre), pre.add_bos
+        return ByteLevelBPE(metadata, vocabulary, pre), _Framed(pre.add_bos, pre.add_eos)
     if kind == "gemma4":
-        return GemmaBPE(metadata, vocabulary), True
+        return GemmaBPE(metadata, vocabulary), _Framed(bos=True)
     if kind == "bert":
-        return WordPiece(metadata, vocabulary), True
+        return WordPiece(metadata, vocabulary), _Framed(bos=True, eos=True)
     if kind == "t5":
-        return Unigram(metadata, vocabulary), False
-    return SentencePieceBPE(metadata, vocabulary), True
+        return Unigram(metadata, vocabulary), _Framed(bos=architecture == "bert", eos=True)
+    return SentencePieceBPE(metadata, vocabulary), _Framed(bos=True)
+
+
+def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
+    """The first of these flags that the file has."""
+    flags = (flag(metadata, name) for name in names)
+    return next((stated for stated in flags if stated is not None), None)
 
 
 class Tokenizer:
@@ -88,11 +122,19 @@ class Tokenizer:
 
     User-defined tokens are found in any text. Control tokens are found only where asked, so that
     text can never steer the model by accident. `add_eos` is the file's word on documents; a
-    prompt to be continued never ends in an end token.
+    prompt to be continued never ends in an end token. `prefix` and `stripping` are what the
+    family's tokenizer does with white space beside special tokens.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, codec: Codec, *, add_bos: bool, add_eos: bool
+        self,
+        vocabulary: Vocabulary,
+        codec: Codec,
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        prefix: PrefixSpace,
+        stripping: Stripping,
     ) -> None:
         self.vocabulary = vocabulary
         self.bos_id = vocabulary.bos_id
@@ -100,11 +142,13 @@ class Tokenizer:
         self.end_tokens = vocabulary.end_tokens
         self.add_bos = add_bos and vocabulary.bos_id is not None
         self.add_eos = add_eos
-        self._codec = codec
+        self._codec, self._prefix = codec, prefix
         self._control_ids = frozenset(vocabulary.control.values())
         self._specials = SpecialTexts(
-            control={codec.surface(text): i for text, i in vocabulary.control.items()},
-            user_defined={codec.surface(text): i for text, i in vocabulary.user_defined.items()},
+            control=vocabulary.control,
+            user_defined=vocabulary.user_defined,
+            stripping=stripping,
+            surface=codec.surface,
         )
 
     @property
@@ -145,27 +189,24 @@ class Tokenizer:
 
     def cut(self, text: str, *, parse_special: bool) -> list[str | int]:
         """`text` cut at its special tokens: pieces of ordinary text and ids, in order."""
-        return self._specials.cut(self._codec.surface(_valid(text)), parse_special=parse_special)
+        return self._specials.cut(_valid(text), parse_special=parse_special)
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
-        """Ids of what `cut` gave; the pieces of text are taken as ordinary text throughout."""
+        """Ids of what `cut` gave; the pieces of text are taken as ordinary text throughout.
+
+        A number stands for a token, or for an image, and begins the text behind it anew.
+        """
         tokens: list[int] = []
+        begins = True
         for part in parts:
             if isinstance(part, int):
                 tokens.append(part)
+                begins = True
             elif part:
-                tokens += self._codec.encode(part, opens=self._opens(part, tokens))
+                opens = begins and self._prefix.applies(part, first=not tokens)
+                tokens += self._codec.encode(part, opens=opens)
+                begins = False
         return tokens
-
-    def _opens(self, text: str, before: list[int]) -> bool:
-        """Whether `text` begins anew and takes the prefix space of SentencePiece.
-
-        At the very start it always does, as in the library. After a control token it does unless
-        white space stands there already: models learned conversations joined from such pieces.
-        """
-        if not before:
-            return True
-        return before[-1] in self._control_ids and not (text[0].isspace() or text[0] == SPACE)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` adds to generated text; none for control and unused tokens."""

@@ -48,22 +48,28 @@ class AsyncEngine:
     """Runs an engine on a thread of its own. Any number of event loops may stream from it.
 
     `stall_s`: with work at hand and no step finished, or no image encoded, for so long, `check`
-    calls the engine dead. `peers`: with them it lives and dies.
+    calls the engine dead, by the `clock`, which is that of the engine's features too. `peers`: with
+    them it lives and dies.
     """
 
     def __init__(
-        self, engine: Engine, *, stall_s: float = 300.0, peers: Peers | None = None
+        self,
+        engine: Engine,
+        *,
+        stall_s: float = 300.0,
+        peers: Peers | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._peers = peers
-        self._stall_s = stall_s
+        self._stall_s, self._clock = stall_s, clock
         self._changed = threading.Condition()
         self._inbox: list[_Submit | _Abort] = []
         self._open_streams = 0
         self._closing = False
         self._woken = False
         self._death: str | None = None
-        self._busy_since: float | None = None  # monotonic time of the last progress while busy
+        self._busy_since: float | None = None  # when it last got on, while busy
         self._snapshot = engine.statistics()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._features = engine.features
@@ -102,7 +108,7 @@ class AsyncEngine:
             self._peers.check()
         if not self._thread.is_alive():
             raise EngineDeadError("The engine is not running.")
-        stalled = time.monotonic() - self._stall_s
+        stalled = self._clock() - self._stall_s
         busy_since = self._busy_since
         if busy_since is not None and busy_since < stalled:
             raise dead(f"no step has finished for {self._stall_s:.0f} seconds.")
@@ -152,10 +158,10 @@ class AsyncEngine:
             while self._take_commands():
                 if self._peers is not None:
                     self._peers.check()
-                self._busy_since = time.monotonic()
+                self._busy_since = self._clock()
                 busy = self._engine.step()
                 self._snapshot = self._engine.statistics()
-                self._busy_since = time.monotonic() if busy else None
+                self._busy_since = self._clock() if busy else None
                 if not busy:
                     self._sleep()
             self._die("it was closed.")

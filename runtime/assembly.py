@@ -33,9 +33,8 @@ class EngineOptions:
     `step_tokens`: rows of one step at most. `cache_tokens`: positions the cache holds in all
     (None: as many as useful and free). `depth`: steps in flight (None: 1 on the CPU, where a
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
-    `image_cache_bytes`: for features of images (None: for a few of the largest). `sharers`: how
-    many processes like this one share the machine's memory. `set_aside_bytes`: of what is free,
-    what others than the engine may take.
+    `image_cache_bytes`: for features of images (None: for a few of the largest).
+    `set_aside_bytes`: of what is free, what others than the engine may take.
     """
 
     context_tokens: int
@@ -49,7 +48,6 @@ class EngineOptions:
     memory_bytes: int | None = None
     max_waiting: int = 512
     image_cache_bytes: int | None = None
-    sharers: int = 1
     set_aside_bytes: int = 0
 
 
@@ -74,7 +72,9 @@ def assemble(
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
     depth = options.depth or (1 if device.type == "cpu" else 2)
-    memory = _planned(decoder, layout, device, options, depth, _vision_bytes(options, encoder))
+    sharers = 1 if team is None else team.device_ranks
+    vision = _vision_bytes(options, encoder)
+    memory = _planned(decoder, layout, device, options, depth, vision, sharers=sharers)
     if team is not None:
         memory = team.agree(memory, layout, options.kv_dtype, _told(options, depth))
     features = _features(options, encoder)
@@ -117,9 +117,10 @@ def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device)
     """Another rank's part of everything that the first one's engine computes, until that ends."""
     told = member.lifeline.received_words()
     depth, dtype = told.pop("depth"), getattr(torch, told.pop("kv_dtype"))
-    options = EngineOptions(**told, kv_dtype=dtype, sharers=member.machine_ranks)
+    options = EngineOptions(**told, kv_dtype=dtype)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
-    memory = _planned(decoder, layout, device, options, depth, VisionBytes())
+    sharers = member.device_ranks
+    memory = _planned(decoder, layout, device, options, depth, VisionBytes(), sharers=sharers)
     pool = _pool(layout, member.agree(memory, layout, dtype), device, options)
     follow(decoder, pool, member.lifeline, member.ranks, device)
 
@@ -139,10 +140,13 @@ def _planned(
     options: EngineOptions,
     depth: int,
     vision: VisionBytes,
+    *,
+    sharers: int = 1,
 ) -> MemoryPlan:
+    """`sharers`: how many ranks, this one included, allocate from the device's memory."""
     staged = decoder.cache_devices is not None
-    assert not staged or options.sharers == 1
-    alone = partial(plan_memory, sharers=options.sharers, set_aside_bytes=options.set_aside_bytes)
+    assert not staged or sharers == 1
+    alone = partial(plan_memory, sharers=sharers, set_aside_bytes=options.set_aside_bytes)
     plan = plan_stages if staged else alone
     return plan(
         decoder,

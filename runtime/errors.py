@@ -21,6 +21,10 @@ class SourceError(CaravanError):
     """A model cannot be had from the place that its source names."""
 
 
+class SourceNotFoundError(SourceError):
+    """The place that a source names has no such model, or does not show it to everybody."""
+
+
 class StoreError(CaravanError):
     """The store of models lacks the model, is damaged, is full or cannot be written."""
 

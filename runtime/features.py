@@ -17,13 +17,20 @@ class FeatureStore:
     Whoever calls says each time all that is wanted, the most urgent first. As much of it as fits
     is kept or asked for; what nobody wants any more goes when the room is needed, the longest
     unused first. So the first of the wanted always comes, if the budget holds it alone. For one
-    thread, except `wake`, which the encoder calls from its own when something has ended.
+    thread, except `wake`, which the encoder calls from its own when something has ended. `clock`
+    tells seconds.
     """
 
-    def __init__(self, encoder: ImageEncoder, *, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        encoder: ImageEncoder,
+        *,
+        budget_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self.encoded = 0
-        self._encoder = encoder
+        self._encoder, self._clock = encoder, clock
         self._budget = budget_bytes
         self._there: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently wanted first
         self._coming: dict[bytes, tuple[PreparedImage, Future[Tensor]]] = {}
@@ -36,7 +43,7 @@ class FeatureStore:
 
     @property
     def waiting_since(self) -> float | None:
-        """Monotonic time of the encoder's last sign of life, where something is expected of it."""
+        """Time of the encoder's last sign of life, where an image is expected of it."""
         return self._waiting_since
 
     @property
@@ -72,7 +79,7 @@ class FeatureStore:
             else:
                 failures[digest] = failure
         if ended:
-            self._waiting_since = time.monotonic() if self._coming else None
+            self._waiting_since = self._clock() if self._coming else None
         return failures
 
     def provide(self, wanted: Iterable[PreparedImage]) -> None:
@@ -120,7 +127,7 @@ class FeatureStore:
 
     def _submit(self, image: PreparedImage) -> None:
         if not self._coming:
-            self._waiting_since = time.monotonic()
+            self._waiting_since = self._clock()
         future = self._encoder.submit(image)
         self._coming[image.digest] = image, future
         future.add_done_callback(lambda _: self.wake())

@@ -4,7 +4,6 @@ Tensors go another way. These carry short messages, and break when a process or 
 so that no rank waits for another in vain.
 """
 
-import hmac
 import json
 import secrets
 import socket
@@ -12,21 +11,23 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime import errors
+from runtime.admission import Admission, prove_rank, read_exactly
 from runtime.errors import CaravanError, EngineDeadError
 
 # A machine that does not answer for so long is gone.
 _IDLE_S, _EVERY_S, _TRIES = 5, 2, 3
-_JOIN_S = 20.0
+# From the first try to connect to the end of the handshake; the first rank may start later.
+_JOIN_S = 60.0
+_BACKLOG = 128
 # When one rank is gone, others may complain of it before its own connection is seen to end.
 _COMPLAINT_S = 0.3
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 28
-_MOST_BYTES_OF_A_STRANGER = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Seat:
     size: int
     host: str
     port: int
-    token: str
+    token: str = field(repr=False)
 
 
 class Lead:
@@ -50,9 +51,9 @@ class Lead:
         assert size > 1
         self.host, self.size = host, size
         self.watch: Callable[[], None] = lambda: None
-        self._token = secrets.token_hex(16)
+        self._token = secrets.token_hex(32)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._door = socket.create_server((host, 0), family=family, backlog=size)
+        self._door = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._changed = threading.Condition()
         self._lines: dict[int, socket.socket] = {}
         self._words: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(1, size)}
@@ -72,16 +73,20 @@ class Lead:
 
     @property
     def machines(self) -> list[str]:
-        """The address of each rank's machine."""
-        return [self.address, *(line.getpeername()[0] for line in self._lines.values())]
+        """The address of each rank's machine, in the order of ranks."""
+        followers = (self._lines[rank].getpeername()[0] for rank in range(1, self.size))
+        return [self.address, *followers]
 
     def gather(self) -> None:
         """Wait until all have joined. Raises what keeps them from it, which `fail` tells."""
-        self._door.settimeout(0.2)
-        while len(self._lines) < self.size - 1:
-            self.check()
-            with suppress(TimeoutError):
-                self._admit(self._door.accept()[0])
+        with closing(Admission(self._door, self._token, self.size)) as admission:
+            while admission.missing:
+                self.check()
+                if self._closing:
+                    raise EngineDeadError("The first rank ends before all others have joined.")
+                for rank, line in admission.joined(wait_s=0.2):
+                    _keep_alive(line)
+                    self._lines[rank] = line
         self._door.close()
         for rank, line in self._lines.items():
             name = f"rank-{rank}"
@@ -112,7 +117,7 @@ class Lead:
         if self._failure is not None:
             raise self._failure
 
-    def explained(self, error: Exception, *, wait_s: float = 2.0) -> Exception:
+    def explained(self, error: Exception, *, wait_s: float = 10.0) -> Exception:
         """Why something that all ranks do together has failed here: another one, perhaps."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, wait_s)
@@ -137,25 +142,10 @@ class Lead:
                 line.shutdown(socket.SHUT_RDWR)
             line.close()
 
-    def _admit(self, line: socket.socket) -> None:
-        """Whoever does not know the token, or says nothing, is sent away."""
-        line.settimeout(_JOIN_S)
-        try:
-            hello = json.loads(_received(line, _MOST_BYTES_OF_A_STRANGER))
-            rank = int(hello["rank"])
-            known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
-            known = False
-        if not known or rank not in self._words or rank in self._lines:
-            line.close()
-            return
-        _keep_alive(line)
-        self._lines[rank] = line
-
     def _listen(self, rank: int, line: socket.socket) -> None:
         try:
             while True:
-                words = json.loads(_received(line, _MOST_BYTES))
+                words = json.loads(_received(line))
                 if "failed" in words:
                     raise _told_failure(rank, self.size, words)
                 with self._changed:
@@ -171,13 +161,12 @@ class Lead:
 
 
 class Lifeline:
-    """Another rank's connection to the first."""
+    """Another rank's connection to the first; both have proved that they know the token."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
-        self._line = _connected(seat)
+        self._line = _joined(seat)
         _keep_alive(self._line)
-        self.tell_words({"rank": seat.rank, "token": seat.token})
 
     @property
     def address(self) -> str:
@@ -186,7 +175,7 @@ class Lifeline:
 
     def received(self) -> bytes:
         """The next message, however long it takes to come; EOFError when the first rank ends."""
-        return _received(self._line, _MOST_BYTES)
+        return _received(self._line)
 
     def received_words(self) -> dict[str, Any]:
         return json.loads(self.received())
@@ -206,37 +195,38 @@ class Lifeline:
         self._line.close()
 
 
-def _connected(seat: Seat) -> socket.socket:
+def _joined(seat: Seat) -> socket.socket:
+    """A connection to the first rank. EngineDeadError: there is none, or it is another process."""
     deadline = time.monotonic() + _JOIN_S
     while True:
         try:
-            line = socket.create_connection((seat.host, seat.port), timeout=_JOIN_S)
-            line.settimeout(None)
-            return line
-        except OSError as error:
+            return _proved(seat, deadline)
+        except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
+                why = getattr(error, "strerror", None) or error
                 raise EngineDeadError(
                     f"Rank {seat.rank} of {seat.size} does not reach the first one at "
-                    f"{seat.host}:{seat.port}: {error.strerror or error}."
+                    f"{seat.host}:{seat.port}: {why}."
                 ) from error
             time.sleep(0.2)
 
 
-def _received(line: socket.socket, most: int) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
-    if length > most:
+def _proved(seat: Seat, deadline: float) -> socket.socket:
+    left_s = max(deadline - time.monotonic(), 0.1)
+    line = socket.create_connection((seat.host, seat.port), timeout=left_s)
+    try:
+        prove_rank(line, seat.rank, seat.size, seat.token, deadline=deadline)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def _received(line: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(read_exactly(line, _LENGTH.size))
+    if length > _MOST_BYTES:
         raise ValueError(f"a message of {length:,} bytes")
-    return _exactly(line, length)
-
-
-def _exactly(line: socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        part = line.recv(count - len(received))
-        if not part:
-            raise EOFError("its connection has ended")
-        received += part
-    return bytes(received)
+    return read_exactly(line, length)
 
 
 def _keep_alive(line: socket.socket) -> None:

@@ -104,7 +104,8 @@ def plan_memory(
     `depth`: steps in flight; until one retires, its sequences keep what earlier rows saw. Raises
     DoesNotFitError when the cache cannot hold one full context beside the rest. A given
     `memory_bytes` is used to the last byte; of measured memory `set_aside_bytes` are not the
-    engine's, a tenth is left free, and `sharers` processes like this one have equal parts of it.
+    engine's, a tenth is left free, and `sharers`, the ranks that allocate from the same memory,
+    have equal parts of it.
     """
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(step_tokens, slots)

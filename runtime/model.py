@@ -139,8 +139,9 @@ class DecoderModel(Protocol):
 
     `cache_layers`: one declaration for each layer that stores something. `states` writes this
     batch's keys and values into `cache` and returns the hidden states [outputs, hidden_size] of
-    `batch.output_rows`; `logits` of such states, float32 [rows, vocab_size], are there only where
-    the model `generates`. Where it is not `causal`, a prompt is one whole span.
+    `batch.output_rows`; `logits` of such states, float32 [rows, vocab_size] and computed in
+    float32, are there only where the model `generates`. Where it is not `causal`, a prompt is one
+    whole span.
     `position_axes`: 1, or 3 where it needs `Batch.axes`. `cache_devices`: where each of the
     `cache_layers` stores, where that is not the device of all; `weight_bytes_on` says what a device
     holds of `weight_bytes`.

@@ -31,8 +31,8 @@ class SamplingParams:
     temperature 0 takes the most likely token. top_k 0 keeps all tokens, top_p 1 and min_p 0
     switch their filter off. The penalties look at the last `repeat_last_n` tokens of prompt and
     answer together (0: none of them, None: the whole sequence); repeat_penalty divides positive
-    and multiplies negative logits, the other two subtract. No penalty looks at positions before
-    `penalty_begin`. `logprobs` None asks for none, n asks
+    and multiplies negative logits, the other two subtract. The subtracting ones count no token at
+    a position before `counted_from`. `logprobs` None asks for none, n asks
     for the drawn token's log-probability and those of the n most likely ones, taken from the raw
     logits. The random number of a token depends on (seed, position) alone.
     """
@@ -46,7 +46,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repeat_last_n: int | None = 64
-    penalty_begin: int = 0
+    counted_from: int = 0
     logprobs: int | None = None
 
     @property

@@ -21,7 +21,7 @@ SORT_BLOCK = 8  # rows sorted at once: bounds the memory of the widest path
 _CHUNK = 64
 _ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
 FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
-INTS = 4  # seed, top_k, repeat_last_n, penalty_begin
+INTS = 4  # seed, top_k, repeat_last_n, counted_from
 
 
 class Path(IntEnum):
@@ -132,7 +132,7 @@ class Sampler:
                 _signed(s.seed),
                 s.top_k if 0 < s.top_k < self.vocab_size else self.vocab_size,
                 everything if s.repeat_last_n is None else min(s.repeat_last_n, everything),
-                s.penalty_begin,
+                s.counted_from,
             ]
             for s in sampling
         ]
@@ -184,23 +184,29 @@ class Sampler:
         return torch.cat(tokens), torch.cat(finite)
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:
-        """Repeat, frequency and presence penalties in place, as llama.cpp defines them."""
+        """Repeat, frequency and presence penalties in place, as llama.cpp defines them.
+
+        The repeat penalty applies to every token in the window, the other two only to tokens from
+        `counted_from` on.
+        """
         rows = draws.penalised
         slots, ends = draws.slots[rows], draws.positions[rows]
         repeat, presence, frequency = (self._floats[slots, i][:, None] for i in (3, 4, 5))
         back = torch.arange(1, draws.window + 1, device=logits.device)
         places = ends[:, None] - back
         last_n, begin = (self._ints[slots, i][:, None] for i in (2, 3))
-        seen = (places >= begin) & (back <= last_n)
+        seen = (places >= 0) & (back <= last_n)
+        counted = seen & (places >= begin)
         ids = self._tokens[slots[:, None], places.clamp_(min=0)].long()
-        ordered = torch.where(seen, ids, self.vocab_size).sort(dim=1).values
-        ids = torch.where(seen, ids, ids[:, :1])  # the newest once more: equal writes do no harm
+        ordered = torch.where(counted, ids, self.vocab_size).sort(dim=1).values
+        # The newest token, which is always seen, stands for those that are not: equal writes to
+        # one cell do no harm.
+        ids = torch.where(seen, ids, ids[:, :1])
         counts = torch.searchsorted(ordered, ids, right=True) - torch.searchsorted(ordered, ids)
         cells = (rows[:, None], ids)
         values = logits[cells]
         lower = torch.where(values > 0, values / repeat, values * repeat)
-        lower -= counts * frequency + presence
-        logits[cells] = torch.where(counts > 0, lower, values)
+        logits[cells] = lower - (counts * frequency + (counts > 0) * presence)
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

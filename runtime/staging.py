@@ -302,7 +302,8 @@ class _LoadParts:
 
 def _lookback(sampling: SamplingParams, end: int) -> int:
     """How many positions before `end` the penalties look at."""
-    within = max(0, end - sampling.penalty_begin)
+    begin = 0 if sampling.repeat_penalty != 1.0 else sampling.counted_from
+    within = max(0, end - begin)
     return within if sampling.repeat_last_n is None else min(sampling.repeat_last_n, within)
 
 

@@ -1,13 +1,13 @@
 """The ranks of one engine, from joining to the end."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from runtime.errors import CaravanError, EngineDeadError, ModelFileError
+from runtime.errors import CaravanError, ConfigurationError, EngineDeadError, ModelFileError
 from runtime.kv.spec import CacheLayout
 from runtime.lifeline import Lead, Lifeline, Seat
 from runtime.memory import MemoryPlan
@@ -18,17 +18,21 @@ from runtime.relay import Relay
 class Team:
     """All ranks, seen from the first, which waits here until they have joined.
 
-    `machine_ranks`: how many run on this machine. `watch` hears, on a thread of its own, when one
-    has failed; `check` then raises why.
+    `machine_ranks`: how many run on this machine; `device_ranks`: how many of these allocate from
+    the same memory as this one, itself included. `watch` is called, on a thread of its own, when a
+    rank has failed; `check` then raises why. ConfigurationError where ranks have the same GPU.
     """
 
     def __init__(self, lead: Lead, device: torch.device) -> None:
         self.watch: Callable[[], None] = lambda: None
         self._lead = lead
         lead.gather()
-        machines = Counter(lead.machines)
-        self.machine_ranks = machines[lead.address]
-        lead.tell_words({"machines": dict(machines)})
+        memories = [memory_name(device), *(words["memory"] for words in lead.words())]
+        places = _Places(lead.machines, memories)
+        if device.type == "cuda":
+            places.check_one_rank_per_device()
+        self.machine_ranks, self.device_ranks = places.machine_ranks[0], places.device_ranks[0]
+        lead.tell_words({"machine": places.machine_ranks, "device": places.device_ranks})
         self.ranks = ProcessRanks.leading(lead, device)
         self.relay = Relay(lead, self.ranks)
         lead.watch = self._failed
@@ -68,12 +72,14 @@ class Team:
 
 
 class Member:
-    """Another rank, which has joined; `machine_ranks` as in `Team`."""
+    """Another rank, which has joined; `machine_ranks` and `device_ranks` as in `Team`."""
 
     def __init__(self, seat: Seat, device: torch.device) -> None:
         self.lifeline = Lifeline(seat)
-        machines = self.lifeline.received_words()["machines"]
-        self.machine_ranks = int(machines[self.lifeline.address])
+        self.lifeline.tell_words({"memory": memory_name(device)})
+        places = self.lifeline.received_words()
+        self.machine_ranks = int(places["machine"][seat.rank])
+        self.device_ranks = int(places["device"][seat.rank])
         self.ranks = ProcessRanks.following(self.lifeline, device)
 
     def tell_loaded(self, digest: str) -> None:
@@ -85,6 +91,36 @@ class Member:
     def close(self) -> None:
         self.lifeline.close()
         self.ranks.close()
+
+
+def memory_name(device: torch.device) -> str:
+    """The memory that `device` allocates from, a name that no other on this machine has.
+
+    A GPU's number will not do: each process may see one GPU alone, under the number 0.
+    """
+    if device.type != "cuda":
+        return "host"
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+class _Places:
+    """Where ranks compute: for each of them its machine's address and its memory's name."""
+
+    def __init__(self, machines: Sequence[str], memories: Sequence[str]) -> None:
+        self._devices = list(zip(machines, memories, strict=True))
+        on_machine, on_device = Counter(machines), Counter(self._devices)
+        self.machine_ranks = [on_machine[machine] for machine in machines]
+        self.device_ranks = [on_device[device] for device in self._devices]
+
+    def check_one_rank_per_device(self) -> None:
+        """NCCL connects no two ranks on one GPU."""
+        for rank, device in enumerate(self._devices):
+            first = self._devices.index(device)
+            if first < rank:
+                raise ConfigurationError(
+                    f"Ranks {first} and {rank} have the same GPU, {device[1]} of {device[0]}; each "
+                    "rank needs one of its own. Set `num_gpus: 1`."
+                )
 
 
 def _agreed(

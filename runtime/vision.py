@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.errors import UnsupportedModelError
+
 # What a tower takes at once; on a CPU more gain nothing, and each image would wait for all.
 _MOST_AT_ONCE = {"cuda": 4}
 
@@ -58,11 +60,13 @@ class ImageLimits:
 class VisionTower(Protocol):
     """A model from pixels to features.
 
-    `weight_bytes`: of its own tensors. `activation_bytes(images)` bounds what `encode` allocates
-    for so many of the `largest` images, its result included. `encode` takes images that are alike,
-    pixels [images, ...] float32 on its device, and returns [images, rows, width]; no image changes
-    what another one gets. It does not wait for the device, and may run beside a decoder in another
-    thread.
+    `weight_bytes`: of its own tensors. `limits.rows` bounds the rows of every image; `largest` is
+    an image that the model's processor really produces, with as many rows or nearly so, and no
+    image has more pixels for each row of `limits.rows`. `activation_bytes(images)` bounds what
+    `encode` allocates for so many images of any shape, its result included. `encode` takes images
+    that are alike, pixels [images, ...] float32 on its device, and returns [images, rows, width];
+    no image changes what another one gets. It does not wait for the device, and may run beside a
+    decoder in another thread.
     """
 
     limits: ImageLimits
@@ -111,7 +115,8 @@ def batch_bytes(tower: VisionTower, images: int) -> int:
 
 
 def most_pixels(tower: VisionTower) -> int:
-    """Numbers of an image with the most rows, of which the largest may lack a few."""
+    """An upper bound of the numbers that the pixels of one image have: those of the largest image,
+    in proportion to the rows that it lacks."""
     largest = tower.largest()
     return -(-largest.pixels.numel() * tower.limits.rows // largest.rows)
 
@@ -169,9 +174,18 @@ class LocalEncoder:
         return batch_bytes(self._tower, self.most_at_once)
 
     def warm_up(self) -> None:
-        largest = [self._tower.largest()] * self.most_at_once
-        for features in self._worker.submit(self._encode_and_wait, largest).result():
-            assert features.shape == (self.limits.rows, self.limits.width)
+        """Encode a batch of the largest image; UnsupportedModelError where its features are not
+        what memory is planned for."""
+        image, limits = self._tower.largest(), self.limits
+        batch = [image] * self.most_at_once
+        for features in self._worker.submit(self._encode_and_wait, batch).result():
+            if features.shape != (image.rows, limits.width) or image.rows > limits.rows:
+                raise UnsupportedModelError(
+                    f"The vision part of the model turns an image of {image.rows:,} rows into "
+                    f"features of shape {tuple(features.shape)}; at most {limits.rows:,} rows of "
+                    f"{limits.width:,} numbers are planned for. Serve the model without its vision "
+                    "part, or convert it again."
+                )
 
     def submit(self, image: PreparedImage) -> Future[Tensor]:
         job = _Job(image, Future())

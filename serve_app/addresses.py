@@ -15,16 +15,6 @@ _INTERNAL = (
 )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address can only mean the machine on which it is said."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def is_public(text: str) -> bool:
     """Whether anybody on the internet may be meant by it.
 

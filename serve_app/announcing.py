@@ -17,6 +17,11 @@ def log_left_alone(name: str, origin: Origin) -> None:
         log.info("left alone", model=name, what=what)
 
 
+def log_reduced_context(name: str, *, asked: int, served: int, reason: str) -> None:
+    """The model's own parameters ask for a longer context than it is served with."""
+    log.info("context reduced", model=name, num_ctx=asked, context_tokens=served, reason=reason)
+
+
 def log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
     facts = model.description
     log.info(
@@ -59,8 +64,7 @@ def log_vision(
 
 
 def log_ready(name: str, *, load_s: float, warm_up_s: float) -> None:
-    """`load_s`: from the file to a model. `warm_up_s`: memory reserved, kernels compiled where they
-    are new to this machine, the largest step computed."""
+    """`load_s`: from the file to a model. `warm_up_s`: memory reserved, a largest step computed."""
     log.info("ready", model=name, load_s=round(load_s, 3), warm_up_s=round(warm_up_s, 3))
 
 

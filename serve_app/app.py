@@ -67,7 +67,11 @@ def build(args: dict[str, Any]) -> Application:
 
 def application(settings: AppSettings) -> Application:
     encoders = _encoders(settings)
-    models = {model.name: _model(model, encoders.get(_eyes(model))) for model in settings.models}
+    timeout_s = settings.start_timeout_s
+    models = {
+        model.name: _model(model, encoders.get(_eyes(model)), timeout_s)
+        for model in settings.models
+    }
     ingress = serve.deployment(
         Ingress,
         name="Ingress",
@@ -78,10 +82,11 @@ def application(settings: AppSettings) -> Application:
         graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return ingress.bind(settings, models, _on_demand(settings.on_demand), _plan(settings))
+    on_demand = _on_demand(settings.on_demand, timeout_s)
+    return ingress.bind(settings, models, on_demand, _plan(settings))
 
 
-def _on_demand(settings: OnDemandSettings | None) -> Application | None:
+def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> Application | None:
     if settings is None:
         return None
     deployment = serve.deployment(
@@ -90,7 +95,7 @@ def _on_demand(settings: OnDemandSettings | None) -> Application | None:
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
         ray_actor_options=_on_demand_resources(settings),
         **_LIFE,
-        **_scale(settings),
+        **_scale(settings, start_timeout_s),
     )
     return deployment.bind(settings)
 
@@ -129,7 +134,8 @@ def _counted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
-    return {eyes: _encoder(model) for eyes, model in _seers(settings).items()}
+    timeout_s = settings.start_timeout_s
+    return {eyes: _encoder(model, timeout_s) for eyes, model in _seers(settings).items()}
 
 
 def _seers(settings: AppSettings) -> dict[Hashable, ModelSettings]:
@@ -151,19 +157,21 @@ def _encoder_name(settings: ModelSettings) -> str:
     return f"VisionEncoder:{deployment_name(settings.name)}"
 
 
-def _encoder(settings: ModelSettings) -> Application:
+def _encoder(settings: ModelSettings, start_timeout_s: float) -> Application:
     deployment = serve.deployment(
         VisionEncoder,
         name=_encoder_name(settings),
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
         ray_actor_options=_encoder_resources(settings.vision),
         **_LIFE,
-        **_scale(settings.vision),
+        **_scale(settings.vision, start_timeout_s),
     )
     return deployment.bind(settings)
 
 
-def _model(settings: ModelSettings, encoders: Application | None) -> Application:
+def _model(
+    settings: ModelSettings, encoders: Application | None, start_timeout_s: float
+) -> Application:
     deployment = serve.deployment(
         ModelDeployment,
         name=deployment_name(settings.name),
@@ -172,7 +180,7 @@ def _model(settings: ModelSettings, encoders: Application | None) -> Application
         ray_actor_options=_resources(settings),
         **_bundles(settings),
         **_LIFE,
-        **_scale(settings),
+        **_scale(settings, start_timeout_s),
     )
     return deployment.bind(settings, encoders)
 
@@ -190,9 +198,12 @@ def _bundles(settings: ModelSettings) -> dict[str, Any]:
     }
 
 
-def _scale(settings: ModelSettings | VisionSettings | OnDemandSettings) -> dict[str, Any]:
+def _scale(
+    settings: ModelSettings | VisionSettings | OnDemandSettings, start_timeout_s: float
+) -> dict[str, Any]:
     if settings.autoscaling is not None:
-        return {"autoscaling_config": autoscaling_config(settings.autoscaling)}
+        config = autoscaling_config(settings.autoscaling, start_timeout_s=start_timeout_s)
+        return {"autoscaling_config": config}
     return {"num_replicas": settings.replicas or 1}
 
 

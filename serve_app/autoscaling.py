@@ -27,7 +27,11 @@ SMOOTHING_S = 30.0
 SILENT_S = 1.0
 
 
-def autoscaling_config(settings: AutoscalingSettings) -> AutoscalingConfig:
+def autoscaling_config(
+    settings: AutoscalingSettings, *, start_timeout_s: float
+) -> AutoscalingConfig:
+    """`start_timeout_s`: see scaling.Rules."""
+    rules = scaling_rules(settings, start_timeout_s=start_timeout_s)
     with warnings.catch_warnings():
         # Serve 2.60 announces other ways to set the interval; it has none yet.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -38,11 +42,11 @@ def autoscaling_config(settings: AutoscalingSettings) -> AutoscalingConfig:
             look_back_period_s=REPORTS * settings.metrics_interval_s,
             upscale_delay_s=0.0,
             downscale_delay_s=0.0,
-            policy=_policy(scaling_rules(settings), settings.metrics_interval_s / LOOKS),
+            policy=_policy(rules, settings.metrics_interval_s / LOOKS),
         )
 
 
-def scaling_rules(settings: AutoscalingSettings) -> scaling.Rules:
+def scaling_rules(settings: AutoscalingSettings, *, start_timeout_s: float) -> scaling.Rules:
     interval_s, zero_delay_s = settings.metrics_interval_s, settings.downscale_to_zero_delay_s
     if zero_delay_s is None:
         zero_delay_s = settings.downscale_delay_s
@@ -58,6 +62,7 @@ def scaling_rules(settings: AutoscalingSettings) -> scaling.Rules:
         zero_delay_s=max(zero_delay_s, ECHO * interval_s),
         smoothing_s=min(SMOOTHING_S, settings.downscale_delay_s / 5 + interval_s),
         silent_s=SILENT_S + 3 * interval_s,
+        start_timeout_s=start_timeout_s,
     )
 
 
@@ -105,7 +110,11 @@ class Autoscaler:
         assert now is not None
         if target == state.target and 0 <= now - state.decided_at < self._period_s:
             return target, context.policy_state
+        before = target
         target, state = scaling.decide(self._rules, seen(context), state)
+        if target == 0 and before > 1:
+            # Serve turns such a decision into 1, which must not look like a request for a replica.
+            target, state = 1, dataclasses.replace(state, target=1)
         return target, {STATE: state}
 
 

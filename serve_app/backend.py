@@ -1,7 +1,6 @@
 """The one thing that the protocols talk to: tasks in, deltas out, from whichever replica."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -97,7 +96,7 @@ class ChatBackend:
         await self._directory.load(model.name, keep_alive_s)
 
     async def unload(self, model: ServedModel) -> None:
-        """RequestError when it is one that stays."""
+        """A configured model stays loaded all the same."""
         async with self._in_time(model.name):
             await self._directory.unload(model.name)
 
@@ -176,14 +175,15 @@ class ChatBackend:
 
     async def _place(self, journey: Journey, waiting: "_Waiting") -> Address:
         """Where the task goes next."""
-        begun = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        begun = clock()
         try:
             async with asyncio.timeout(waiting.left_s):
                 return await self._placed(journey, waiting)
         except TimeoutError:
             raise self._unreachable(journey.model) from None
         finally:
-            waiting.left_s -= time.monotonic() - begun
+            waiting.left_s -= clock() - begun
 
     async def _placed(self, journey: Journey, waiting: "_Waiting") -> Address:
         """Where there is no other, those that have failed the task get it again, after a pause."""

@@ -5,6 +5,7 @@ conversation has the beginnings of the one before. Chains are hints: equal ones 
 never what is answered.
 """
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -36,8 +37,9 @@ def chain_of_task(task: Task) -> Chain:
 
 def _content(prompt: PromptSource) -> Iterator[bytes]:
     match prompt:
-        case Conversation(messages, thinking, after):
+        case Conversation(messages, thinking, after, variables):
             yield f"{thinking}".encode() + END
+            yield json.dumps(variables, sort_keys=True).encode() + END
             yield _ids(after)
             for message in messages:
                 yield from _message(message)
@@ -50,6 +52,7 @@ def _content(prompt: PromptSource) -> Iterator[bytes]:
 
 def _message(message: Message) -> Iterator[bytes]:
     yield message.role.encode() + END
+    yield _text(message.name or "")
     content = message.content
     for part in (content,) if isinstance(content, str) else content:
         yield _image(part) if isinstance(part, ImagePart) else _text(part)

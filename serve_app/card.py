@@ -16,7 +16,8 @@ class ModelCard:
     for arrays unless they were asked for. `tensors`: name, type and shape in the file's order.
     `reserved_bytes`: weights, cache and working memory; `device_bytes`: the part of them on an
     accelerator. `system`, `messages` (role and text of each) and `options`: what conversations
-    begin with, and what requests get that bring none of their own. `capabilities`: in Ollama's
+    begin with, and what requests get that bring none of their own. `parameters`: all options that
+    the model brings by name, with those that are not served. `capabilities`: in Ollama's
     words, such as "completion" and "embedding". `projector`: like `metadata`, of the file with its
     eyes, where that is one of its own.
     """
@@ -42,5 +43,6 @@ class ModelCard:
     system: str | None = None
     messages: tuple[tuple[str, str], ...] = ()
     options: Options = field(default_factory=Options)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     capabilities: tuple[str, ...] = ("completion",)
     projector: Mapping[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from model_zoo.chat import Message
@@ -13,21 +13,15 @@ from model_zoo.modelfile import ROLES, Command, parse_modelfile
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
 from model_zoo.template_language import check_jinja
 from runtime.errors import RequestError, SourceError
-from serve_app.options import read_options
+from serve_app.parameters import check_parameters, parameter_of
+from serve_app.settings import ModelSettings
 
 _BLOB = re.compile(r"@(sha256)[:-]([0-9a-f]{64})")
 _PATH = re.compile(r"[./~\\].*|.*\\.*|.*\.(gguf|safetensors|bin)", re.IGNORECASE | re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What a FROM line names: another model, or files in the store, digests by file name."""
-
-    base: RemoteSource | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
-Materials = Callable[[str], Material]
+# What the text of a FROM line means: another model or files, with what these bring.
+Materials = Callable[[str], Definition]
 
 
 def of_modelfile(text: str, materials: Materials) -> Definition:
@@ -61,13 +55,14 @@ def of_fields(
     messages: Sequence[Message],
     licenses: Sequence[str],
     quantize: str | None,
+    materials: Materials,
 ) -> Definition:
     """As a request states them; what is empty was not said."""
     if not base and not files:
         raise RequestError("neither 'from' or 'files' was specified")
     if base and files:
         raise RequestError("'from' and 'files' exclude each other")
-    read_options(parameters)
+    check_parameters(parameters)
     if template:
         check_jinja(template)
     definition = Definition(
@@ -79,20 +74,34 @@ def of_fields(
         licenses=tuple(text for text in licenses if text),
         quantize=quantize or None,
     )
-    return _made_of(definition, [remote_material(base)]) if base else definition
+    return _made_of(definition, [materials(base)]) if base else definition
 
 
-def remote_material(text: str) -> Material:
+def remote_material(text: str) -> Definition:
     """Of a FROM line that came through the network: never a path of this machine."""
     blob = _BLOB.fullmatch(text)
     if blob is not None:
-        return Material(files={f"{blob[2][:12]}.gguf": f"{blob[1]}:{blob[2]}"})
+        return Definition(files={f"{blob[2][:12]}.gguf": f"{blob[1]}:{blob[2]}"})
     if _PATH.fullmatch(text) and "://" not in text:
         raise RequestError(
             f"{text[:80]!r} is a path, and files of the server are not to be had from here; upload "
             "the file (POST /api/blobs/sha256:…) and name its digest, or name a model"
         )
-    return Material(base=named_base(text))
+    return Definition(base=named_base(text))
+
+
+def configured_material(settings: ModelSettings) -> Definition:
+    """What a configured model is: its sources, and what the configuration says beside them.
+
+    Its `context_tokens` become the parameter `num_ctx`, unless `defaults` say another.
+    """
+    context = {} if settings.context_tokens is None else {"num_ctx": settings.context_tokens}
+    return Definition(
+        base=parse_source(settings.source),
+        projector=None if settings.projector is None else parse_source(settings.projector),
+        system=settings.system,
+        parameters={**context, **settings.defaults},
+    )
 
 
 def blob_digest(text: str) -> str:
@@ -112,12 +121,21 @@ def named_base(text: str) -> RemoteSource:
         raise RequestError(f"invalid model name: {error}") from None
 
 
-def _made_of(definition: Definition, materials: Sequence[Material]) -> Definition:
-    bases = [each.base for each in materials if each.base is not None]
+def _made_of(definition: Definition, materials: Sequence[Definition]) -> Definition:
+    """The definition on top of what it is made of."""
+    bases = [each for each in materials if each.base is not None]
     files = {name: digest for each in materials for name, digest in each.files.items()}
     if len(bases) > 1 or (bases and files):
         raise RequestError("a model is made of one other model, or of files; FROM names more")
-    return replace(definition, base=bases[0] if bases else None, files=files)
+    base = bases[0] if bases else Definition(files=files)
+    return replace(
+        definition,
+        base=base.base,
+        projector=base.projector,
+        files=base.files,
+        system=base.system if definition.system is None else definition.system,
+        parameters={**base.parameters, **definition.parameters},
+    )
 
 
 def _parameters(commands: Iterable[Command]) -> dict[str, Any]:
@@ -128,8 +146,8 @@ def _parameters(commands: Iterable[Command]) -> dict[str, Any]:
         if name == "stop":
             stated["stop"] = [*stated.get("stop", []), command.value]
         else:
-            stated[name] = _value(command.value)
-        _told(command, lambda each: read_options({each.key or "": stated[each.key or ""]}))
+            stated[name] = parameter_of(name, command.value)
+        _told(command, lambda each: check_parameters({each.key or "": stated[each.key or ""]}))
     return stated
 
 
@@ -140,18 +158,6 @@ def _messages(commands: Iterable[Command]) -> tuple[Message, ...] | None:
 
 def _last(commands: Sequence[Command], name: str) -> str | None:
     return next((c.value for c in reversed(commands) if c.name == name), None)
-
-
-def _value(text: str) -> Any:
-    """Numbers and truth values as such; a Modelfile does not tell its types."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _told(command: Command, check: Callable[[Command], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from runtime.errors import CaravanError
+from serve_app import haproxy
 from serve_app.autoscaling import encoder_stats, engine_stats
 from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
@@ -194,6 +196,9 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> "Starlette":
         settings = self._settings
+        risk = haproxy.risk(os.environ)
+        if risk is not None:
+            log.warning("haproxy", text=risk)
         placement = Placement(self._plan.needs, RayCluster())
         self._watching.add(asyncio.create_task(placement.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
@@ -218,11 +223,14 @@ class Ingress:
         )
         management = None
         if pool is not None and settings.models_are_managed:
-            management = Management(pool, self._models)
+            management = Management(pool, settings.models)
         return ingress_app(
             backend,
             management,
             api_keys=settings.api_keys,
+            allowed_origins=settings.allowed_origins,
+            allowed_hosts=settings.allowed_hosts,
             max_body_bytes=settings.max_body_bytes,
+            strict_fields=settings.strict_fields,
             image_rules=ImageRules.of(settings),
         )

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
-from runtime.errors import CaravanError, ModelUnavailableError, RequestError
+from runtime.errors import CaravanError, ModelUnavailableError
 from serve_app.card import ModelCard
 from serve_app.listing import ListedModel, LoadedModel, unknown
+from serve_app.logs import get_logger
 from serve_app.on_demand.directory import Everyone, PoolDirectory
 from serve_app.placement import Placement
 from serve_app.stream.wire import Address
@@ -18,6 +19,8 @@ ON_DEMAND = "models on demand"
 LISTING_TIMEOUT_S = 3.0
 # Where all processes with models on demand sleep, and none has ever told its store.
 WAKING_TIMEOUT_S = 30.0
+
+log = get_logger()
 
 
 class Configured(Protocol):
@@ -55,6 +58,7 @@ class ModelDirectory:
         self._encoders = encoders or {}
         self._pool = pool
         self._placement = placement
+        self._kept: set[str] = set()  # configured models that somebody wanted unloaded
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
         async with self._hopeful(task.model):
@@ -89,11 +93,13 @@ class ModelDirectory:
             await self._on_demand.load(model, keep_alive_s)
 
     async def unload(self, model: str) -> None:
-        if self._is_configured(model):
-            raise RequestError(
-                f"model '{model}' cannot be unloaded: it is pinned by the configuration"
-            )
-        await self._on_demand.unload(model)
+        """Does nothing to a configured model: `ollama stop` and others would fail if it were an
+        error. It is logged once for each model."""
+        if not self._is_configured(model):
+            await self._on_demand.unload(model)
+        elif model not in self._kept:
+            self._kept.add(model)
+            log.info("not unloaded", model=model, reason="the configuration keeps it loaded")
 
     async def configured(self) -> list[ListedModel]:
         """Those that run as they say it, or said it before they slept; the others as their files

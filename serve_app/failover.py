@@ -135,7 +135,7 @@ class Journey:
         self._tokens += delta.tokens
         self._characters += len(delta.text)
         self._scored += len(delta.logprobs)
-        if delta.finish is not None and delta.usage is not None and self._legs > 1:
+        if delta.finish is not None and delta.usage is not None:
             return dataclasses.replace(delta, usage=self._whole(delta.usage))
         return delta
 
@@ -178,13 +178,16 @@ class Journey:
         self.refusal = None
 
     def _note_first(self, usage: Usage) -> None:
+        """Until a replica was asked the task waited too, such as for one that had to start."""
         self._first_ns = self._clock()
         queue_ns = usage.queue_ns + self._leg_ns - self._asked_ns
-        self._usage = dataclasses.replace(usage, queue_ns=queue_ns) if self._legs > 1 else usage
+        self._usage = dataclasses.replace(usage, queue_ns=queue_ns)
 
     def _whole(self, last: Usage) -> Usage:
         """The cost as the reader sees it: going on elsewhere takes time and is no second prompt."""
         assert self._usage is not None
+        if self._legs == 1:
+            return dataclasses.replace(last, queue_ns=self._usage.queue_ns)
         return dataclasses.replace(
             last,
             cached_tokens=self._usage.cached_tokens,

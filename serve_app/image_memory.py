@@ -6,6 +6,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.eyes.album import Album
 from model_zoo.images.decode import BYTES_PER_PIXEL
 from runtime.errors import ConfigurationError
+from runtime.vision import most_pixels
 from serve_app.preparing import IMAGE_THREADS
 from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
 
@@ -23,7 +24,7 @@ def album_of(settings: ModelSettings, model: ChatModel) -> Album:
                 "name its `projector`."
             )
         return Album(budget_bytes=LEAST_BY_DEFAULT)
-    largest = MAX_IMAGE_BYTES + model.tower.largest().pixels.nbytes
+    largest = MAX_IMAGE_BYTES + torch.float32.itemsize * most_pixels(model.tower)
     if given is not None and given < largest:
         raise ConfigurationError(
             f"`image_memory_bytes` is {given:,}; the largest image that this model takes needs "

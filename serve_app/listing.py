@@ -34,8 +34,11 @@ class ListedModel:
 
 
 def unknown(name: str) -> ListedModel:
-    """A model that can be asked for, and has to be pulled first."""
-    return ListedModel(name, digest="", file_bytes=0, modified_at=0.0)
+    """A model that can be asked for, and has to be pulled first.
+
+    Its digest is not known; Ollama's command line needs one of at least twelve characters.
+    """
+    return ListedModel(name, digest="0" * 64, file_bytes=0, modified_at=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from serve_app.announcing import (
     log_left_alone,
     log_model,
     log_ready,
+    log_reduced_context,
     log_vision,
 )
 from serve_app.image_memory import album_of, set_aside_bytes
@@ -183,6 +184,7 @@ def _load_replica(
         team.await_parts(file_digest(origin.path))
     album = album_of(settings, model)
     options = _engine_options(settings, origin, model, device, album)
+    _log_context(settings, origin, options.context_tokens)
     _check_image_cache(settings, model)
     _check_vision(settings, model)
     encoder = _image_encoder(settings, model, device, encoders)
@@ -191,7 +193,7 @@ def _load_replica(
         model.decoder,
         model.tokenizer.token_bytes,
         device=device,
-        options=dataclasses.replace(options, sharers=team.machine_ranks if team else 1),
+        options=options,
         encoder=encoder,
         team=team,
     )
@@ -330,6 +332,15 @@ def _check_vision(settings: ModelSettings, model: ChatModel) -> None:
         )
     if model.tower is not None:
         check_cache(settings.vision.cache_bytes, model.tower)
+
+
+def _log_context(settings: ModelSettings, origin: Origin, served: int) -> None:
+    """The model's own parameters may ask for more than it is served with."""
+    asked = origin.context_tokens
+    if asked is not None and served < asked:
+        configured = f"`context_tokens` of its configuration is {served:,}"
+        reason = "the model was trained for no more" if not settings.context_tokens else configured
+        log_reduced_context(settings.name, asked=asked, served=served, reason=reason)
 
 
 def _check_default_context(settings: ModelSettings, context_tokens: int) -> None:

@@ -13,7 +13,7 @@ class _StandardError:
     def info(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    error = info
+    warning = error = info
 
 
 def get_logger() -> structlog.stdlib.BoundLogger:

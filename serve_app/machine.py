@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from runtime.errors import ConfigurationError
+from runtime.kernels import native
 from serve_app.logs import get_logger
 
 PROGRESS_EVERY_S = 1.0
@@ -15,7 +16,7 @@ log = get_logger()
 
 
 def computing_device(kind: str, threads: int | None, *, main_gpu: int = 0) -> torch.device:
-    """`main_gpu`: which of this process's GPUs, where it has several."""
+    """Ready to compute. `main_gpu`: which of this process's GPUs, where it has several."""
     available = torch.cuda.is_available()
     if kind == "cuda" and not available:
         raise ConfigurationError("`device` is cuda, but this process sees no CUDA device.")
@@ -23,6 +24,7 @@ def computing_device(kind: str, threads: int | None, *, main_gpu: int = 0) -> to
     if kind == "cpu":
         # Ray pins OpenMP to one thread unless told otherwise.
         torch.set_num_threads(threads or usable_cpus())
+        prepare_kernels()
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if main_gpu >= count:
@@ -30,6 +32,16 @@ def computing_device(kind: str, threads: int | None, *, main_gpu: int = 0) -> to
             f"`main_gpu` is {main_gpu}, but this process has {count} GPUs, counted from 0."
         )
     return torch.device("cuda", main_gpu)
+
+
+def prepare_kernels() -> None:
+    """Compile the CPU kernels where they are new to this machine, and log how long that takes."""
+    if not native.needs_compiling():
+        return
+    log.info("compiling kernels", what="CPU kernels, once for this processor and their version")
+    begun = time.monotonic()
+    if native.library() is not None:
+        log.info("kernels compiled", compile_s=round(time.monotonic() - begun, 3))
 
 
 def share_threads(threads: int | None, processes: int) -> None:

@@ -13,7 +13,10 @@ _INSTRUCTIONS = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A model's own system text and messages; a conversation's system message goes before it."""
+    """A model's own system text and messages; a conversation's system message replaces the text.
+
+    Messages that begin with a system message, as saved sessions do, add it to the text.
+    """
 
     system: str | None = None
     messages: tuple[Message, ...] = ()
@@ -26,9 +29,10 @@ class Opening:
         if not isinstance(prompt, Conversation):
             return prompt
         own, rest = _instructed(prompt.messages)
-        if not own and self.system:
-            own = (Message("system", self.system),)
-        said = () if prompt.after else self.messages
+        first, said = _instructed(() if prompt.after else self.messages)
+        texts = dict.fromkeys(filter(None, (self.system, *(each.text for each in first))))
+        if not own and texts:
+            own = (Message("system", "\n\n".join(texts)),)
         return msgspec.structs.replace(prompt, messages=(*own, *said, *rest))
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,8 +22,8 @@ MAX_STOP_CHARACTERS = 1024
 class Options:
     """What was said about drawing and ending; None: nothing.
 
-    `num_predict` below 1: until the context is full. `seed` -1: a random one. `repeat_last_n`
-    -1: the whole sequence.
+    `num_predict` below 1: until the context is full. `num_ctx` is at least 1. `seed` -1: a random
+    one. `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
     """
 
     temperature: float | None = None
@@ -55,6 +55,8 @@ class Options:
         values = {name: value for name, value in self.said().items() if name in names}
         if values.get("repeat_last_n") == -1:
             values["repeat_last_n"] = None
+        if values.get("top_k") == -1:
+            values["top_k"] = 0
         return SamplingParams(**{**values, "seed": seed % SEED_LIMIT, "logprobs": logprobs})
 
     @property
@@ -89,7 +91,7 @@ class Bounds:
 
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, LARGEST),
-    "top_k": Bounds(int, 0, LONGEST),
+    "top_k": Bounds(int, -1, LONGEST),
     "top_p": Bounds(float, 0, 1, above=True),
     "min_p": Bounds(float, 0, 1),
     "seed": Bounds(int, -SEED_LIMIT, LONGEST),
@@ -98,11 +100,14 @@ BOUNDS: Mapping[str, Bounds] = {
     "presence_penalty": Bounds(float, -100, 100),
     "frequency_penalty": Bounds(float, -100, 100),
     "num_predict": Bounds(int, -2, LONGEST),
-    "num_ctx": Bounds(int, 2, LONGEST),
+    "num_ctx": Bounds(int, -1, LONGEST),
 }
 OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, 2),
     "top_p": BOUNDS["top_p"],
+    "top_k": BOUNDS["top_k"],
+    "min_p": BOUNDS["min_p"],
+    "repetition_penalty": BOUNDS["repeat_penalty"],
     "seed": BOUNDS["seed"],
     "presence_penalty": Bounds(float, -2, 2),
     "frequency_penalty": Bounds(float, -2, 2),
@@ -120,15 +125,20 @@ _HARMLESS = frozenset(
     | {"mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )
 # Options that would change the answer, with the one value that means "off".
-_UNSERVED: Mapping[str, Any] = {
-    "typical_p": 1,
-    "tfs_z": 1,
-    "mirostat": 0,
-}
+_UNSERVED: Mapping[str, Any] = {"typical_p": 1}
+# Options that Ollama has removed and ignores since, likewise.
+_REMOVED: Mapping[str, Any] = {"tfs_z": 1, "mirostat": 0}
 
 
-def read_options(raw: Mapping[str, Any]) -> Options:
-    """Native options by name. RequestError names the option, its value and its range."""
+def _refuse(name: str) -> None:
+    raise RequestError(f'option "{name[:80]}" is not known')
+
+
+def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _refuse) -> Options:
+    """Native options by name. RequestError names the option, its value and its range.
+
+    `unknown`: called with the name of each option that is not known, or not any more.
+    """
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if value is None or name in _HARMLESS:
@@ -137,10 +147,13 @@ def read_options(raw: Mapping[str, Any]) -> Options:
             values["stop"] = stop_strings(value)
         elif name in BOUNDS:
             values[name] = number(name, value, BOUNDS[name], noun="option")
-        elif name not in _UNSERVED:
-            raise RequestError(f'option "{name}" is not known')
-        elif value != _UNSERVED[name]:
-            raise RequestError(f'option "{name}" is not served yet (only {_UNSERVED[name]} is)')
+        elif name in _UNSERVED:
+            if value != _UNSERVED[name]:
+                raise RequestError(f'option "{name}" is not served yet (only {_UNSERVED[name]} is)')
+        elif name not in _REMOVED or value != _REMOVED[name]:
+            unknown(name)
+    if values.get("num_ctx", 1) < 1:  # clients send 0 and -1 for "as the server has it"
+        del values["num_ctx"]
     return Options(**values)
 
 

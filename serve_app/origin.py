@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
@@ -14,6 +15,7 @@ from serve_app.card import ModelCard
 from serve_app.logs import get_logger
 from serve_app.opening import Opening
 from serve_app.options import Options, served_options
+from serve_app.parameters import known_parameters
 from serve_app.settings import ModelSettings, source_path
 
 PULLING_EVERY_S = 2.0
@@ -26,7 +28,8 @@ class Origin:
     """A model's files on this machine; settings go before what it brings itself.
 
     `projector_wanted`: it was configured, so that a model without it would not do. `options`,
-    `context_tokens` and `template`, which is Jinja, are the model's own. `stored`: what the store
+    `context_tokens` and `template`, which is Jinja, are the model's own; `parameters` are all of
+    its options, with those that are not served. `stored`: what the store
     has of it, None for a path. `left_alone`: what it brings and is not used, in words for the log.
     """
 
@@ -34,6 +37,7 @@ class Origin:
     projector: Path | None = None
     projector_wanted: bool = False
     options: Options = field(default_factory=Options)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     context_tokens: int | None = None
     opening: Opening = field(default_factory=Opening)
     template: str | None = None
@@ -88,6 +92,7 @@ def told_of(card: ModelCard, origin: Origin) -> ModelCard:
         system=origin.opening.system,
         messages=tuple((each.role, each.text) for each in origin.opening.messages),
         options=origin.options,
+        parameters=origin.parameters,
         license=origin.license or card.license,
     )
 
@@ -127,6 +132,7 @@ def _origin(
         projector=model.projector if projector is None else projector.path,
         projector_wanted=projector is not None,
         options=options,
+        parameters=known_parameters(model.parameters),
         context_tokens=sized.num_ctx,
         opening=Opening(system or None, model.messages),
         template=template,

@@ -13,7 +13,7 @@ from runtime.memory import LEFT_FREE, available_bytes
 from runtime.model import DecoderModel
 from runtime.stages import Stages, by_room, by_shares
 from serve_app.logs import get_logger
-from serve_app.machine import number_type
+from serve_app.machine import number_type, prepare_kernels
 from serve_app.settings import ModelSettings
 
 log = get_logger()
@@ -45,6 +45,8 @@ class LayerPlacing:
         stages = self.among(devices, [available_bytes(d) for d in devices], file, outline)
         if stages is not None:
             log.info("layers", **{str(d): stages.layers.count(d) for d in stages.all})
+            if any(device.type == "cpu" for device in stages.all):
+                prepare_kernels()
         return stages
 
     def among(

@@ -1,6 +1,7 @@
-"""Making prompts in threads: those with images in few of their own, for decoding takes memory.
+"""Making prompts in threads of each model's own, so that a slow template delays no other model.
 
-What images take meanwhile, and as long as their requests last, is lent by the model's album.
+Prompts with images have fewer, for decoding takes memory. What images take meanwhile, and as long
+as their requests last, is lent by the model's album.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from model_zoo.eyes.album import Album, Loan
 from runtime.errors import OverloadedError
 from serve_app.task import Conversation, PromptSource, RawText, TokenIds
 
+TEXT_THREADS = 4
 IMAGE_THREADS = 2
 MOST_WAITING = 64  # prompts with images, whose bytes are held until their turn
 
@@ -25,6 +27,7 @@ class Preparer:
     def __init__(self, model: ChatModel, album: Album | None = None) -> None:
         self._model = model
         self.album = album or Album()
+        self._texts = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
         self.at_work = 0
 
@@ -39,15 +42,15 @@ class Preparer:
 
         RequestError tells what cannot be shown so, OverloadedError that there is no room now.
         """
+        loop = asyncio.get_running_loop()
         if not images_of(source):
-            return await asyncio.to_thread(self._prompt, source, at_most, now, loan)
+            return await loop.run_in_executor(self._texts, self._prompt, source, at_most, now, loan)
         if self.at_work >= IMAGE_THREADS + MOST_WAITING:
             raise OverloadedError(f"{self.at_work} prompts with images are being prepared")
         # A thread cannot be stopped: whoever leaves keeps their place and room until it is done.
         self.at_work += 1
         loan.begin_work()
         made = self._threads.submit(self._prompt, source, at_most, now, loan)
-        loop = asyncio.get_running_loop()
         made.add_done_callback(lambda _: loan.end_work())
         made.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
         return await asyncio.wrap_future(made)
@@ -62,10 +65,15 @@ class Preparer:
         self, source: PromptSource, at_most: int, now: datetime | None, loan: Loan
     ) -> Prompt:
         match source:
-            case Conversation(messages, thinking, after):
+            case Conversation(messages, thinking, after, variables):
                 room = max(0, at_most - len(after))
                 prompt = self._model.prepare(
-                    messages, thinking=thinking, at_most=room, now=now, loan=loan
+                    messages,
+                    thinking=thinking,
+                    variables=variables,
+                    at_most=room,
+                    now=now,
+                    loan=loan,
                 )
                 return self._continued(after, prompt) if after else prompt
             case RawText(text, images):

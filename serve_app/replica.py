@@ -25,6 +25,7 @@ from runtime.request import (
     StopRules,
 )
 from serve_app.card import ModelCard
+from serve_app.logs import get_logger
 from serve_app.opening import Opening
 from serve_app.preparing import Preparer
 from serve_app.task import (
@@ -41,6 +42,8 @@ from serve_app.vectors import TextEmbedder
 
 # JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
 IMPOSSIBLE = -9999.0
+
+log = get_logger()
 
 
 class ModelReplica:
@@ -60,8 +63,11 @@ class ModelReplica:
         self._card = card
         self._opening = opening or Opening()
         self._preparer = Preparer(model, album)
-        self._embedder = TextEmbedder(model, engine, context_tokens=card.context_tokens)
+        self._embedder = TextEmbedder(
+            model, engine, name=card.name, context_limit=self._context_limit
+        )
         self._numbers = itertools.count()
+        self._clamping_logged = False
 
     def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
         """Deltas up to the one with `finish`. Leaving early, for any reason, ends the request."""
@@ -142,7 +148,7 @@ class ModelReplica:
         unique = f"{task.id}/{next(self._numbers)}"
         sampling = task.sampling
         if not task.penalise_prompt:
-            sampling = dataclasses.replace(sampling, penalty_begin=len(prompt.tokens))
+            sampling = dataclasses.replace(sampling, counted_from=len(prompt.tokens))
         return GenerationRequest(
             unique,
             prompt.tokens,
@@ -157,17 +163,20 @@ class ModelReplica:
         return PromptTooLongError(
             f"the input length exceeds the context length: the prompt has {tokens} tokens; model "
             f"'{self._card.name}' has {limit:,} for prompt and answer. Shorten the prompt or raise "
-            "`context_tokens`."
+            f"{'`num_ctx`' if limit < self._card.context_tokens else '`context_tokens`'}."
         )
 
-    def _context_limit(self, task: ChatTask) -> int:
+    def _context_limit(self, task: Task) -> int:
+        """Positions for prompt and answer together: what the task asks for, at most what is served.
+
+        Clients of Ollama, which clamps too, ask for more without knowing what is served.
+        """
         served = self._card.context_tokens
-        if task.context_tokens is not None and task.context_tokens > served:
-            raise RequestError(
-                f"option \"num_ctx\" is {task.context_tokens:,}; model '{self._card.name}' is "
-                f"served with `context_tokens` {served:,}, the most that a request may ask for"
-            )
-        return task.context_tokens or served
+        asked = served if task.context_tokens is None else task.context_tokens
+        if asked > served and not self._clamping_logged:
+            self._clamping_logged = True
+            log.info("num_ctx clamped", model=self._card.name, asked=asked, served=served)
+        return min(asked, served)
 
     def _spelled(self, delta: Delta) -> ChatDelta:
         return ChatDelta(

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -72,9 +71,9 @@ class HandleDirectory:
         if verbose:
             return await self._described(model, verbose=True)
         asked_at, card = self._cards.get(model, (0.0, None))
-        if card is None or time.monotonic() - asked_at > CARD_LIFE_S:
+        if card is None or _now() - asked_at > CARD_LIFE_S:
             card = await self._described(model, verbose=False)
-            self._cards[model] = (time.monotonic(), card)
+            self._cards[model] = (_now(), card)
         return card
 
     async def _described(self, model: str, *, verbose: bool) -> ModelCard:
@@ -102,16 +101,16 @@ class Crowd:
         chain = chain_of_task(task)
         while True:
             self._meet(await self._census())
-            now = time.monotonic()
+            now = _now()
             chosen = self._policy.choose(chain, now=now, avoid=avoid, task=task.id)
             if chosen is not None:
                 return self._addresses[chosen]
 
     async def better(self, task: Task, avoid: frozenset[str]) -> Address | None:
         """Where a task that waits begins far earlier than where it is."""
-        if time.monotonic() - self._met_at > LOOK_S:
+        if _now() - self._met_at > LOOK_S:
             self._meet(await self._census())
-        chosen = self._policy.better(task.id, now=time.monotonic(), avoid=avoid)
+        chosen = self._policy.better(task.id, now=_now(), avoid=avoid)
         return None if chosen is None else self._addresses[chosen]
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ class Crowd:
 
     def _meet(self, replicas: list[RunningReplica]) -> None:
         """Serve makes a new list whenever something changes."""
-        self._met_at = time.monotonic()
+        self._met_at = _now()
         if replicas is self._seen:
             return
         self._seen = replicas
@@ -159,9 +158,14 @@ class Crowd:
             self._watchers[name] = Watcher(address, listener, every_s=every_s)
 
     def _note(self, name: str, report: Report) -> None:
-        self._policy.report(name, report.load, now=time.monotonic())
+        self._policy.report(name, report.load, now=_now())
         for chain in report.chains:
             self._policy.learn(name, chain)
 
     def _lose(self, name: str) -> None:
-        self._policy.doubt(name, now=time.monotonic())
+        self._policy.doubt(name, now=_now())
+
+
+def _now() -> float:
+    """On the clock of the event loop, by which timeouts go too."""
+    return asyncio.get_running_loop().time()

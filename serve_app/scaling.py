@@ -40,6 +40,8 @@ class Rules:
     fewer must have been enough, with no more than `slack` of the targets on each of them.
     `zero_delay_s`: without any work. `smoothing_s`: over which the load is averaged before fewer
     replicas are given it. `silent_s`: a replica whose reports stay away for so long may be busy.
+    `start_timeout_s`: a replica is expected to report within this time from its request; after
+    that it delays no decision.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -49,6 +51,7 @@ class Rules:
     slack: float = 0.75
     smoothing_s: float = 30.0
     silent_s: float = 7.0
+    start_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,23 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
+class Losses:
+    """When replicas were lost, and which of the running ones may be failing repeatedly.
+
+    `began_at`: the last loss whose replacement is given the start timeout. `last_at`: the last loss
+    of any replica. `unproven`: replicas that first reported shortly after a loss, with the time.
+    """
+
+    began_at: float = -math.inf
+    last_at: float = -math.inf
+    unproven: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What past decisions leave.
 
+    `raised_at`: when the target last rose.
     `answered`: of each replica's backlog, what more replicas were started for already: it is no
     reason for still more, though they take over no more of it than pays. `peaks`: when how many
     replicas were needed, the latest last, each less than the one before. `encoded`: images, and the
@@ -96,6 +113,8 @@ class State:
     short_since: float | None = None
     active_at: float = 0.0
     settled_at: float = 0.0
+    raised_at: float = 0.0
+    losses: Losses = field(default_factory=Losses)
     peaks: tuple[tuple[float, int], ...] = ()
     news: Mapping[str, News] = field(default_factory=dict)
     answered: Mapping[str, Backlog] = field(default_factory=dict)
@@ -107,7 +126,7 @@ class State:
 
 def decide(rules: Rules, seen: Seen, state: State) -> tuple[int, State]:
     """How many replicas there should be from now on, between `least` and `most`."""
-    state = _noticed(seen, state)
+    state = _noticed(rules, seen, state)
     needed = min(_needed(rules, seen, state), seen.most)
     state = _remembered(rules, seen, state, needed)
     if state.short_since is not None and seen.now - state.short_since >= rules.upscale_delay_s:
@@ -120,18 +139,52 @@ def decide(rules: Rules, seen: Seen, state: State) -> tuple[int, State]:
     return target, _moved(seen, state, target)
 
 
-def _noticed(seen: Seen, state: State) -> State:
+def _noticed(rules: Rules, seen: Seen, state: State) -> State:
     """What has happened since the last decision, whoever made it happen."""
-    state = _moved(seen, state, seen.target)
+    losses = _losses(rules, seen, state)
+    state = replace(_moved(seen, state, seen.target), losses=losses)
     heard = seen.heard
-    active = seen.held or _starting(seen) or any(_worked(state, *each) for each in heard.items())
+    starting = _starting(rules, seen, state)
+    active = seen.held or starting or any(_worked(state, *each) for each in heard.items())
     return replace(
         _measured(state, heard),
         news=_news(seen, state),
         settled_at=state.settled_at if state.news.keys() >= heard.keys() else seen.now,
         active_at=seen.now if active else state.active_at,
-        answered=_answered(seen, state),
+        answered=_answered(rules, seen, state),
     )
+
+
+def _losses(rules: Rules, seen: Seen, state: State) -> Losses:
+    """Each loss is given the start timeout, except that of an unproven replica: if each restart of
+    a replica that fails repeatedly were given it, idle replicas would never be released.
+
+    A replica is unproven for the longest delay after its first report, if that came within the
+    start timeout and the longest delay after a loss. In any other cycle of failures and restarts
+    of one replica there is the longest delay during which nothing counts as starting. Replicas
+    requested for more load cannot be told from replacements.
+    """
+    known, longest_s = state.losses, _longest_delay_s(rules)
+    unproven = {name: at for name, at in known.unproven.items() if seen.now - at <= longest_s}
+    lost = _lost(seen, state)
+    began_at = seen.now if lost - unproven.keys() else known.began_at
+    last_at = seen.now if lost else known.last_at
+    if seen.now - last_at <= rules.start_timeout_s + longest_s:
+        new = dict.fromkeys(seen.heard.keys() - state.news.keys(), seen.now)
+        unproven = {**new, **unproven}
+    unproven = {name: at for name, at in unproven.items() if name in seen.running}
+    return Losses(began_at, last_at, unproven)
+
+
+def _lost(seen: Seen, state: State) -> set[str]:
+    """Replicas that reported at the last decision and are gone, though it did not stop them."""
+    gone = state.news.keys() - seen.running.keys()
+    stopped = max(0, len(state.news) - state.target)
+    return gone if _missing(seen) and len(gone) > stopped else set()
+
+
+def _longest_delay_s(rules: Rules) -> float:
+    return max(rules.downscale_delay_s, rules.zero_delay_s, rules.start_timeout_s)
 
 
 def _news(seen: Seen, state: State) -> dict[str, News]:
@@ -158,9 +211,14 @@ def _moved(seen: Seen, state: State, target: int) -> State:
     """Another number of replicas is given its time."""
     if state.peaks and target == state.target:
         return state
-    active_at = state.active_at if state.peaks else seen.now
+    raised = not state.peaks or target > state.target
     return replace(
-        state, target=target, short_since=None, peaks=((seen.now, target),), active_at=active_at
+        state,
+        target=target,
+        short_since=None,
+        peaks=((seen.now, target),),
+        active_at=state.active_at if state.peaks else seen.now,
+        raised_at=seen.now if raised else state.raised_at,
     )
 
 
@@ -181,17 +239,30 @@ def _measured(state: State, heard: Mapping[str, History]) -> State:
     )
 
 
-def _answered(seen: Seen, state: State) -> dict[str, Backlog]:
-    """Whatever waits while replicas start is what they are started for."""
+def _answered(rules: Rules, seen: Seen, state: State) -> dict[str, Backlog]:
+    """Whatever waits while replicas start is what they are started for, unless they fail to."""
     waits = {name: backlog(history[-1]) for name, history in seen.heard.items()}
-    if _starting(seen):
+    if _starting(rules, seen, state):
         return waits
-    return {name: state.answered.get(name, Backlog()).least(each) for name, each in waits.items()}
+    known = {} if _missing(seen) else state.answered
+    return {name: known.get(name, Backlog()).least(each) for name, each in waits.items()}
 
 
-def _starting(seen: Seen) -> bool:
-    """Whether a replica that there should be, or is, has not reported yet."""
+def _missing(seen: Seen) -> bool:
+    """Whether a requested or running replica has not reported yet."""
     return len(seen.heard) < max(seen.target, len(seen.running))
+
+
+def _starting(rules: Rules, seen: Seen, state: State) -> bool:
+    """Whether a missing replica is expected soon: the time since it was requested, or lost, is
+    within the start timeout.
+
+    After that it neither counts as capacity nor delays the release of others. Serve does not tell
+    the policy which replicas wait for a place and which load their model, and stops those that do
+    not run yet before all others, so both are released together once the load no longer needs them.
+    """
+    since = max(state.raised_at, state.losses.began_at)
+    return _missing(seen) and seen.now - since < rules.start_timeout_s
 
 
 def _needed(rules: Rules, seen: Seen, state: State) -> int:
@@ -199,7 +270,7 @@ def _needed(rules: Rules, seen: Seen, state: State) -> int:
 
     Nobody needs more replicas than there are requests.
     """
-    asked = _asked_while_starting if _starting(seen) else _asked
+    asked = _asked_while_starting if _starting(rules, seen, state) else _asked
     return min(_whole(asked(rules, seen, state)), _requests(seen))
 
 
@@ -248,7 +319,7 @@ def _remembered(rules: Rules, seen: Seen, state: State, needed: int) -> State:
     state = _smoothed(rules, seen, state)
     roomy = min(_whole(max(state.smooth) / rules.slack), _requests(seen))
     roomy = max(roomy, needed, 1)
-    if _starting(seen) or seen.now - _known_at(seen, state) > rules.silent_s:
+    if _starting(rules, seen, state) or seen.now - _known_at(seen, state) > rules.silent_s:
         roomy = max(roomy, seen.target)
     after = seen.now - rules.downscale_delay_s
     peaks = [(at, count) for at, count in state.peaks if at > after and count > roomy]

@@ -25,6 +25,11 @@ NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$
 # What decoders accept of a single file.
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_RANKS = 256
+_NAME = r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?"
+HOST_NAME_PATTERN = rf"^(\*|{_NAME})$"
+ORIGIN_PATTERN = (
+    rf"^(\*|[a-z][a-z0-9+.\-]*://(\*|({_NAME}|\[[0-9A-Fa-f:.]+\])(:([0-9]{{1,5}}|\*))?))$"
+)
 HOST_PATTERN = (
     r"^((\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 )
@@ -180,18 +185,24 @@ class ModelSettings(EngineSettings):
 
 
 class AppSettings(Section):
-    """The whole application. `max_images` is of one request.
+    """The whole application. `max_images` is of one request. `strict_fields`: whether requests are
+    refused for fields and options that are not known, instead of these being ignored.
 
     `manage_models`: whether clients may pull, make, copy and delete models; None: where `api_keys`
-    say who they are.
+    say who they are. `allowed_origins`: of web pages that may use the server, beside those of the
+    browser's own machine. `allowed_hosts`: names of the server, beside those that nobody outside
+    can own; None: these alone, or any where there are `api_keys`. See `serve_app.cross_site`.
     """
 
     on_demand: OnDemandSettings | None = None
     models: tuple[ModelSettings, ...] = Field(default=(), validate_default=True)
     manage_models: bool | None = None
     api_keys: tuple[str, ...] | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024, le=128 * 2**20)
+    strict_fields: bool = False
     max_images: int = Field(default=16, ge=0)
     max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
     image_urls: ImageUrlSettings | None = None
@@ -204,6 +215,28 @@ class AppSettings(Section):
         if keys is not None and (not keys or not all(keys)):
             raise ValueError("an empty list or an empty key would let nobody in; use null for open")
         return keys
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not re.fullmatch(ORIGIN_PATTERN, origin):
+                raise ValueError(
+                    f"{origin!r} is no origin, such as https://chat.example.org without a path, "
+                    "https://*.example.org:*, chrome-extension://* or *"
+                )
+        return origins
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _host_names(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for host in hosts or ():
+            if not re.fullmatch(HOST_NAME_PATTERN, host):
+                raise ValueError(
+                    f"{host!r} is no name, such as llm.example.org without a port, *.example.org "
+                    "or *"
+                )
+        return hosts
 
     @field_validator("models")
     @classmethod

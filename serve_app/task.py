@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -17,11 +18,13 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     """Messages for the model's chat template; `thinking` None leaves that to the template.
 
     `after`: token ids that stand before them, such as the `context` of an earlier answer.
+    `variables`: further variables of the template, JSON values by name.
     """
 
     messages: tuple[Message, ...]
     thinking: bool | None = None
     after: tuple[int, ...] = ()
+    variables: dict[str, Any] = {}
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
@@ -47,10 +50,11 @@ PromptSource = Conversation | RawText | TokenIds
 class ChatTask:
     """One request to one model.
 
-    `max_tokens` None: until the context is full. `context_tokens` None: all that the model was
-    configured with, else a lower limit for this request alone. `penalise_prompt`: whether the
-    penalties look at the prompt too, as llama.cpp's do and OpenAI's do not. `prompt_wanted`: the
-    last delta tells the prompt's token ids.
+    `max_tokens` None: until the context is full. `context_tokens` None: all that the model is
+    served with, else a lower limit for this request alone; a higher one is clamped.
+    `penalise_prompt`: whether the presence and frequency penalties count the prompt's tokens too,
+    as llama.cpp's do and OpenAI's do not; the repeat penalty always does. `prompt_wanted`: the last
+    delta tells the prompt's token ids.
 
     Whichever replica answers makes the same prompt of it: `now` is the time that templates are
     told, None leaves that to the replica. `begun`: what another replica has answered already.
@@ -124,10 +128,6 @@ class ChatDelta:
     error: str | None = None
     prompt: tuple[int, ...] = ()
     vectors: tuple[bytes, ...] = ()
-
-    def merged(self, later: "ChatDelta") -> "ChatDelta":
-        """This delta and the one after it as one."""
-        return merge([self, later])
 
 
 def merge(deltas: list[ChatDelta]) -> ChatDelta:

@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from model_zoo.chat_model import ChatModel
 from runtime.aio import AsyncEngine, failure
-from runtime.errors import PromptTooLongError
+from runtime.errors import PromptTooLongError, RequestError
 from runtime.request import (
     FinishReason,
     GenerationRequest,
@@ -28,13 +28,22 @@ GROWTH = 64
 class TextEmbedder:
     """Computes the vectors of an `EmbeddingTask`, several texts at a time.
 
-    `context_tokens`: the longest text that the engine takes.
+    `name`: under which clients know the model. `context_limit`: the tokens of the longest text that
+    a task may have, at most what the engine takes.
     """
 
-    def __init__(self, model: ChatModel, engine: AsyncEngine, *, context_tokens: int) -> None:
+    def __init__(
+        self,
+        model: ChatModel,
+        engine: AsyncEngine,
+        *,
+        name: str,
+        context_limit: Callable[[EmbeddingTask], int],
+    ) -> None:
         self._model = model
+        self._name = name
         self._engine = engine
-        self._context_tokens = context_tokens
+        self._context_limit = context_limit
         self._numbers = itertools.count()
 
     async def deltas(self, task: EmbeddingTask) -> AsyncGenerator[ChatDelta, None]:
@@ -42,7 +51,7 @@ class TextEmbedder:
         yield await self._embed(task)
 
     async def _embed(self, task: EmbeddingTask) -> ChatDelta:
-        limit = min(self._context_tokens, task.context_tokens or self._context_tokens)
+        limit = self._context_limit(task)
         prompts = await asyncio.to_thread(
             lambda: [self._tokens(text, limit, truncate=task.truncate) for text in task.texts]
         )
@@ -66,10 +75,12 @@ class TextEmbedder:
                 tokens = self._document(words, limit, truncate=truncate)
             case TokenIds(ids):
                 tokens = list(ids[:limit] if truncate else ids)
+        if not tokens:
+            tokens = [self._empty_text()]
         if len(tokens) > limit:
             raise PromptTooLongError(
                 f"the input length exceeds the context length: a text has more than {limit:,} "
-                f"tokens, which is what model '{self._model.description.name}' takes at a time"
+                f"tokens, which is what model '{self._name}' takes at a time"
             )
         return tuple(tokens)
 
@@ -94,6 +105,17 @@ class TextEmbedder:
                 f"characters; with a context of {limit:,} tokens, {length:,} are read"
             )
         return tokens
+
+    def _empty_text(self) -> int:
+        """The token that a text without tokens is read as: one empty text fails no others."""
+        tokenizer = self._model.tokenizer
+        token = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        if token is None:
+            raise RequestError(
+                f"a text has no tokens, and model '{self._name}' has neither a "
+                "BOS nor an EOS token to stand for it"
+            )
+        return token
 
     def _pooling(self) -> Pooling:
         """As the file says; else the last token's state, which alone has seen all of the text, or

@@ -1,5 +1,6 @@
 """Published chat templates, conversations that try all that they can do, and their reference."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,34 @@ def plain(message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     return turn
+
+
+# DeepSeek's API has None as content beside calls, and arguments as JSON text.
+CALLS_ALONE = frozenset({"deepseek-ai-DeepSeek-R1-Distill-Llama-8B"})
+
+
+def documented(name: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as the authors of the template `name` document them."""
+    turns = [plain(message) for message in messages]
+    if name not in CALLS_ALONE:
+        return turns
+    return [each for turn in turns for each in calling_alone(turn)]
+
+
+def calling_alone(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    """Calls with arguments as JSON text and without content; words are a turn before them."""
+    if "tool_calls" not in turn:
+        return [turn]
+    calls = [
+        call | {"function": call["function"] | {"arguments": as_json(call)}}
+        for call in turn.pop("tool_calls")
+    ]
+    alone = {"role": "assistant", "content": None, "tool_calls": calls}
+    return [turn, alone] if turn["content"] else [turn | alone]
+
+
+def as_json(call: dict[str, Any]) -> str:
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
 def offered(

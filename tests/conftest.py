@@ -1,5 +1,19 @@
-"""What holds for every test: one thread per parallel region, since the machine may be shared."""
+"""What holds for every test: one thread per parallel region, and time as a busy machine has it."""
 
+import asyncio
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from hypothesis import HealthCheck, settings
+
+from tests.patience import PatientLoop
+
+
+class _PatientLoops(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = PatientLoop
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the machine may be shared
+asyncio.set_event_loop_policy(_PatientLoops())
+# Neither an example nor the making of examples may fail for being slow.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")

@@ -3,14 +3,27 @@
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import httpx
+
+from model_zoo.sources import http
+from tests.patience import HANG_S
+
 PIECE = 16 << 10
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def digest(data: bytes) -> str:
@@ -88,6 +101,8 @@ class Server:
 
 @contextmanager
 def serving(answering: Answering) -> Iterator[Server]:
+    """A server whose clients in this process wait for it as long as a busy machine may need."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
@@ -113,7 +128,8 @@ def serving(answering: Answering) -> Iterator[Server]:
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield server
+        with mock.patch.object(http, "TIMEOUT", httpx.Timeout(HANG_S)):
+            yield server
     finally:
         listening.shutdown()
         listening.server_close()

@@ -30,7 +30,7 @@ RUNTIME_FOR_MODELS = (
     *("quant", "kernels", "kv.spec", "kv.states", "model", "ranks", "request", "stages"),
     *("vision", "errors"),
 )
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 
 IMPORT_WITHOUT_LIBRARIES = """

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from runtime.parallel import ProcessRanks
+from tests.patience import HANG_S
 
 Result = TypeVar("Result")
-TIMEOUT_S = 60.0
 
 
 class ThreadRanks(ProcessRanks):
@@ -35,9 +35,9 @@ class Meeting:
 
     def brought(self, rank: int, thing: Tensor) -> list[Tensor]:
         self._things[rank] = thing.clone()
-        self._barrier.wait(TIMEOUT_S)
+        self._barrier.wait(HANG_S)
         things = list(self._things)
-        self._barrier.wait(TIMEOUT_S)
+        self._barrier.wait(HANG_S)
         return things
 
     def each(self, work: Callable[[ThreadRanks], Result]) -> list[Result]:

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +26,10 @@ NODES = 3  # beside the head, which has the proxy
 REPLICAS, INGRESSES, ENCODERS = 3, 2, 2
 STORE_BYTES = 80 * 2**20
 START_TIMEOUT_S = 120.0
-# The same as in configs/quickstart.yaml but for the ports, which somebody else may use here.
+# As `make serve` sets them with configs/quickstart.yaml, except for ports and directories.
 VARIABLES = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("caravan-haproxy")),
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",

@@ -13,6 +13,8 @@ from model_zoo.layers.stack import Layer
 from runtime.kernels.pointwise import gelu_erf
 from runtime.kv.spec import Full
 
+# As in BertConfig of `transformers`; converters omit the key if settings lack it.
+DEFAULT_EPS = 1e-12
 BIASED = (
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "attn_output_norm", "ffn_up",
     "ffn_down", "layer_output_norm",
@@ -21,7 +23,8 @@ BIASED = (
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
     """Learned positions, biases everywhere, GELU as its authors have it, norms behind the sums."""
-    sizes = Sizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
+    eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
+    sizes = Sizes.read(metadata, eps=eps)
     layers = [_layer(w.scope("blk", i), sizes, i) for i in range(sizes.layers)]
     return Encoder(w, sizes, layers, places=True)
 
@@ -63,5 +66,5 @@ CONVERSION = Conversion(
     ),
     roots=("bert.",),
     drop=encoders.UNUSED,
-    defaults={"layer_norm_eps": 1e-12},
+    defaults={"layer_norm_eps": DEFAULT_EPS},
 )

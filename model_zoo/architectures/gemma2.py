@@ -14,14 +14,17 @@ from model_zoo.layers.sizes import Sizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import Full, LayerCache, Sliding
 
-# Those of all checkpoints; early files do not state them.
+# The values of all checkpoints, as in Gemma2Config of `transformers`. llama.cpp's converter omitted
+# window and caps at first; its loader has the same defaults.
 DEFAULT_WINDOW, ATTENTION_CAP, LOGIT_CAP = 4096, 50.0, 30.0
+DEFAULT_HEAD_DIM, LARGEST_HEAD_DIM = 256, 128
 LARGEST = 46  # layers of the 27B model, which scales its queries by other sizes
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Even layers see a window. The norms' weights in a file are those of the model plus one."""
-    sizes = Sizes.read(metadata)
+    largest = metadata.get("block_count", int) == LARGEST
+    sizes = Sizes.read(metadata, head_dim=LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM)
     window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
     rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
     caches = [sizes.cache(i, Full() if i % 2 else window) for i in range(sizes.layers)]

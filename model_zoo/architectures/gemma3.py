@@ -17,7 +17,8 @@ from model_zoo.layers.sizes import Sizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import Full, LayerCache, Sliding
 
-DEFAULT_EPS, DEFAULT_HEAD_DIM = 1e-6, 256
+# The values of all models, as in Gemma3TextConfig of `transformers`; the 27B has smaller heads.
+DEFAULT_EPS, DEFAULT_HEAD_DIM, LARGEST_HEAD_DIM = 1e-6, 256, 128
 FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
 LARGEST = 62  # layers of the 27B model, which scales its queries by other sizes
@@ -33,9 +34,11 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
     The norms' weights in a file are those of the model plus one.
     """
-    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
-    window = metadata.require_size("attention.sliding_window")
-    sliding = sizes.sliding_layers(FULL_EVERY)
+    largest = metadata.get("block_count", int) == LARGEST
+    head_dim = LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM
+    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
+    window = _window(metadata)
+    sliding = sizes.sliding_layers(FULL_EVERY) if window else (False,) * sizes.layers
     kinds = [Sliding(window) if slides else Full() for slides in sliding]
     near, far = _local(w, sizes), _global(w, sizes, window)
     layers = [
@@ -45,6 +48,12 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(
         w, sizes, layers, embedding_scale=sizes.hidden**0.5, logit_softcap=_logit_cap(sizes)
     )
+
+
+def _window(metadata: Metadata) -> int:
+    """0 if no layer has one; llama.cpp's converter then omits the key."""
+    key = "attention.sliding_window"
+    return metadata.require_size(key) if metadata.get(key, int, 0) else 0
 
 
 def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
@@ -80,7 +89,7 @@ def _global(w: TensorScope, sizes: Sizes, window: int) -> Rotary:
         base=_base(metadata, GLOBAL_KEYS, GLOBAL_BASE),
     )
     silent = not metadata.has("rope.scaling.type") and not metadata.has("rope.scaling.factor")
-    if silent and sizes.layers in STRETCHED and window < sizes.context_length:
+    if silent and sizes.layers in STRETCHED and 0 < window < sizes.context_length:
         return replace(rotary, frequencies=rotary.frequencies / STRETCH)
     return rotary
 

@@ -25,6 +25,7 @@ from model_zoo.layers.step import Step
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import Full, LayerCache, Sliding
 
+# The values of both models, as in Gemma3nTextConfig of `transformers`.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_INPUT_WIDTH = 1e-6, 256, 256
 FULL_EVERY = 5
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0

@@ -29,6 +29,7 @@ from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import CacheKind, Full, Sliding
 
+# The values of all models, as in Gemma4TextConfig of `transformers`.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_LOCAL_HEAD_DIM = 1e-6, 512, 256
 FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0

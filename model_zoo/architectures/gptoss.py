@@ -25,7 +25,9 @@ from runtime.errors import UnsupportedModelError
 from runtime.kernels.experts import clamped_swiglu
 from runtime.kv.spec import Full, LayerCache, Sliding
 
+# The values of both models, as in GptOssConfig of `transformers`.
 DEFAULT_WINDOW, DEFAULT_HEAD_DIM, DEFAULT_EPS = 128, 64, 1e-5
+DEFAULT_BASE, ORIGINAL_CONTEXT = 150_000.0, 4096
 FULL_EVERY = 2
 BIASED = (
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "attn_out", "ffn_gate_inp",
@@ -43,8 +45,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         metadata,
         pairs=Pairs.HALVES,
         key_dim=sizes.key_dim,
-        base=metadata.get_positive("rope.freq_base"),
+        base=metadata.get_positive("rope.freq_base", DEFAULT_BASE),
         kind="yarn",
+        original_context=ORIGINAL_CONTEXT,
         truncate=False,
     )
     sliding = sizes.sliding_layers(FULL_EVERY)

@@ -17,7 +17,8 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.sizes import Sizes
 from runtime.kv.spec import Chunked, Full
 
-DEFAULT_CHUNK = 8192
+# The values of both models, as in Llama4TextConfig of `transformers`.
+DEFAULT_CHUNK, DEFAULT_BASE = 8192, 500_000.0
 FULL_EVERY = 4
 LARGEST = 128  # experts of the model that has no norms of queries and keys
 
@@ -28,7 +29,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     Rotary pairs are interleaved, as in the checkpoints. Vision tensors are left to others.
     """
     sizes = Sizes.read(metadata, head_dim=metadata.get("attention.head_dim", int))
-    base = metadata.get_positive("rope.freq_base")
+    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
     turning = _turning_layers(sizes)
     layers = [

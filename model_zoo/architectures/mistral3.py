@@ -13,6 +13,8 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.sizes import Sizes
 from runtime.kv.spec import Full, LayerCache
 
+# Of all Ministral 3 models, as in Ministral3Config of `transformers`.
+ORIGINAL_CONTEXT = 16_384
 TEMPERATURE_KEYS = ("attention.temperature_scale", "rope.scaling_beta")
 
 
@@ -29,6 +31,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         key_dim=sizes.key_dim,
         dim=sizes.key_dim,
         base=metadata.get_positive("rope.freq_base"),
+        original_context=ORIGINAL_CONTEXT,
     )
     temperature = _temperature(metadata)
     layers = []
@@ -59,7 +62,7 @@ def _temperature(metadata: Metadata) -> Temperature | None:
     stated = [key for key in TEMPERATURE_KEYS if metadata.get(key, float, 0.0)]
     if not stated:
         return None
-    span = metadata.require_size("rope.scaling.original_context_length")
+    span = metadata.get_size("rope.scaling.original_context_length", ORIGINAL_CONTEXT)
     return Temperature(metadata.get_positive(stated[0]), span)
 
 

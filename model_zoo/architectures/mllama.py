@@ -27,13 +27,14 @@ from runtime.kv.spec import Cross, Full, LayerCache
 # Of one sequence; each takes memory of its own, and the model was trained with one.
 MOST_IMAGES = 4
 PATCH = 14
-EPS = 1e-5
+# The values of both models, as in MllamaTextConfig of `transformers`.
+EPS, DEFAULT_BASE = 1e-5, 500_000.0
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """As llama, but for the layers that attend to images; the head has fewer rows than tokens."""
     sizes = Sizes.read(metadata, eps=EPS)
-    base = metadata.get_positive("rope.freq_base")
+    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
     cross = set(metadata.require_array("attention.cross_attention_layers", int))
     rows = _rows_of_an_image(metadata)
@@ -140,6 +141,10 @@ class CrossBlock:
 
 def _head_norm(w: TensorScope, name: str, sizes: Sizes) -> RMSNorm:
     """Files have the rows of q and k in interleaved pairs, but the weights of their norms not."""
+    if sizes.key_dim % 2:
+        raise sizes.metadata.error(
+            "attention.key_length", f"is {sizes.key_dim:,}; heads of pairs need an even one"
+        )
     norm = w.rms_norm(name, sizes.eps, size=sizes.key_dim)
     assert norm.weight is not None
     return RMSNorm(norm.weight.view(2, -1).t().flatten(), norm.eps)

@@ -14,10 +14,16 @@ from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.stack import Layer
 from runtime.kv.spec import Full
 
+# As in NomicBertConfig of `transformers`. Nomic's settings call the base
+# `rotary_emb_base`, Ollama's converter reads `rope_theta` and omits the key; its loader has the
+# same default.
+DEFAULT_EPS, DEFAULT_BASE = 1e-12, 1000.0
+
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
-    sizes = Sizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
-    base = metadata.get_positive("rope.freq_base")
+    eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
+    sizes = Sizes.read(metadata, eps=eps)
+    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Encoder(w, sizes, layers, places=False)
@@ -60,5 +66,5 @@ CONVERSION = Conversion(
     roots=("bert.",),
     drop=encoders.UNUSED,
     spellings=encoders.GPT2_SPELLINGS,
-    defaults={"layer_norm_eps": 1e-12, "rope_theta": 1000.0},
+    defaults={"layer_norm_eps": DEFAULT_EPS, "rope_theta": DEFAULT_BASE},
 )

@@ -19,6 +19,9 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.sizes import Sizes
 from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
 
+# The window of Phi-3-mini-4k and Phi-3-medium-4k, by layers and context length. llama.cpp's first
+# converters omitted the key; its loader had the same default for them.
+WINDOW, WINDOWED_LAYERS, WINDOWED_CONTEXT = 2047, (32, 40), 4096
 # What the family has called its one way of scaling.
 _LONGROPE = ("longrope", "su", "yarn")
 
@@ -35,13 +38,19 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         key_dim=sizes.key_dim,
         kind="longrope" if original < sizes.context_length else None,
     )
-    window = metadata.get("attention.sliding_window", int, 0)
+    window = metadata.get("attention.sliding_window", int, _usual_window(sizes))
     kind: CacheKind = Sliding(window) if window > 0 else Full()
     layers = []
     for index in range(sizes.layers):
         cache = sizes.cache(index, kind)
         layers.append(Layer(_block(w.scope("blk", index), sizes, index, cache), cache, rotary))
     return Decoder(w, sizes, layers)
+
+
+def _usual_window(sizes: Sizes) -> int:
+    """The window of files without the key; 0 for none, as in models with longer contexts."""
+    windowed = sizes.layers in WINDOWED_LAYERS and sizes.context_length == WINDOWED_CONTEXT
+    return WINDOW if windowed else 0
 
 
 def _block(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache) -> Block:

@@ -15,13 +15,14 @@ from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.sizes import Sizes
 from runtime.kv.spec import Full
 
-SECTIONS = (16, 24, 24)
+# The values of all models, as in Qwen2_5_VLTextConfig of `transformers`.
+SECTIONS, DEFAULT_BASE = (16, 24, 24), 1_000_000.0
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """As Qwen 2, but that heads turn by time, row and column, one after the other."""
     sizes = Sizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
+    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     plain = read_rotary(
         w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
     )

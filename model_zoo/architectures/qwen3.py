@@ -13,10 +13,13 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.sizes import Sizes
 from runtime.kv.spec import Full
 
+# The value of all models, as in Qwen3Config of `transformers`.
+DEFAULT_HEAD_DIM = 128
+
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Each head of queries and keys has a norm before it is turned."""
-    sizes = Sizes.read(metadata)
+    sizes = Sizes.read(metadata, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]

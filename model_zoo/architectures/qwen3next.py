@@ -75,14 +75,19 @@ def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> RowWise:
     metadata = sizes.metadata
     if not metadata.has("expert_count"):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    shared = metadata.require_size("expert_shared_feed_forward_length")
     return Experts(
         w,
         hidden=sizes.hidden,
         sizes=ExpertSizes.read(metadata),
         routing=stated_softmax(metadata),
-        shared=SharedExpert(w, hidden=sizes.hidden, size=shared),
+        shared=SharedExpert(w, hidden=sizes.hidden, size=_shared_width(w, metadata)),
     )
+
+
+def _shared_width(w: TensorScope, metadata: Metadata) -> int:
+    """From the key, else from the tensor: Ollama's converter omits the key if settings lack it."""
+    key, shape = "expert_shared_feed_forward_length", w.shape("ffn_gate_shexp")
+    return shape[0] if shape and not metadata.has(key) else metadata.require_size(key)
 
 
 def _attends(config: Configuration, layer: int) -> bool:

@@ -24,7 +24,8 @@ from model_zoo.layers.sizes import Sizes
 from runtime.errors import UnsupportedModelError
 from runtime.kv.spec import Full
 
-SECTIONS, EPS = (24, 20, 20), 1e-6
+# The values of all models, as in Qwen3VLTextConfig of `transformers`.
+SECTIONS, EPS, DEFAULT_HEAD_DIM = (24, 20, 20), 1e-6, 128
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
@@ -32,7 +33,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
     The tower's further features are added to the first layers' rows, as many as it brings.
     """
-    sizes = Sizes.read(metadata, eps=EPS)
+    sizes = Sizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")
     plain = read_rotary(
         w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base

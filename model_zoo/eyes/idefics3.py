@@ -16,15 +16,19 @@ EDGE_TILES = 4
 
 
 def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    processor = read_processor(metadata)
+    tower = build_tower(w, metadata, images=processor)
+    return EyeParts(tower, processor, TilePlacement(tokenizer))
+
+
+def read_processor(metadata: Metadata) -> Idefics3Processor:
     sizes = VisionSizes.read(metadata, eps=EPS)
-    processor = Idefics3Processor(
+    return Idefics3Processor(
         sizes.side(),
         _longest_edge(metadata, sizes.side()),
         shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
         normalisation=read_normalisation(metadata, STANDARD),
     )
-    tower = build_tower(w, metadata, most_rows=processor.most_rows)
-    return EyeParts(tower, processor, TilePlacement(tokenizer))
 
 
 def _longest_edge(metadata: Metadata, side: int) -> int:

@@ -23,17 +23,21 @@ TILES_LIMIT = 128
 
 
 def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    processor = read_processor(metadata)
+    tower = build_tower(w, metadata, images=processor)
+    return EyeParts(tower, processor, InternPlacement(tokenizer))
+
+
+def read_processor(metadata: Metadata) -> InternVLProcessor:
     sizes = VisionSizes.read(metadata, eps=EPS)
     least, most = _tiles(metadata)
-    processor = InternVLProcessor(
+    return InternVLProcessor(
         sizes.side(),
         shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
         read_normalisation(metadata, IMAGENET),
         min_tiles=least,
         max_tiles=most,
     )
-    tower = build_tower(w, metadata, most_rows=processor.most_rows)
-    return EyeParts(tower, processor, InternPlacement(tokenizer))
 
 
 def _tiles(metadata: Metadata) -> tuple[int, int]:

@@ -67,6 +67,15 @@ class EyeFile:
                 f"its rows of features are {limits.width:,} wide, those of the text model "
                 f"{expected:,}",
             )
+        # The last layer computes only the rows that are read, so nothing can be added behind it.
+        layers = len(decoder.cache_layers)
+        if parts.depth > layers:
+            raise _misfit(
+                self.file,
+                self.beside,
+                f"it has features for the first {parts.depth - 1:,} layers of a text model with at "
+                f"least {parts.depth:,}, and this one has {layers:,}",
+            )
         if parts.processor.most_rows > limits.rows:
             raise ModelFileError(
                 f"{self.file.path}: an image may become {parts.processor.most_rows:,} rows, more "

@@ -12,6 +12,8 @@ def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisat
     """Mean and deviation of each colour as the file states them, else those of `default`."""
     mean = _triple(metadata, "vision.image_mean", default.mean)
     std = _triple(metadata, "vision.image_std", default.std)
+    if not all(0 <= value <= 1 for value in mean):
+        raise metadata.error("vision.image_mean", f"is {list(mean)}; all must be from 0 to 1")
     if not all(value > 0 for value in std):
         raise metadata.error("vision.image_std", f"is {list(std)}; all must be above 0")
     return Normalisation(mean, std)
@@ -20,11 +22,18 @@ def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisat
 def read_areas(
     metadata: Metadata, least: str, most: str, *, defaults: tuple[int, int]
 ) -> tuple[int, int]:
-    """Bounds in pixels of images that keep their shape, under the keys `least` and `most`."""
+    """Bounds in pixels of images that keep their shape, under the keys `least` and `most`.
+
+    A default gives way to the bound that the file states.
+    """
     low, high = (
         metadata.get_size(key, default, at_most=MOST_PIXELS)
         for key, default in zip((least, most), defaults, strict=True)
     )
+    if not metadata.has(least):
+        return min(low, high), high
+    if not metadata.has(most):
+        return low, max(low, high)
     if low > high:
         raise metadata.error(least, f"is {low:,}, more than `{metadata.full_key(most)}`, {high:,}")
     return low, high

@@ -2,14 +2,14 @@
 
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from runtime.errors import ModelFileError
 
-MAX_STRING_BYTES = 1 << 30
-MAX_ARRAY_COUNT = 1 << 30
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _LENGTH_BYTES = _U64.size
@@ -23,6 +23,18 @@ class Cursor:
         self.name = name
         self.size = len(data)
         self._data = data
+        self._end, self._limit = self.size, ""
+
+    @contextmanager
+    def bounded(self, nbytes: int, part: str) -> Iterator[None]:
+        """Inside the block, reading more than `nbytes` from here on raises ModelFileError.
+
+        part: what is read in the block, for the message.
+        """
+        self._end = min(self.size, self.position + nbytes)
+        self._limit = f"{part} may take {nbytes:,} bytes at most"
+        yield
+        self._end = self.size
 
     @property
     def remaining(self) -> int:
@@ -39,6 +51,8 @@ class Cursor:
                 f"the file ends in {thing}: it needs {count:,} bytes at byte {begin:,}, "
                 f"but the file has only {self.size:,}"
             )
+        if begin + count > self._end:
+            raise self._too_long(thing)
         self.position = begin + count
         return begin
 
@@ -73,8 +87,11 @@ class Cursor:
         begin = self.advance(count * dtype.itemsize, thing)
         return np.frombuffer(self._data, dtype=dtype, count=count, offset=begin).copy()
 
-    def raw_string(self, thing: str) -> bytes:
+    def raw_string(self, thing: str, *, most_bytes: int | None = None) -> bytes:
+        """ModelFileError before anything is read when it is longer than `most_bytes`."""
         length = self.u64(f"the length of {thing}")
+        if most_bytes is not None and length > most_bytes:
+            raise self.error(f"{thing} has {length:,} bytes; {most_bytes:,} is the limit")
         self._check_string(length, thing)
         begin = self.advance(length, thing)
         return self._data[begin : begin + length]
@@ -83,9 +100,9 @@ class Cursor:
         """A text value; bytes that are not UTF-8 become U+FFFD, as display would show them."""
         return self.raw_string(thing).decode(errors="replace")
 
-    def identifier(self, thing: str) -> str:
+    def identifier(self, thing: str, *, most_bytes: int) -> str:
         """A text that names something, so it must be UTF-8."""
-        raw = self.raw_string(thing)
+        raw = self.raw_string(thing, most_bytes=most_bytes)
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -97,14 +114,14 @@ class Cursor:
         Where they are not wanted they are only stepped over, and the list is empty.
         """
         texts = []
-        data, size, position = self._data, self.size, self.position
+        data, end, position = self._data, self._end, self.position
         for index in range(count):
             begin = position + _LENGTH_BYTES
-            if begin > size:
+            if begin > end:
                 raise self._in_array(thing, index, count)
             (length,) = _U64.unpack_from(data, position)
             position = begin + length
-            if length > MAX_STRING_BYTES or position > size:
+            if position > end:
                 self.position = begin
                 self._check_string(length, f"text {index:,} of {thing}")
                 raise self._in_array(thing, index, count)
@@ -114,12 +131,15 @@ class Cursor:
         return texts
 
     def _check_string(self, length: int, thing: str) -> None:
-        if length > MAX_STRING_BYTES:
-            raise self.error(f"{thing} is {length:,} bytes long; {MAX_STRING_BYTES:,} is the limit")
         if length > self.remaining:
             raise self.error(
                 f"{thing} is {length:,} bytes long, but only {self.remaining:,} are left"
             )
 
     def _in_array(self, thing: str, index: int, count: int) -> ModelFileError:
+        if self._end < self.size:
+            return self._too_long(thing)
         return self.error(f"the file ends in {thing}, in text {index:,} of {count:,}")
+
+    def _too_long(self, thing: str) -> ModelFileError:
+        return self.error(f"{thing} is too long: {self._limit}")

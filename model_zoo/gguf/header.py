@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from model_zoo.gguf.cursor import MAX_ARRAY_COUNT, Cursor
+from model_zoo.gguf.cursor import Cursor
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS, BlockType
 
@@ -17,7 +17,15 @@ from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS, BlockType
 MetadataValue = int | float | bool | str | list[str] | np.ndarray
 
 DEFAULT_ALIGNMENT = 32
+# What headers may cost, several times what the largest published models have: some 100 keys,
+# 10,000 tensors (experts stored one by one), 800,000 texts (tokens and merges) and 50 MB of
+# metadata (a vocabulary, and the whole tokenizer.json beside it).
+MAX_KEYS = 1 << 14
+MAX_TENSORS = 1 << 16
+MAX_TEXTS = 1 << 22
+MAX_METADATA_BYTES = 128 << 20
 MAX_DIMENSIONS = 4
+MAX_KEY_BYTES = (1 << 16) - 1
 MAX_NAME_BYTES = 63
 _BOOL, _STRING, _ARRAY, _U32 = 7, 8, 9, 4
 _NUMBERS = {
@@ -88,19 +96,21 @@ def read_header(cursor: Cursor, *, arrays: bool = True) -> Header:
     arrays: whether the metadata's arrays are wanted; vocabularies take most of the time.
     """
     version = _version(cursor)
-    tensor_count = cursor.count("the number of tensors", least_bytes=_LEAST_TENSOR_BYTES)
-    pair_count = cursor.count("the number of metadata keys", least_bytes=_LEAST_PAIR_BYTES)
+    tensor_count = _count(cursor, "tensors", _LEAST_TENSOR_BYTES, MAX_TENSORS)
+    pair_count = _count(cursor, "metadata keys", _LEAST_PAIR_BYTES, MAX_KEYS)
     metadata: dict[str, MetadataValue] = {}
     kinds: dict[str, int] = {}
-    alignment = DEFAULT_ALIGNMENT
-    for index in range(pair_count):
-        key, kind = _key(cursor, index, kinds)
-        kinds[key] = kind
-        value = _value(cursor, kind, f"`{key}`", arrays)
-        if arrays or kind != _ARRAY:
-            metadata[key] = value
-        if key == "general.alignment":
-            alignment = _alignment(cursor, kind, value)
+    alignment, texts_left = DEFAULT_ALIGNMENT, MAX_TEXTS
+    with cursor.bounded(MAX_METADATA_BYTES, "the metadata"):
+        for index in range(pair_count):
+            key, kind = _key(cursor, index, kinds)
+            kinds[key] = kind
+            value = _value(cursor, kind, f"`{key}`", arrays, texts_left)
+            texts_left -= len(value) if isinstance(value, list) else 0
+            if arrays or kind != _ARRAY:
+                metadata[key] = value
+            if key == "general.alignment":
+                alignment = _alignment(cursor, kind, value)
     named = metadata.get("general.architecture")
     gpt_oss = isinstance(named, str) and named in _GPT_OSS
     entries = [_Entry.read(cursor, index, gpt_oss) for index in range(tensor_count)]
@@ -108,6 +118,13 @@ def read_header(cursor: Cursor, *, arrays: bool = True) -> Header:
     tensors = _placed(cursor, entries, data_begin, alignment)
     stated = MappingProxyType(metadata), MappingProxyType(kinds)
     return Header(version, *stated, MappingProxyType(tensors), data_begin)
+
+
+def _count(cursor: Cursor, things: str, least_bytes: int, most: int) -> int:
+    count = cursor.count(f"the number of {things}", least_bytes=least_bytes)
+    if count > most:
+        raise cursor.error(f"it has {count:,} {things}; {most:,} is the limit")
+    return count
 
 
 def _version(cursor: Cursor) -> int:
@@ -135,7 +152,7 @@ def _not_gguf(cursor: Cursor, begin: bytes) -> ModelFileError:
 
 
 def _key(cursor: Cursor, index: int, seen: Mapping[str, int]) -> tuple[str, int]:
-    key = cursor.identifier(f"metadata key {index}")
+    key = cursor.identifier(f"metadata key {index}", most_bytes=MAX_KEY_BYTES)
     if not key:
         raise cursor.error(f"metadata key {index} is empty")
     if key in seen:
@@ -143,7 +160,7 @@ def _key(cursor: Cursor, index: int, seen: Mapping[str, int]) -> tuple[str, int]
     return key, cursor.u32(f"the type of `{key}`")
 
 
-def _value(cursor: Cursor, kind: int, thing: str, arrays: bool) -> MetadataValue:
+def _value(cursor: Cursor, kind: int, thing: str, arrays: bool, most_texts: int) -> MetadataValue:
     if kind in _NUMBERS:
         return cursor.scalar(_NUMBERS[kind], thing)
     if kind == _BOOL:
@@ -151,11 +168,11 @@ def _value(cursor: Cursor, kind: int, thing: str, arrays: bool) -> MetadataValue
     if kind == _STRING:
         return cursor.string(thing)
     if kind == _ARRAY:
-        return _array(cursor, thing, wanted=arrays)
+        return _array(cursor, thing, wanted=arrays, most_texts=most_texts)
     raise cursor.error(f"{thing} has the unknown value type {kind}; types 0 to 12 exist")
 
 
-def _array(cursor: Cursor, thing: str, *, wanted: bool) -> list[str] | np.ndarray:
+def _array(cursor: Cursor, thing: str, *, wanted: bool, most_texts: int) -> list[str] | np.ndarray:
     """Checked as far as its size even where it is not wanted, and then empty."""
     kind = cursor.u32(f"the element type of {thing}")
     if kind == _ARRAY:
@@ -165,9 +182,11 @@ def _array(cursor: Cursor, thing: str, *, wanted: bool) -> list[str] | np.ndarra
     dtype = np.dtype(_NUMBERS[0 if kind in (_BOOL, _STRING) else kind].format)
     least_bytes = _LEAST_STRING_BYTES if kind == _STRING else dtype.itemsize
     count = cursor.count(f"the length of {thing}", least_bytes=least_bytes)
-    if count > MAX_ARRAY_COUNT:
-        raise cursor.error(f"{thing} has {count:,} elements; {MAX_ARRAY_COUNT:,} is the limit")
     if kind == _STRING:
+        if count > most_texts:
+            raise cursor.error(
+                f"{thing} has {count:,} texts; {MAX_TEXTS:,} in all arrays is the limit"
+            )
         return cursor.strings(count, thing, wanted=wanted)
     if not wanted:
         cursor.advance(count * dtype.itemsize, thing)
@@ -203,7 +222,7 @@ class _Entry:
 
     @classmethod
     def read(cls, cursor: Cursor, index: int, gpt_oss: bool) -> "_Entry":
-        name = _tensor_name(cursor, index)
+        name = cursor.identifier(f"the name of tensor {index}", most_bytes=MAX_NAME_BYTES)
         shape = _shape(cursor, name)
         type = _block_type(cursor, name, gpt_oss)
         row = shape[-1]
@@ -214,16 +233,6 @@ class _Entry:
             )
         offset = cursor.u64(f"the offset of tensor `{name}`")
         return cls(name, shape, type, offset, prod(shape[:-1]) * type.row_bytes(row))
-
-
-def _tensor_name(cursor: Cursor, index: int) -> str:
-    name = cursor.identifier(f"the name of tensor {index}")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise cursor.error(
-            f"the name of tensor {index} has {len(name.encode()):,} bytes; "
-            f"{MAX_NAME_BYTES} is the limit"
-        )
-    return name
 
 
 def _shape(cursor: Cursor, name: str) -> tuple[int, ...]:

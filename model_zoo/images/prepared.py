@@ -6,6 +6,7 @@ from math import prod
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,21 +32,38 @@ class Outline:
         return 4 * prod(self.shape)
 
 
-class ImageProcessor(Protocol):
-    """A frozen dataclass of the numbers that a model file states, which its reader has checked.
+class ImageBounds(Protocol):
+    """The largest images that a processor produces: memory is planned for `most_rows`, and the
+    start is tested with `largest`.
 
-    `most_rows` bounds `PreparedImage.rows`. `outline` tells what `prepare` will make of an image of
-    that size. `prepare` takes image [height, width, 3] as `decode` gives it and `tower`, the name
-    of the file with the tower's weights. Both raise RequestError for an image of which the model
-    can make nothing.
+    `most_rows` is an upper bound of the rows of every image. `largest` is the outline of an image
+    that the processor really produces, with as many rows or nearly so. No image has more than
+    `most_rows / largest.rows` times the pixels of `largest`.
     """
 
     @property
     def most_rows(self) -> int: ...
 
+    @property
+    def largest(self) -> Outline: ...
+
+
+class ImageProcessor(ImageBounds, Protocol):
+    """A frozen dataclass of the numbers that a model file states, which its reader has checked.
+
+    `outline` tells what `prepare` will make of an image of that size. `prepare` takes image
+    [height, width, 3] as `decode` gives it and `tower`, the name of the file with the tower's
+    weights. Both raise RequestError for an image of which the model can make nothing.
+    """
+
     def outline(self, height: int, width: int) -> Outline: ...
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage: ...
+
+
+def blank(outline: Outline) -> PreparedImage:
+    """An image of zeros."""
+    return PreparedImage(torch.zeros(outline.shape), outline.grid, bytes(16), outline.rows)
 
 
 def as_outlined(outline: Outline, pixels: Tensor, digest: bytes) -> PreparedImage:

@@ -45,8 +45,8 @@ class AltUp:
         return predicted.addcmul_(shares[:, :, None], error[:, None])
 
     def _modalities(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] -> [tokens, streams]."""
-        return self._router(self._norm(x)).float().tanh_().to(x.dtype)
+        """x [tokens, hidden] -> float32 [tokens, streams], from which coefficients are computed."""
+        return self._router(self._norm(x.float())).tanh_()
 
 
 class Spread:

@@ -75,12 +75,13 @@ class Decoder:
         return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
-        """[outputs, hidden], normalised."""
-        return self._output_norm(self._layers(self._embedded(batch), batch, cache))
+        """float32 [outputs, hidden], normalised."""
+        return self._output_norm(self._layers(self._embedded(batch), batch, cache).float())
 
     def logits(self, states: Tensor) -> Tensor:
-        """float32 [rows, vocab_size]."""
-        logits = self._output(states).float()
+        """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32
+        would have steps of 0.125, which makes ties and coarse log-probabilities."""
+        logits = self._output(states)
         if self._logit_softcap is not None:
             logits = softcap(logits, self._logit_softcap)
         missing = self.vocab_size - logits.shape[1]

@@ -131,7 +131,8 @@ class _Inputs:
 
 
 class _Gates:
-    """x [tokens, hidden] -> what gates the heads, from one matrix of all or from two.
+    """x [tokens, hidden] -> what gates the heads, in float32, from one matrix of all or from two:
+    an error in an exponent of a decay would be raised to the power of the rows that follow.
 
     In the one, the betas and then the alphas of each key head's values stand together.
     """
@@ -150,7 +151,7 @@ class _Gates:
         self._offsets = offsets
 
     def __call__(self, x: Tensor) -> DeltaGates:
-        parts = self._matrices(x)
+        parts = self._matrices(x.float())
         if self._together:
             parts = parts[0].unflatten(1, (self._key_heads, 2, -1)).unbind(2)
         betas, alphas = (part.flatten(1) for part in parts)

@@ -6,7 +6,8 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.sizes import Sizes
 
-FULL_EVERY = 4
+# The values of all models, as in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
+FULL_EVERY, DEFAULT_HEAD_DIM = 4, 256
 _KV_HEADS, _DRAFTING, _INTERVAL = (
     "attention.head_count_kv",
     "nextn_predict_layers",
@@ -19,7 +20,7 @@ def read_sizes(w: TensorScope, metadata: Metadata) -> Sizes:
 
     Where the file counts no key heads for recurrent layers, these have those of the others.
     """
-    sizes = Sizes.read(metadata, kv_heads=_kv_heads(metadata))
+    sizes = Sizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
     drafting = metadata.get(_DRAFTING, int, 0)
     if not 0 <= drafting < sizes.layers:
         raise metadata.error(

@@ -10,6 +10,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs, Rotary
 from runtime.errors import UnsupportedModelError
 
+# Of Llama, Gemma 2, Phi 3 and all towers, as of their configurations in `transformers`. Other
+# families have their own default, or none where their models differ, such as Qwen's.
 DEFAULT_BASE = 10000.0
 _KINDS = ("none", "linear", "yarn", "longrope")
 
@@ -23,16 +25,20 @@ def read_rotary(
     dim: int | None = None,
     base: float | None = None,
     kind: str | None = None,
+    original_context: int | None = None,
     truncate: bool = True,
 ) -> Rotary:
     """The rotary embedding that the keys `rope.*` and the tensors `rope_*` describe.
 
     `dim`: rotated dimensions, instead of `rope.dimension_count`. `base`: instead of
-    `rope.freq_base`. `kind`: of scaling, where the file names none. `truncate`: whether YaRN's
-    range is widened to whole frequencies. Raises ModelFileError for what is missing or cannot be,
+    `rope.freq_base`. `kind`: of scaling, where the file names none. `original_context`: of YaRN,
+    where the file lacks it; None for the whole context. `truncate`: whether YaRN's range is
+    widened to whole frequencies. Raises ModelFileError for what is missing or cannot be,
     UnsupportedModelError for other kinds of scaling.
     """
     dim = dim or _rotated(metadata, key_dim)
+    if dim % 2:
+        raise metadata.error("attention.key_length", f"is {dim}; heads that turn need an even one")
     base = base or metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(dim, base)
     magnitude = 1.0
@@ -40,7 +46,8 @@ def read_rotary(
         case "linear":
             frequencies = frequencies / _linear_factor(metadata)
         case "yarn":
-            frequencies, magnitude = _yarn(metadata, dim, base, truncate)
+            original = _original_context(metadata, original_context)
+            frequencies, magnitude = _yarn(metadata, dim, base, original, truncate)
         case "longrope":
             factors, magnitude = _long(w, metadata, dim)
             frequencies = _slowed(frequencies.to(w.device), factors)
@@ -125,7 +132,19 @@ def _linear_factor(metadata: Metadata) -> float:
     return metadata.get_positive("rope.scaling.factor", None if stated else 1.0)
 
 
-def _yarn(metadata: Metadata, dim: int, base: float, truncate: bool) -> tuple[Tensor, float]:
+def _original_context(metadata: Metadata, default: int | None) -> int:
+    """The context length before YaRN extends it.
+
+    Ollama's converters of Qwen 2, 3 and 3.5 write only YaRN's type and factor. The default of
+    `transformers` and llama.cpp is the whole context length.
+    """
+    whole = metadata.require_size("context_length")
+    return metadata.get_size("rope.scaling.original_context_length", default or whole)
+
+
+def _yarn(
+    metadata: Metadata, dim: int, base: float, original_context: int, truncate: bool
+) -> tuple[Tensor, float]:
     factor = metadata.get_positive("rope.scaling.factor")
     if base <= 1:
         raise metadata.error("rope.freq_base", f"is {base:g}; for YaRN it must be above 1")
@@ -133,7 +152,7 @@ def _yarn(metadata: Metadata, dim: int, base: float, truncate: bool) -> tuple[Te
         dim,
         base,
         factor=factor,
-        original_context=metadata.require_size("rope.scaling.original_context_length"),
+        original_context=original_context,
         fast=_turns(metadata, "fast", 32.0),
         slow=_turns(metadata, "slow", 1.0),
         extrapolation=_extrapolation(metadata),

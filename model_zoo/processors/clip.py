@@ -25,6 +25,10 @@ class ClipProcessor:
     def most_rows(self) -> int:
         return self.rows
 
+    @property
+    def largest(self) -> Outline:
+        return self.outline(self.side, self.side)
+
     def outline(self, height: int, width: int) -> Outline:
         """Raises RequestError for an image too long to be cut."""
         if not self.whole:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from model_zoo.images.normalise import UNCHANGED, Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
+from model_zoo.images.shapes import rectangles
 from runtime.vision import PreparedImage
 
 
@@ -28,6 +29,12 @@ class Gemma4Processor:
     @property
     def most_rows(self) -> int:
         return self.tokens
+
+    @property
+    def largest(self) -> Outline:
+        unit = self.patch * self.pool
+        filled = (self.outline(r * unit, c * unit) for r, c in rectangles(self.tokens))
+        return max(filled, key=lambda outline: outline.rows)
 
     def outline(self, height: int, width: int) -> Outline:
         unit = self.patch * self.pool

@@ -35,9 +35,12 @@ class Idefics3Processor:
         if not self.split:
             return self.tile_rows
         edge = min(self.longest_edge, MAX_EDGE)
-        odd = edge % 2  # then the shorter side may become the longer one
-        tiles = math.ceil((edge + odd) / self.side) * (math.ceil((edge + odd) / self.side) + odd)
-        return with_whole(tiles) * self.tile_rows
+        edge += edge % 2  # of two equal sides one becomes even
+        return with_whole(math.ceil(edge / self.side) ** 2) * self.tile_rows
+
+    @property
+    def largest(self) -> Outline:
+        return self.outline(self.longest_edge, self.longest_edge)
 
     def outline(self, height: int, width: int) -> Outline:
         grid = self._grid(*scaled_to_edge(height, width, self.longest_edge))

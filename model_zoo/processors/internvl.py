@@ -31,6 +31,11 @@ class InternVLProcessor:
     def most_rows(self) -> int:
         return with_whole(self.max_tiles) * self.tile_rows
 
+    @property
+    def largest(self) -> Outline:
+        """Of an image as wide as all tiles side by side: no other grid has its shape."""
+        return self.outline(self.side, self.max_tiles * self.side)
+
     def outline(self, height: int, width: int) -> Outline:
         grid = self._grid(height, width)
         tiles = with_whole(_tiles(grid))

@@ -31,6 +31,10 @@ class Llama4Processor:
     def most_rows(self) -> int:
         return with_whole(self.max_tiles) * self.tile_rows
 
+    @property
+    def largest(self) -> Outline:
+        return self.outline(self.side, self.max_tiles * self.side)
+
     def outline(self, height: int, width: int) -> Outline:
         grid = best_grid(height, width, side=self.side, most=self.max_tiles)
         tiles = with_whole(prod(grid))

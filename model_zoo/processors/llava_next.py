@@ -34,6 +34,15 @@ class LlavaNextProcessor:
     def most_rows(self) -> int:
         return max(self._rows(canvas, canvas) for canvas in self.canvases)
 
+    @property
+    def largest(self) -> Outline:
+        """Of an image that fills a canvas with the most tiles.
+
+        A canvas with fewer tiles may have more rows: each line of features has one behind it.
+        """
+        filled = (self.outline(*canvas) for canvas in self.canvases)
+        return max(filled, key=lambda outline: (outline.shape[0], outline.rows))
+
     def outline(self, height: int, width: int) -> Outline:
         canvas = best_canvas(height, width, self.canvases)
         tiles = math.prod(self._grid(canvas))

@@ -32,6 +32,10 @@ class MllamaProcessor:
     def most_rows(self) -> int:
         return self.max_tiles * self.tile_rows
 
+    @property
+    def largest(self) -> Outline:
+        return self.outline(self.side, self.max_tiles * self.side)
+
     def outline(self, height: int, width: int) -> Outline:
         grid = best_grid(height, width, side=self.side, most=self.max_tiles)
         return Outline((self.max_tiles, 3, self.side, self.side), grid, self.most_rows)

@@ -26,6 +26,10 @@ class PixtralProcessor:
     def most_rows(self) -> int:
         return math.ceil(self.longest_edge / (self.patch * self.merge)) ** 2
 
+    @property
+    def largest(self) -> Outline:
+        return self.outline(self.longest_edge, self.longest_edge)
+
     def outline(self, height: int, width: int) -> Outline:
         unit = self.patch * self.merge
         rows, columns = grid = self._grid(height, width)

@@ -1,6 +1,7 @@
 """Qwen2.5-VL and Qwen3-VL: the image in its own shape, its area bounded, as rows of patches."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from model_zoo.images.normalise import Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import MAX_ASPECT, Filter, check_aspect, resized
+from model_zoo.images.shapes import rectangles
 from runtime.vision import PreparedImage
 
 
@@ -31,11 +33,20 @@ class QwenVLProcessor:
 
     @property
     def most_rows(self) -> int:
-        unit, least, most = self._unit, self.min_pixels, self.max_pixels
-        edges = math.sqrt(least * MAX_ASPECT) + math.sqrt(least / MAX_ASPECT)
-        enlarged = least + unit * edges + unit**2  # both sides rounded up
-        thin = unit * math.sqrt(most * MAX_ASPECT)  # a side that would vanish keeps one unit
-        return math.floor(max(most, enlarged, thin) / unit**2)
+        """Computed in whole numbers, so that rounding cannot make it too small."""
+        # A side that shrinks to less than a unit keeps one, so that a strip exceeds `max_pixels`.
+        strip = math.isqrt(MAX_ASPECT * self.max_pixels) // self._unit
+        enlarged = max(rows for rows, _ in self._enlarged())
+        return max(self.max_pixels // self._unit**2, strip, enlarged)
+
+    @property
+    def largest(self) -> Outline:
+        """Of a rectangle that fills the area, of the longest strip, or of an enlarged image."""
+        unit = self._unit
+        filling = rectangles(max(self.max_pixels // unit**2, 1))
+        sizes = [(high * unit, wide * unit) for high, wide in filling if wide <= MAX_ASPECT * high]
+        sizes += [(unit, MAX_ASPECT * unit), *(size for _, size in self._enlarged())]
+        return max((self.outline(*size) for size in sizes), key=lambda outline: outline.rows)
 
     def outline(self, height: int, width: int) -> Outline:
         """Raises RequestError for an image more than 200 times as long as wide."""
@@ -69,6 +80,22 @@ class QwenVLProcessor:
             rows = math.ceil(height * enlarge / unit)
             columns = math.ceil(width * enlarge / unit)
         return rows, columns
+
+    def _enlarged(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Of images that are enlarged to `min_pixels`, both sides rounded up: by the units along
+        the shorter side, a bound of the rows, and the height and width of an image near it.
+
+        A side that becomes n units was longer than n - 1, so the other was shorter than the area
+        over that. No side is shorter than the largest aspect allows.
+        """
+        area, unit = self.min_pixels, self._unit
+        fewest = math.isqrt(area // (MAX_ASPECT * unit**2)) + 1
+        yield fewest * (math.isqrt(MAX_ASPECT * area) // unit + 1), (1, MAX_ASPECT)
+        for units in range(fewest + 1, math.isqrt(area // unit**2) + 2):
+            exceeded = (units - 1) * unit
+            half = exceeded // 2 + 1
+            size = half, max((area * half - 1) // exceeded**2, 1)
+            yield units * (area // (exceeded * unit) + 1), size
 
     def _patches(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         rows, columns = grid

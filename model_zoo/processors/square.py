@@ -27,6 +27,10 @@ class SquareProcessor:
     def most_rows(self) -> int:
         return self.rows
 
+    @property
+    def largest(self) -> Outline:
+        return self.outline(self.side, self.side)
+
     def outline(self, height: int, width: int) -> Outline:
         return Outline((3, self.side, self.side), (1, 1), self.rows)
 

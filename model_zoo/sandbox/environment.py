@@ -1,195 +1,152 @@
-"""Jinja for templates that nobody has read: a sandbox in which every step is paid for."""
+"""Jinja as `transformers` has it for chat templates: its sandbox, filters, functions and tags."""
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, Undefined, nodes, pass_context
-from jinja2.runtime import Context
+from jinja2 import TemplateError, Undefined, nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-from jinja2.utils import _PassArg
-from jinja2.visitor import NodeTransformer
+from jinja2.utils import Namespace
 
-from model_zoo.sandbox.budget import Budget
-from model_zoo.sandbox.operations import (
-    check_filter,
-    check_format,
-    check_method,
-    check_operator,
-)
+_WIDE_DATE = re.compile(r"\d{2}")
 
-# Names that no template can spell.
-BUDGET = "the budget"
-_COUNTED, _MADE, _JOINED, _WRITTEN = "each counted", "just made", "all joined", "at last written"
-# Of a generator they want every value at once.
-_CONSUMING = frozenset({"join", "list", "string", "tojson", "reverse", "sort", "unique", "sum"})
-_LARGEST_INTEGER = 1 << 64
+
+class _Generator(CodeGenerator):
+    """Computes nothing while a template is compiled: limits and errors belong to renderings."""
+
+    def _output_child_to_const(
+        self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo
+    ) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
-    """Renders with a Budget among the variables, as `BUDGET`.
+    """What the sandbox forbids is an error here; by itself it would be an undefined value."""
 
-    Nothing is computed while a template is compiled. What the sandbox forbids is an error here;
-    by itself it would be an undefined value.
-    """
+    code_generator_class = _Generator
 
-    intercepted_binops = frozenset({"*", "**", "%", "+"})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(optimized=False, **options)
-        for name in list(self.filters):
-            self.add_filter(name, self.filters[name])
-        self.filters[_COUNTED] = _counted
-        self.filters[_MADE] = _made
-        self.filters[_JOINED] = _joined
-        self.filters[_WRITTEN] = _written
-
-    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        self.filters[name] = _paid(name, function)
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=[_Generation, loopcontrols],
+        )
+        self.filters["tojson"] = _to_json
+        functions: dict[str, Callable[..., Any]] = {
+            "raise_exception": _raise_exception,
+            "strftime_now": strftime_at(),
+            "dict": _MakeDict(),
+            "namespace": _PlainNamespace,
+        }
+        self.globals.update(functions)
+        del self.globals["lipsum"]
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"access to `{attribute}` of a {type(obj).__name__} is not allowed")
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped: Any = super().wrap_str_format(value)
-        if wrapped is not None:
-            check_format(value.__self__)
-            wrapped.template = value.__self__
-        return wrapped
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        budget = _budget(context)
-        check_operator(budget, operator, left, right)
-        return budget.made(super().call_binop(context, operator, left, right))
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:
-        budget = _budget(__context)
-        budget.step()
-        args = check_method(budget, __obj, args, named)
-        return _measured(budget, super().call(__context, __obj, *args, **named))
-
-    def _generate(
-        self,
-        source: nodes.Template,
-        name: str | None,
-        filename: str | None,
-        defer_init: bool = False,
-    ) -> str:
-        paid = _Paying().visit(source)
-        paid.set_environment(self)
-        return super()._generate(paid, name, filename, defer_init)
+def inspected_texts(tree: nodes.Template) -> set[str]:
+    """The constant texts that the template compares with or hands to a string method."""
+    places: list[nodes.Node] = []
+    places += tree.find_all(nodes.Compare)
+    places += (call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr))
+    constants = (constant for place in places for constant in place.find_all(nodes.Const))
+    return {text.value for text in constants if isinstance(text.value, str)}
 
 
-class _Paying(NodeTransformer):
-    """Puts what needs no filter, call or operator of its own through one that pays."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.iter = _through(_COUNTED, node.iter)
-        return node
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        self.generic_visit(node)
-        node.nodes = [_through(_WRITTEN, _constant(child)) for child in node.nodes]
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _through(_JOINED, nodes.List(node.nodes, lineno=node.lineno))
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return _through(_MADE, node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _through(_MADE, node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _through(_MADE, node) if node.ctx == "load" else node
-
-    def visit_Const(self, node: nodes.Const) -> nodes.Node:
-        if isinstance(node.value, int) and abs(node.value) >= _LARGEST_INTEGER:
-            raise SecurityError("a number is too large")
-        return node
+def given_variables(tree: nodes.Template) -> set[str]:
+    """Every variable that the template reads and never sets."""
+    names: dict[str, set[str]] = {"load": set(), "store": set(), "param": set()}
+    for node in tree.find_all(nodes.Name):
+        names[node.ctx].add(node.name)
+    return names["load"] - names["store"] - names["param"]
 
 
-def _through(name: str, node: nodes.Node) -> nodes.Filter:
-    assert isinstance(node, nodes.Expr)
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def names_in(tree: nodes.Template) -> set[str]:
+    """Every variable that the template reads, every attribute and every constant text."""
+    variables = (node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
+    attributes = (node.attr for node in tree.find_all(nodes.Getattr))
+    texts = (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    return {*variables, *attributes, *texts}
 
 
-def _constant(node: nodes.Expr) -> nodes.Expr:
-    return (
-        nodes.Const(node.data, lineno=node.lineno) if isinstance(node, nodes.TemplateData) else node
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the library types it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON for a model to read: no HTML escapes, characters as they are."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 
-def _budget(context: Context) -> Budget:
-    return context.parent[BUDGET]
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
 
 
-def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its arguments checked and its result counted, called with the context."""
-    wanted = _PassArg.from_obj(function)
+def strftime_at(now: datetime | None = None) -> Callable[[str], str]:
+    """What templates know as `strftime_now`; `now` is by default this machine's time."""
 
-    @pass_context
-    @wraps(function)
-    def paid(context: Context, *args: Any, **named: Any) -> Any:
-        budget = _budget(context)
-        if args and name in _CONSUMING and hasattr(args[0], "__next__"):
-            args = (list(budget.counted(args[0])), *args[1:])
-        for value in (*args, *named.values()):
-            _measured(budget, value)
-        check_filter(budget, name, args, named)
-        first: Mapping[Any, Any] = {
-            _PassArg.context: context,
-            _PassArg.eval_context: context.eval_ctx,
-            _PassArg.environment: context.environment,
-        }
-        result = function(*([first[wanted]] if wanted else []), *args, **named)
-        return budget.made(result) if isinstance(result, str) else _measured(budget, result)
+    def strftime_now(pattern: str) -> str:
+        if len(pattern) > 200 or _WIDE_DATE.search(pattern):
+            raise SecurityError("a date format is too wide")
+        return (now or datetime.now()).strftime(pattern)
 
-    return paid
+    return strftime_now
 
 
-def _measured(budget: Budget, value: Any) -> Any:
-    if isinstance(value, str | list | tuple | Mapping):
-        budget.made(value) if isinstance(value, str) else budget.size(value)
-    return value
+class _MakeDict:
+    """`dict` without what else a Python type can do."""
+
+    def __call__(self, *pairs: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*pairs, **named)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
 
 
-@pass_context
-def _counted(context: Context, values: Any) -> Any:
-    return _budget(context).counted(values)
+class _PlainNamespace(Namespace):
+    """A namespace whose names cannot pass for Python's own, and which is no value to write."""
+
+    def __init__(*args: Any, **named: Any) -> None:  # a name may be `self`
+        given = dict(*args[1:], **named)
+        for name in given:
+            _check_name(name)
+        Namespace.__init__(args[0], given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        raise SecurityError("a namespace is no value to write")
 
 
-@pass_context
-def _made(context: Context, value: Any) -> Any:
-    return _budget(context).made(value)
-
-
-@pass_context
-def _joined(context: Context, values: list[Any]) -> str:
-    budget = _budget(context)
-    budget.size(values)
-    return budget.made("".join(map(str, values)))
-
-
-@pass_context
-def _written(context: Context, value: Any) -> str:
-    budget = _budget(context)
-    budget.size(value)
-    return budget.made(str(value))
-
-
-def render(template: Template, variables: Mapping[str, Any], budget: Budget) -> str:
-    """The whole text; raises whatever the template raises."""
-    pieces, size = [], 0
-    with budget.not_counting_collections():
-        for piece in template.generate({**variables, BUDGET: budget}):
-            size += len(piece)
-            budget.allow(size)
-            pieces.append(piece)
-    return "".join(pieces)
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"the name `{name[:80]}` in a namespace begins with an underscore")

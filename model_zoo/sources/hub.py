@@ -15,7 +15,7 @@ from model_zoo.sources.download import Location, Offer
 from model_zoo.sources.http import Http, Refused, same_origin
 from model_zoo.sources.hub_choice import HubFile, choose
 from model_zoo.sources.reference import HubSource, is_model_path
-from runtime.errors import SourceError
+from runtime.errors import SourceError, SourceNotFoundError
 
 ENDPOINT = "https://huggingface.co"
 MAX_ANSWER_BYTES = 16 << 20
@@ -154,12 +154,14 @@ class _Repository:
     def _refused(self, status: int) -> SourceError:
         token = "the token of HF_TOKEN" if self._access.token else "HF_TOKEN, which is not set,"
         if status in (401, 403):
-            return SourceError(
+            return SourceNotFoundError(
                 f"{self._source}: there is no such repository, or it is private or gated and "
                 f"{token} does not open it; on its page one can ask for access."
             )
         if status == 404:
-            return SourceError(f"{self._source}: the Hub has no such repository or revision.")
+            return SourceNotFoundError(
+                f"{self._source}: the Hub has no such repository or revision."
+            )
         return SourceError(f"{self._source}: the Hub answers with status {status}.")
 
 

@@ -10,7 +10,7 @@ from model_zoo.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Layer, Manifes
 from model_zoo.sources.download import Location, Offer
 from model_zoo.sources.http import Http, Refused, same_origin
 from model_zoo.sources.reference import RegistrySource
-from runtime.errors import SourceError
+from runtime.errors import SourceError, SourceNotFoundError
 
 OCI_MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MAX_TOKEN_BYTES = 64 << 10
@@ -27,7 +27,10 @@ class _Issued(msgspec.Struct):
 
 
 def registry_offer(source: RegistrySource, http: Http) -> Offer:
-    """What the registry has under that name. SourceError when it has nothing, or nothing sound."""
+    """What the registry has under that name.
+
+    SourceNotFoundError when it has nothing, SourceError when it has nothing sound.
+    """
     name = source.name
     try:
         root = httpx.URL(f"{http.scheme(name.host)}://{name.host}")
@@ -111,7 +114,7 @@ def _challenge(response: httpx.Response) -> dict[str, str]:
 def _refused(source: RegistrySource, status: int) -> SourceError:
     host = source.name.host
     if status == 404:
-        return SourceError(f"{source}: {host} has no such model; see what tags it has.")
+        return SourceNotFoundError(f"{source}: {host} has no such model; see what tags it has.")
     if status in (401, 403):
-        return SourceError(f"{source}: {host} has no such model, or keeps it private.")
+        return SourceNotFoundError(f"{source}: {host} has no such model, or keeps it private.")
     return SourceError(f"{source}: {host} answers with status {status}.")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_zoo.tokenizers.vocabulary import optional_text
+from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import UnsupportedModelError
 
 
@@ -15,12 +15,14 @@ class PreTokenizer:
 
     `on_bytes`: further ones, for the visible characters that the bytes are written as.
     `whole_pieces`: a piece that is a vocabulary entry is taken as it is, whatever the merges say.
+    `add_bos`, `add_eos`: what a text begins and ends with where the file does not say.
     """
 
     expressions: tuple[str, ...]
     on_bytes: tuple[str, ...] = ()
     whole_pieces: bool = False
     add_bos: bool = False
+    add_eos: bool = False
 
 
 def _ranges(code_points: str) -> str:
@@ -70,7 +72,10 @@ _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\
 _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT2,)): (
         "gpt-2 default phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
-        " modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe"
+        " modern-bert jina-es jina-de"
+    ),
+    PreTokenizer((_GPT2,), add_bos=True, add_eos=True): (
+        "jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe"
     ),
     PreTokenizer((_LLAMA3,), whole_pieces=True, add_bos=True): (
         "llama-bpe llama3 llama-v3 pixtral falcon3 falcon-h1 lfm2 midm-2.0 jina-v5-nano"
@@ -127,7 +132,13 @@ _BY_ARCHITECTURE: Mapping[str, str] = {
     "qwen3vl": "qwen2",
     "qwen3vlmoe": "qwen2",
     "qwen35": "qwen35",
+    "qwen35moe": "qwen35",
+    "qwen3next": "qwen2",
 }
+
+
+# Phi 4 and Phi 4 mini have one architecture and different vocabularies.
+_OF_PHI4 = "<|im_sep|>"
 
 
 def architecture_pre_tokenizer(architecture: str) -> str:
@@ -141,7 +152,10 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreT
     Others are refused: an expression of a stranger's making can take hours for a line of text.
     """
     name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
-    if name == "default":
+    if name == "default" and architecture == "phi3":
+        tokens = required_array(metadata, "tokenizer.ggml.tokens")
+        name = "dbrx" if _OF_PHI4 in tokens else "gpt-4o"
+    elif name == "default":
         name = architecture_pre_tokenizer(architecture)
     expression = optional_text(metadata, "tokenizer.ggml.pretokenizer")
     if expression:

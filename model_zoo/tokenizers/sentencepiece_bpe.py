@@ -9,7 +9,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, with_marks, without_marks
 from model_zoo.tokenizers.recurring import RecurringPieces
-from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
+from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, token_scores
 from runtime.errors import ModelFileError
 
 _STAND_IN = "\uffff"  # begins names that are in no text
@@ -25,8 +25,6 @@ class SentencePieceBPE:
     """Spaces become ▁, and the neighbours whose union scores highest merge first."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        prefix = flag(metadata, "add_space_prefix")
-        self._add_prefix = True if prefix is None else prefix
         self._count = len(vocabulary.tokens)
         self._native = _build(vocabulary, token_scores(metadata, self._count))
         joined = any(BEFORE_SPACE.search(token) for token in vocabulary.tokens)
@@ -42,9 +40,8 @@ class SentencePieceBPE:
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
         """Ids of a piece of text without special tokens; `opens` puts the prefix space before."""
-        if opens and self._add_prefix:
-            text = SPACE + text
-        return self._pieces(text)
+        text = with_marks(text)
+        return self._pieces(SPACE + text if opens else text)
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
         ids = self._native.encode(texts, num_threads=1)

@@ -8,33 +8,58 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers.models import WordLevel
 
+from model_zoo.tokenizers.stripping import NO_STRIPPING, Stripping
+
 # As many nested groups as the regular expression compiler takes with ease.
 _MAX_DEPTH = 40
 # Of the comparisons at one place of a text. Llama 3's 256 control tokens take 67.
 _MAX_STEPS = 1000
+
+# White space as the `tokenizers` library strips it: Python's also has the separators 1C to 1F.
+_BLANK = re.compile(r"[^\S\x1C-\x1F]")
 
 Span = tuple[int, int]
 Finder = Callable[[str], Iterable[Span]]
 
 
 class SpecialTexts:
-    """Finds special tokens in text: leftmost first, and of those at one place the longest."""
+    """Finds special tokens in text: leftmost first, and of those at one place the longest.
 
-    def __init__(self, *, control: Mapping[str, int], user_defined: Mapping[str, int]) -> None:
-        self.control = control
-        self.user_defined = user_defined
-        self._ids = {**user_defined, **control}
+    `surface`: the form in which texts and tokens are compared, character by character.
+    """
+
+    def __init__(
+        self,
+        *,
+        control: Mapping[str, int],
+        user_defined: Mapping[str, int],
+        stripping: Stripping = NO_STRIPPING,
+        surface: Callable[[str], str] = str,
+    ) -> None:
+        self._surface, self._stripping = surface, stripping
+        self._user_defined = {surface(text): token for text, token in user_defined.items()}
+        control = {surface(text): token for text, token in control.items()}
+        self._ids = {**self._user_defined, **control}
 
     def cut(self, text: str, *, parse_special: bool) -> list[str | int]:
-        """Ordinary text and token ids in turn; control tokens count only with `parse_special`."""
+        """Ordinary text and token ids in turn; control tokens count only with `parse_special`.
+
+        White space that a token takes with it is left out.
+        """
         find = self._every if parse_special else self._ordinary
+        surface = self._surface(text)
         parts: list[str | int] = []
         done = 0
-        for begin, end in find(text):
+        for begin, end in find(surface):
+            if begin < done:  # within white space that the token before has taken
+                continue
+            token = self._ids[surface[begin:end]]
+            if token in self._stripping.left:
+                begin = _blanks_begin(text, done, begin)
             if begin > done:
                 parts.append(text[done:begin])
-            parts.append(self._ids[text[begin:end]])
-            done = end
+            parts.append(token)
+            done = _blanks_end(text, end) if token in self._stripping.right else end
         if done < len(text):
             parts.append(text[done:])
         return parts
@@ -45,7 +70,21 @@ class SpecialTexts:
 
     @cached_property
     def _ordinary(self) -> Finder:
-        return finder(self.user_defined)
+        return finder(self._user_defined)
+
+
+def _blanks_begin(text: str, least: int, end: int) -> int:
+    """Where the white space before `end` begins, no earlier than `least`."""
+    while end > least and _BLANK.match(text, end - 1):
+        end -= 1
+    return end
+
+
+def _blanks_end(text: str, begin: int) -> int:
+    """Where the white space from `begin` on ends."""
+    while _BLANK.match(text, begin):
+        begin += 1
+    return begin
 
 
 def finder(texts: Collection[str]) -> Finder:

@@ -1,7 +1,7 @@
 """A model file's vocabulary: its tokens, their types and their roles, checked once."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite, isnan
@@ -42,6 +42,7 @@ END_TEXTS = frozenset(
         "<eos>",
         "<turn|>",
         "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
         "</s>",
     }
 )
@@ -50,22 +51,40 @@ _TYPES_KEY = "tokenizer.ggml.token_type"
 # Here the types alone tell which tokens are bytes; with the others, all are ordinary text in old
 # files that have no types, but for those that a role or their own text gives away.
 _TYPED = ("llama", "t5", "gemma4")
-# Of the kinds of tokenizer: other keys for a role, and the text of its token.
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """Other keys for a role, and texts of its token where the file has no key for it."""
+
+    keys: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+# Gemma's `<s>` is a tag of HTML, so its own texts come first.
 _SENTENCEPIECE = {
-    "bos_token_id": ("<s>",),
-    "eos_token_id": ("</s>",),
-    "unknown_token_id": ("<unk>",),
+    "bos_token_id": _Role(texts=("<bos>", "<s>")),
+    "eos_token_id": _Role(texts=("<eos>", "</s>")),
+    "unknown_token_id": _Role(texts=("<unk>",)),
 }
-_DEFAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+# By `tokenizer.ggml.model`: llama.cpp has the ids of these tokens as defaults (llama-vocab.cpp).
+_DEFAULTS: Mapping[str, Mapping[str, _Role]] = {
     "llama": _SENTENCEPIECE,
-    "t5": {"eos_token_id": ("</s>",), "unknown_token_id": ("<unk>",)},
-    "gemma4": {"unknown_token_id": ("<unk>",)},
+    "t5": {
+        "bos_token_id": _Role(texts=("<s>",)),
+        "eos_token_id": _Role(texts=("</s>",)),
+        "unknown_token_id": _Role(texts=("<unk>",)),
+    },
+    "gemma4": _SENTENCEPIECE,
     "bert": {
-        "bos_token_id": ("cls_token_id", "[CLS]"),
-        "eos_token_id": ("seperator_token_id", "[SEP]"),
-        "unknown_token_id": ("[UNK]",),
+        "bos_token_id": _Role(("cls_token_id",), ("[CLS]",)),
+        "eos_token_id": _Role(("seperator_token_id",), ("[SEP]",)),
+        "unknown_token_id": _Role(texts=("[UNK]",)),
     },
 }
+# Converters that knew no user-defined tokens wrote them as ordinary ones: all of Ollama's, and
+# llama.cpp's before July 2024. Training gives them the ids before those of the bytes, and no score.
+_WITH_USER_DEFINED = ("gemma", "gemma2", "gemma3", "gemma3n")
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
 )
@@ -94,13 +113,23 @@ class Vocabulary:
     def id_of(self, text: str) -> int | None:
         return self.ids.get(text)
 
+    def ids_of(self, texts: Collection[str]) -> frozenset[int]:
+        """Of those texts that are tokens."""
+        return frozenset(self.ids[text] for text in texts if text in self.ids)
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    def has(self, texts: Collection[str]) -> bool:
+        """Whether all of them are tokens."""
+        return all(text in self.ids for text in texts)
+
+
+def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> Vocabulary:
     """The vocabulary of `metadata`; ModelFileError names what is missing or contradicts itself."""
     tokens = required_array(metadata, "tokenizer.ggml.tokens")
     if not all(isinstance(token, str) for token in tokens):
         raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
     types = _types(metadata, len(tokens))
+    if architecture in _WITH_USER_DEFINED and metadata.get("tokenizer.ggml.model") == "llama":
+        types = _with_user_defined(types, token_scores(metadata, len(tokens)))
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
     defaults = _DEFAULTS.get(optional_text(metadata, "tokenizer.ggml.model") or "", {})
     bos_id, eos_id, unknown_id = (
@@ -119,6 +148,19 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
     if _TYPES_KEY not in metadata and metadata.get("tokenizer.ggml.model") not in _TYPED:
         return [TokenType.NORMAL] * count
     return required_array(metadata, _TYPES_KEY, length=count)
+
+
+def _with_user_defined(types: list[int], scores: Sequence[float]) -> list[int]:
+    """`types` with ordinary tokens before the bytes as user-defined where they have no score."""
+    if TokenType.BYTE not in types:
+        return types
+    first_byte = types.index(TokenType.BYTE)
+    return [
+        TokenType.USER_DEFINED
+        if token < first_byte and not scores[token] and kind == TokenType.NORMAL
+        else kind
+        for token, kind in enumerate(types)
+    ]
 
 
 def required_array(
@@ -171,17 +213,17 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
 
 def _role(
     metadata: Mapping[str, Any],
-    role: str,
-    defaults: Mapping[str, tuple[str, ...]],
+    name: str,
+    defaults: Mapping[str, _Role],
     ids: Mapping[str, int],
 ) -> int | None:
     """The token of this role, by its key, by another key that means the same, or by its text."""
-    *others, text = defaults.get(role, ("",))
-    for key in (role, *others):
+    role = defaults.get(name, _Role())
+    for key in (name, *role.keys):
         token = _token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
         if token is not None:
             return token
-    return ids.get(text) if text else None
+    return next((ids[text] for text in role.texts if text in ids), None)
 
 
 def _checked_id(value: Any, key: str, count: int) -> int:
@@ -213,9 +255,16 @@ def _end_tokens(
     if "<|tool_response>" in ids:
         texts.discard("</s>")
     found = {ids[text] for text in texts if text in ids}
-    # Some vocabularies learned `</s>` and its like from web pages, as ordinary text.
-    found = {i for i in found if types[i] != TokenType.NORMAL or _CONTROL_TEXT.fullmatch(tokens[i])}
+    found = {token for token in found if _can_end(tokens[token], types[token])}
     return frozenset(token for token in named | found if token is not None)
+
+
+def _can_end(text: str, kind: int) -> bool:
+    """Some vocabularies learned `</s>` and its like from web pages, as ordinary text; in Gemma's it
+    is one of the tags of HTML, which are user-defined."""
+    if text == "</s>":
+        return kind == TokenType.CONTROL
+    return kind != TokenType.NORMAL or _CONTROL_TEXT.fullmatch(text) is not None
 
 
 def _special_texts(

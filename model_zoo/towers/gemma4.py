@@ -1,6 +1,6 @@
 """Gemma 4's eyes: images keep their shape, and squares of rows become one."""
 
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.shapes import rectangles
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import plain_frequencies
@@ -17,7 +18,6 @@ from model_zoo.layers.vision.clamped import BOUNDS, MATRICES, ClampedLinear, San
 from model_zoo.layers.vision.encoder import encoder_bytes
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
-from model_zoo.layers.vision.shapes import nearest_square
 from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
 from runtime.errors import UnsupportedModelError
 from runtime.vision import ImageLimits, PreparedImage
@@ -68,10 +68,10 @@ class PlaneTower:
         return 4 * (edges + results) + encoder_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
-        rows, columns = grid = nearest_square(self.limits.rows)
+        rows, columns = grid = max(rectangles(self.limits.rows), key=prod)
         unit = self.pooled * self._sizes.patch
         pixels = torch.zeros(CHANNELS, rows * unit, columns * unit)
-        return PreparedImage(pixels, grid, bytes(16), rows * columns)
+        return PreparedImage(pixels, grid, bytes(16), self.limits.rows)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self.pooled for side in grid)

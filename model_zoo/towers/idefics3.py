@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from model_zoo.conversion import checks, towers
@@ -10,6 +9,7 @@ from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.vision.encoder import (
     EncoderLayer,
     layer_norms,
@@ -18,7 +18,7 @@ from model_zoo.layers.vision.encoder import (
 )
 from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu
 from runtime.vision import ImageLimits, PreparedImage
@@ -26,8 +26,6 @@ from runtime.vision import ImageLimits, PreparedImage
 EPS = 1e-6
 # Rows that a square of patches becomes one of.
 SHUFFLED = 2
-# Tiles of an image, and the whole image as one more: what the processors of the family make.
-MOST_TILES = 16 + 1
 EDGE_KEY = "vision.preproc_image_size"
 # What processors of the family scale to where a checkpoint says nothing.
 LONGEST_EDGE = 4 * 364
@@ -39,18 +37,17 @@ class ShuffledTower:
     Rows of features are those of the tiles, one after the other.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
-        self._side = sizes.side()
-        self._vit = Vit(w.scope("v"), sizes, self._side, partial(_layer, sizes=sizes))
+        self._vit = Vit(w.scope("v"), sizes, sizes.side(), partial(_layer, sizes=sizes))
         self._shuffled = read_shuffle(metadata, self._vit.across, SHUFFLED)
         self._wide = sizes.hidden * self._shuffled**2
         width = (w.shape("mm.model.fc") or (1,))[0]
         self._projection = w.linear("mm.model.fc", shape=(width, self._wide))
-        rows = (self._vit.across // self._shuffled) ** 2
-        self._tiles = -(-most_rows // rows) if most_rows else MOST_TILES
-        self.limits = ImageLimits(self._tiles * rows, width, w.dtype)
+        self._largest = images.largest
+        self._tiles = -(-images.most_rows // (self._vit.across // self._shuffled) ** 2)
+        self.limits = ImageLimits(images.most_rows, width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
@@ -58,8 +55,7 @@ class ShuffledTower:
         return 4 * projected + self._vit.nbytes(images * self._tiles)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(self._tiles, CHANNELS, self._side, self._side)
-        return PreparedImage(pixels, (1, max(1, self._tiles - 1)), bytes(16), self.limits.rows)
+        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         rows = self._vit(pixels.flatten(0, 1)).contiguous()
@@ -67,11 +63,9 @@ class ShuffledTower:
         return self._projection(shuffled.flatten(0, 1)).view(len(pixels), -1, self.limits.width)
 
 
-def build_tower(
-    w: TensorScope, metadata: Metadata, *, most_rows: int | None = None
-) -> ShuffledTower:
-    """From a file of its own. `most_rows`: of features that the processor makes an image have."""
-    return ShuffledTower(w, metadata, most_rows)
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ShuffledTower:
+    """From a file of its own, for such images."""
+    return ShuffledTower(w, metadata, images)
 
 
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from model_zoo.conversion import checks, towers
@@ -10,6 +9,7 @@ from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.vision.encoder import (
     EncoderLayer,
     layer_norms,
@@ -19,7 +19,7 @@ from model_zoo.layers.vision.encoder import (
 )
 from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision import ImageLimits, PreparedImage
@@ -37,14 +37,13 @@ class ScaledTower:
     Rows of features are those of the tiles, one after the other.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
-        self._side = sizes.side()
         self._vit = Vit(
             w.scope("v"),
             sizes,
-            self._side,
+            sizes.side(),
             partial(_layer, sizes=sizes),
             classed=True,
             post_optional=True,
@@ -56,9 +55,9 @@ class ScaledTower:
         width = (mm.shape("3") or (1,))[0]
         self._first = mm.linear("1", shape=(width, wide))
         self._second = mm.linear("3", shape=(width, width))
-        rows = (self._vit.across // self._shuffled) ** 2
-        self._tiles = -(-most_rows // rows) if most_rows else MOST_TILES + 1
-        self.limits = ImageLimits(self._tiles * rows, width, w.dtype)
+        self._largest = images.largest
+        self._tiles = -(-images.most_rows // (self._vit.across // self._shuffled) ** 2)
+        self.limits = ImageLimits(images.most_rows, width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
@@ -66,8 +65,7 @@ class ScaledTower:
         return 4 * projected + self._vit.nbytes(images * self._tiles)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(self._tiles, CHANNELS, self._side, self._side)
-        return PreparedImage(pixels, (1, max(1, self._tiles - 1)), bytes(16), self.limits.rows)
+        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         rows = self._vit(pixels.flatten(0, 1)).contiguous()
@@ -76,9 +74,9 @@ class ScaledTower:
         return features.view(len(pixels), -1, self.limits.width)
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, most_rows: int | None = None) -> ScaledTower:
-    """From a file of its own. `most_rows`: of features that the processor makes an image have."""
-    return ScaledTower(w, metadata, most_rows)
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ScaledTower:
+    """From a file of its own, for such images."""
+    return ScaledTower(w, metadata, images)
 
 
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:

@@ -48,7 +48,7 @@ class TileTower:
     Rows of features are those of the tiles, one after the other.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = _sizes(metadata)
         self._side, self._device, self._dtype = sizes.side(SIDE), w.device, w.dtype
@@ -66,19 +66,18 @@ class TileTower:
         self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
         self._adapter = Adapter(w, sizes, _shuffled(metadata, self._across))
         rows = self._adapter.rows(self._across)
-        self._tiles = -(-most_rows // rows) if most_rows else MOST_TILES
-        self.limits = ImageLimits(self._tiles * rows, self._adapter.width, w.dtype)
+        self.limits = ImageLimits(MOST_TILES * rows, self._adapter.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
-        sizes, rows = self._sizes, images * self._tiles * len(self._places)
+        sizes, rows = self._sizes, images * MOST_TILES * len(self._places)
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         projected = images * self.limits.rows * self._adapter.row_elements
         return 4 * (edges + projected) + encoder_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(self._tiles, CHANNELS, self._side, self._side)
-        return PreparedImage(pixels, (1, max(1, self._tiles - 1)), bytes(16), self.limits.rows)
+        pixels = torch.zeros(MOST_TILES, CHANNELS, self._side, self._side)
+        return PreparedImage(pixels, (1, MOST_TILES - 1), bytes(16), self.limits.rows)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._places.shape
@@ -118,12 +117,9 @@ class Adapter:
         return self._last(gelu_erf(self._second(gelu_erf(self._first(merged)))))
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, most_rows: int | None = None) -> TileTower:
-    """From a file of its own, or from the one that the text model is in.
-
-    `most_rows`: of features that the processor makes an image have.
-    """
-    return TileTower(w, metadata, most_rows)
+def build_tower(w: TensorScope, metadata: Metadata) -> TileTower:
+    """From a file of its own, or from the one that the text model is in."""
+    return TileTower(w, metadata)
 
 
 def _sizes(metadata: Metadata) -> VisionSizes:

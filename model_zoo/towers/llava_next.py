@@ -36,8 +36,9 @@ class CanvasTower:
         self._clip = clip = ProjectedClip(w, metadata)
         self.canvases = read_canvases(metadata, clip.side)
         self._line_end = w.table("model.image_newline", shape=(clip.width,)).to(w.dtype)
-        self._largest = max(self.canvases, key=prod)
-        rows = max(self._rows(canvas, canvas) for canvas in self.canvases)
+        # A canvas with fewer tiles may have more rows: each line of features has one behind it.
+        self._largest = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
+        rows = max(self._rows(canvas) for canvas in self.canvases)
         self.limits = ImageLimits(rows, clip.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
@@ -54,8 +55,7 @@ class CanvasTower:
     def largest(self) -> PreparedImage:
         squares, side = 1 + prod(self._grid(self._largest)), self._clip.side
         pixels = torch.zeros(squares, CHANNELS, side, side)
-        rows = self._rows(self._largest, self._largest)
-        return PreparedImage(pixels, self._largest, bytes(16), rows)
+        return PreparedImage(pixels, self._largest, bytes(16), self._rows(self._largest))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, across, width = len(pixels), self.across, self.limits.width
@@ -77,8 +77,9 @@ class CanvasTower:
     def _grid(self, canvas: Size) -> Grid:
         return canvas_grid(canvas, self._clip.side)
 
-    def _rows(self, size: Size, canvas: Size) -> int:
-        return canvas_rows(size, self._grid(canvas), self.across)
+    def _rows(self, canvas: Size) -> int:
+        """Of an image that fills it."""
+        return canvas_rows(canvas, self._grid(canvas), self.across)
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> CanvasTower:

@@ -203,6 +203,8 @@ def _kept_layers(metadata: Metadata, layers: int) -> tuple[int, ...]:
     key = "vision.intermediate_layers_indices"
     listed = metadata.get_array(key, int)
     listed = KEPT_LAYERS if listed is None else listed
+    if not listed:
+        raise metadata.error(key, "is empty; features take the states of at least one layer")
     if list(listed) != sorted(set(listed)) or not all(0 <= index < layers for index in listed):
         raise metadata.error(key, f"names {listed} of {layers} layers, or not in order")
     return listed

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from model_zoo.conversion import checks, towers
@@ -10,6 +9,7 @@ from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.layers.vision.attention import View, repeated, whole
 from model_zoo.layers.vision.encoder import (
@@ -22,8 +22,7 @@ from model_zoo.layers.vision.encoder import (
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.shapes import nearest_square
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
 from model_zoo.layers.vision.windows import windows
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu_erf, silu_mul
@@ -31,7 +30,6 @@ from runtime.vision import ImageLimits, PreparedImage
 
 EPS, MERGED, WINDOW, FRAMES = 1e-6, 2, 112, 2
 FULL_LAYERS = (7, 15, 23, 31)
-MOST_PIXELS = 2_097_152
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
 
@@ -43,13 +41,13 @@ class QwenTower:
     a rectangle as `grid` says.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(
             metadata, eps=EPS, layers=32, hidden=1280, heads=16, patch=14
         )
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=16)
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
         v = w.scope("v")
         names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
         self._embed = frame_embedding(v, sizes, *names)
@@ -60,12 +58,12 @@ class QwenTower:
         window = metadata.get_size("vision.window_size", WINDOW)
         self._window = max(1, window // self._merge // sizes.patch)
         self._merger = Merger(w, sizes, self._merge**2)
-        self._most = most_rows or _most_rows(metadata, sizes.patch * self._merge)
-        self.limits = ImageLimits(self._most, self._merger.width, w.dtype)
+        self._largest = images.largest
+        self.limits = ImageLimits(images.most_rows, self._merger.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
-        sizes, merged = self._sizes, images * self._most
+        sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (3 * self._frames * sizes.patch_elements + 4 * sizes.hidden)
         return 4 * (edges + merged * self._merger.row_elements) + encoder_bytes(
@@ -73,10 +71,7 @@ class QwenTower:
         )
 
     def largest(self) -> PreparedImage:
-        rows, columns = nearest_square(self._most)
-        elements = self._frames * self._sizes.patch_elements
-        pixels = torch.zeros(rows * columns * self._merge**2, elements)
-        return PreparedImage(pixels, (rows, columns), bytes(16), rows * columns)
+        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, (rows, columns), each = len(pixels), grid, self._merge**2
@@ -117,12 +112,9 @@ class Merger:
         return self._second(gelu_erf(self._first(merged)))
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, most_rows: int | None = None) -> QwenTower:
-    """From a file of its own, or from the one that the text model is in.
-
-    `most_rows`: of features that the processor makes a picture have; otherwise as the file says.
-    """
-    return QwenTower(w, metadata, most_rows)
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> QwenTower:
+    """From a file of its own, or from the one that the text model is in; for such images."""
+    return QwenTower(w, metadata, images)
 
 
 def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
@@ -138,11 +130,6 @@ def _full_layers(metadata: Metadata, layers: int) -> frozenset[int]:
     if every <= 0:
         return frozenset(range(layers))
     return frozenset(range(every - 1, layers, every))
-
-
-def _most_rows(metadata: Metadata, unit: int) -> int:
-    key = "vision.image_max_pixels" if metadata.architecture == "clip" else "vision.max_pixels"
-    return max(1, metadata.get_size(key, MOST_PIXELS) // unit**2)
 
 
 def _full_every(config: Configuration) -> int:

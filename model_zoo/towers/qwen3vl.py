@@ -13,6 +13,7 @@ from model_zoo.conversion.configuration import Configuration
 from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.layers.vision.attention import View, repeated, whole
 from model_zoo.layers.vision.encoder import (
@@ -25,14 +26,12 @@ from model_zoo.layers.vision.encoder import (
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.shapes import nearest_square
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
 from runtime.vision import ImageLimits, PreparedImage
 
 EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
 DEEP_LAYERS = (8, 16, 24)
-MOST_PIXELS = 2_097_152
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 LAYER = LayerNames(
     attn_norm=("ln1", "norm1"),
@@ -50,11 +49,11 @@ class DeepTower:
     `deep` layers before, for as many layers of the text model.
     """
 
-    def __init__(self, w: TensorScope, metadata: Metadata, most_rows: int | None) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=16)
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
         v = w.scope("v")
         if v.has("patch_embed"):
             self._embed = stacked_frame_embedding(v, sizes, "patch_embed", frames=FRAMES)
@@ -66,23 +65,20 @@ class DeepTower:
         each = self._merge**2
         self._merger = _last_merger(w, sizes, each)
         self._deep = _deep_mergers(v, sizes, each)
-        self._most = most_rows or _most_rows(metadata, sizes.patch * self._merge)
+        self._largest = images.largest
         self.depth = 1 + len(self._deep)
-        self.limits = ImageLimits(self._most, self._merger.width * self.depth, w.dtype)
+        self.limits = ImageLimits(images.most_rows, self._merger.width * self.depth, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
-        sizes, merged = self._sizes, images * self._most
+        sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (2 * FRAMES * sizes.patch_elements + 5 * sizes.hidden)
         results = merged * (self._merger.row_elements + 2 * self.limits.width)
         return 4 * (edges + results) + encoder_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
-        rows, columns = nearest_square(self._most)
-        elements = FRAMES * self._sizes.patch_elements
-        pixels = torch.zeros(rows * columns * self._merge**2, elements)
-        return PreparedImage(pixels, (rows, columns), bytes(16), rows * columns)
+        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
@@ -130,12 +126,9 @@ class Merger:
         return self._second(gelu_erf(self._first(merged)))
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, most_rows: int | None = None) -> DeepTower:
-    """From a file of its own, or from the one that the text model is in.
-
-    `most_rows`: of features that the processor makes a picture have; otherwise as the file says.
-    """
-    return DeepTower(w, metadata, most_rows)
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> DeepTower:
+    """From a file of its own, or from the one that the text model is in; for such images."""
+    return DeepTower(w, metadata, images)
 
 
 def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
@@ -189,11 +182,6 @@ def _deep_layers(metadata: Metadata, layers: int) -> Sequence[int]:
             "vision.deepstack_visual_indexes", f"names {listed} of {layers} layers, out of order"
         )
     return listed
-
-
-def _most_rows(metadata: Metadata, unit: int) -> int:
-    key = "vision.image_max_pixels" if metadata.architecture == "clip" else "vision.longest_edge"
-    return max(1, metadata.get_size(key, MOST_PIXELS) // unit**2)
 
 
 def _deep(config: Configuration) -> list[int]:

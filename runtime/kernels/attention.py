@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.kernels.native import address, library
+from runtime.kernels.native import address, library, row_address
 from runtime.model import AttentionPlan, LayerPages, RowSpan
 
 # Bounds what the twin gathers and scores at once.
@@ -181,22 +181,28 @@ def _paged_attention_cpu(
     sinks: Tensor | None,
 ) -> Tensor:
     rows, heads, key_dim = queries.shape
-    page_tokens, kv_heads, value_dim = pages.values.shape[1:]
-    assert pages.keys.dtype == pages.values.dtype and heads % kv_heads == 0
-    assert plan.page_table.stride(1) == 1 and plan.page_table.dtype == torch.int32
-    assert sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32)
-    assert softcap is None or softcap > 0
+    cells, value_dim = pages.values.shape[:3], pages.values.shape[3]
+    page_tokens, kv_heads = cells[1:]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"a softcap of {softcap} caps nothing; it must be above 0")
     wide = queries.float().contiguous()
     result = torch.empty(rows, heads, value_dim)
     job = _Job(
-        address(wide), address(pages.keys), address(pages.values), plan.page_table.data_ptr(),
-        address(plan.row_slot), address(plan.visible_begin), address(plan.visible_end),
-        None if sinks is None else address(sinks), address(result), plan.page_table.stride(0),
+        address(wide, queries.shape), address(pages.keys, (*cells, key_dim), pages.values.dtype),
+        address(pages.values, pages.values.shape, pages.values.dtype),
+        row_address(plan.page_table, plan.page_table.shape, torch.int32),
+        address(plan.row_slot, (rows,), torch.int32),
+        address(plan.visible_begin, (rows,), torch.int32),
+        address(plan.visible_end, (rows,), torch.int32),
+        None if sinks is None else address(sinks, (heads,)), result.data_ptr(),
+        plan.page_table.stride(0),
         _PAGE_TYPES[pages.keys.dtype], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
         scale, softcap or 0.0,
     )  # fmt: skip
     threads = torch.get_num_threads()
     scratch = torch.empty(threads * kernels.caravan_attention_scratch(ctypes.byref(job)))
     tiles = torch.empty(rows + 1, dtype=torch.int32)
-    kernels.caravan_attention(ctypes.byref(job), address(scratch), address(tiles), threads)
+    kernels.caravan_attention(ctypes.byref(job), scratch.data_ptr(), tiles.data_ptr(), threads)
     return result.to(queries.dtype)

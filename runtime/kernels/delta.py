@@ -40,12 +40,14 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
         return silu(short_convolution_twin(x, weight, pages, plan))
-    wide, spans, states = x.float().contiguous(), _Spans.of(plan), pages.keys
-    assert states.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and states.dtype == torch.float32
+    wide, spans, states = x.float().contiguous(), _Spans.of(plan, len(x)), pages.keys
+    count, channels = states.shape[0], x.shape[1]
+    taps = weight.shape[0] - 1
     result = torch.empty_like(wide)
     kernels.caravan_short_convolution(
-        address(wide), address(weight), *spans.addresses, len(plan.spans), x.shape[1],
-        states.shape[1], address(states), address(result), torch.get_num_threads(),
+        address(wide, x.shape), address(weight, (taps + 1, channels)), *spans.addresses,
+        len(plan.spans), channels, taps, address(states, (count, taps, channels)),
+        result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return silu(result).to(x.dtype)
 
@@ -74,19 +76,22 @@ def gated_delta(
     """
     if mixed.device.type != "cpu" or (kernels := library()) is None:
         return gated_delta_twin(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
-    states, spans = pages.values, _Spans.of(plan)
-    assert states.dtype == torch.float32
+    states, spans, rows = pages.values, _Spans.of(plan, len(mixed)), len(mixed)
     _, heads, key_dim, value_dim = states.shape
+    if heads % key_heads:
+        raise ValueError(f"{heads} value heads cannot share {key_heads} heads of keys")
+    width = 2 * key_heads * key_dim + heads * value_dim
     wide, alphas, betas = (t.float().contiguous() for t in (mixed, gates.alphas, gates.betas))
-    result = torch.empty(len(wide), heads, value_dim)
+    result = torch.empty(rows, heads, value_dim)
     job = _Job(
-        address(wide), address(alphas), address(betas), address(gates.rates),
-        address(gates.offsets), *spans.addresses, address(states), address(result),
-        len(plan.spans), heads, key_heads, key_dim, value_dim, tiled,
+        address(wide, (rows, width)), address(alphas, (rows, heads)), address(betas, (rows, heads)),
+        address(gates.rates, (heads,)), address(gates.offsets, (heads,)), *spans.addresses,
+        address(states, states.shape), result.data_ptr(), len(plan.spans), heads, key_heads,
+        key_dim, value_dim, tiled,
     )  # fmt: skip
     threads = torch.get_num_threads()
     scratch = torch.empty(threads * kernels.caravan_delta_scratch(ctypes.byref(job)))
-    kernels.caravan_delta(ctypes.byref(job), address(scratch), threads)
+    kernels.caravan_delta(ctypes.byref(job), scratch.data_ptr(), threads)
     return result.to(mixed.dtype)
 
 
@@ -218,16 +223,23 @@ class _Spans:
     pages: Tensor
 
     @classmethod
-    def of(cls, plan: AttentionPlan) -> "_Spans":
+    def of(cls, plan: AttentionPlan, tokens: int) -> "_Spans":
+        """ValueError for a span beyond the `tokens` of the batch."""
+        if any(not 0 <= span.begin <= span.end <= tokens for span in plan.spans):
+            raise ValueError(f"a plan for more rows than the {tokens:,} of the batch")
         rows = [[s.begin for s in plan.spans], [s.end for s in plan.spans]]
         starts = [span.start for span in plan.spans]
         numbers = torch.tensor([*rows, starts], dtype=torch.int32)
         return cls(numbers, plan.write_cell[numbers[0].long()])
 
     @property
-    def addresses(self) -> tuple[int, int, int, int]:
+    def addresses(self) -> tuple[int, ...]:
         begins, ends, starts = self.numbers
-        return address(begins), address(ends), address(starts), address(self.pages)
+        count = (len(begins),)
+        return (
+            *(address(numbers, count, torch.int32) for numbers in (begins, ends, starts)),
+            address(self.pages, count, torch.int64),
+        )
 
 
 class _Job(ctypes.Structure):

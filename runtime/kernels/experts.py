@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
-from runtime.kernels.native import address, library
+from runtime.kernels.native import address, library, row_address
 from runtime.quant import Weight, dequantize
 
 # What the twin holds at once for each weight of a slab, which passes through several types.
@@ -49,10 +49,12 @@ def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
     if x.device.type != "cpu" or (kernels := library()) is None:
         return weighted_sum_twin(x, weights)
     wide, factors = x.float().contiguous(), weights.float().contiguous()
-    result = torch.empty(x.shape[0], x.shape[2])
+    tokens, used, n = x.shape
+    result = torch.empty(tokens, n)
     kernels.caravan_weighted_sum(
-        address(wide), address(factors), *x.shape, address(result), torch.get_num_threads()
-    )
+        address(wide, x.shape), address(factors, (tokens, used)), tokens, used, n,
+        result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
     return result.to(x.dtype)
 
 
@@ -66,8 +68,8 @@ def clamped_swiglu(gate: Tensor, up: Tensor, *, limit: float, slope: float) -> T
     wide, other = gate.float().contiguous(), up.float().contiguous()
     result = torch.empty_like(wide)
     kernels.caravan_clamped_swiglu(
-        address(wide), address(other), limit, slope, wide.numel(), address(result),
-        torch.get_num_threads(),
+        address(wide, gate.shape), address(other, gate.shape), limit, slope, wide.numel(),
+        result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(gate.dtype)
 
@@ -197,8 +199,9 @@ def _products_cpu(
     """x float32, contiguous."""
     (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
     pairs, data = tokens * used, weight.data
-    assert x.shape[-1] == elements and x.shape[:-1] in ((tokens,), (tokens, used)), x.shape
-    assert chosen.dtype == torch.int64 and data.stride(2) == 1, (chosen.dtype, data.stride())
+    rows = (tokens,) if x.dim() == 2 else (tokens, used)
+    inputs = address(x, (*rows, elements))
+    blocks = row_address(data, (experts, outs, weight.type.row_bytes(elements)), torch.uint8)
     result = torch.empty(tokens, used, outs)
     if not (pairs and outs):
         return result
@@ -207,13 +210,15 @@ def _products_cpu(
     scale = None if scale is None else scale.float().contiguous()
     chosen = chosen.contiguous()
     job = _Job(
-        address(x), None if scale is None else address(scale), address(chosen), data.data_ptr(),
-        None if bias is None else address(bias), address(result), address(packed),
-        address(places), data.stride(0), data.stride(1), weight.type.id, pairs,
+        inputs, None if scale is None else address(scale, (tokens, used)),
+        address(chosen, (tokens, used), torch.int64), blocks,
+        None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
+        packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id, pairs,
         used if x.dim() == 2 else 1, experts, outs, elements,
     )  # fmt: skip
     groups = kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads())
-    assert groups > 0, f"the choices of experts are not all below {experts}"
+    if groups <= 0:
+        raise ValueError(f"the choices of experts are not all below {experts}")
     return result
 
 

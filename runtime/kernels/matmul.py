@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.native import address, library
+from runtime.kernels.native import address, library, row_address
 from runtime.quant import Weight, block_type, dequantize
 
 # Bounds what the twin holds besides the weight: 64 MiB in float32.
@@ -51,14 +51,13 @@ def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Te
 
 def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
     """x [rows, in] contiguous, float32; result [rows, out], its rows perhaps apart."""
-    (rows, elements), (outs, expected) = x.shape, weight.shape
-    assert elements == expected, (x.shape, weight.shape)
-    assert result.stride(1) == 1 or outs == 1, result.stride()
-    assert weight.data.stride(1) == 1, weight.data.stride()  # rows perhaps apart
+    rows, (outs, elements) = x.shape[0], weight.shape
+    inputs = address(x, (rows, elements))
+    blocks = row_address(weight.data, (outs, weight.type.row_bytes(elements)), torch.uint8)
+    products = row_address(result, (rows, outs), torch.float32)
     if rows and outs:
         scratch = torch.empty(kernels.caravan_matmul_scratch(rows, elements))
         kernels.caravan_matmul(
-            weight.type.id, address(x), weight.data.data_ptr(), weight.data.stride(0),
-            rows, outs, elements, result.data_ptr(), result.stride(0), address(scratch),
-            torch.get_num_threads(),
+            weight.type.id, inputs, blocks, weight.data.stride(0), rows, outs, elements,
+            products, result.stride(0), scratch.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip

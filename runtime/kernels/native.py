@@ -1,4 +1,7 @@
-"""The CPU kernels: C compiled on first use for this very machine, or nothing and the reason why."""
+"""The CPU kernels: C compiled once for this very machine, or nothing and the reason why.
+
+`python -m runtime.kernels.native` compiles them ahead of their first use.
+"""
 
 import ctypes
 import hashlib
@@ -8,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,7 +28,7 @@ _COMPILERS = ("gcc", "cc", "clang")
 # Without contraction, sums are rounded the same way in every path; see matmul.c.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC",
           "-fvisibility=hidden", "-Wno-psabi")  # fmt: skip
-_COMPILE_TIMEOUT_S = 300
+_COMPILE_TIMEOUT_S = 3600  # far more than a busy machine needs: a compiler that hangs
 
 _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -70,9 +74,44 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def address(tensor: Tensor) -> int:
-    """Where the elements of a contiguous tensor begin."""
-    assert tensor.is_contiguous()
+def needs_compiling() -> bool:
+    """Whether `library` would compile now, which takes 10 to 40 seconds of processor time."""
+    if library.cache_info().currsize:
+        return False
+    directory = cache_directory(os.environ)
+    try:
+        compilers = _available_compilers(os.environ)
+        targets = [_target(directory, compiler, FLAGS) for compiler in compilers]
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return bool(targets) and not any(target.exists() for target in targets)
+
+
+def address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+    """Where the elements begin. ValueError unless the tensor has that shape and type, lies
+    contiguously and is on the CPU: a kernel reads and writes whatever is at its pointers.
+    """
+    if tensor.shape != tuple(shape) or tensor.dtype != dtype:
+        raise ValueError(
+            f"a kernel takes {dtype} {list(shape)} here, not {tensor.dtype} {list(tensor.shape)}"
+        )
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(
+            f"a kernel takes a contiguous tensor on the CPU, not one on {tensor.device} with "
+            f"strides {tensor.stride()}"
+        )
+    return tensor.data_ptr()
+
+
+def row_address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """The same where rows may lie apart; the elements of a row are contiguous."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"a kernel takes contiguous rows, not strides {tensor.stride()}")
+    if tensor.shape != tuple(shape) or tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise ValueError(
+            f"a kernel takes {dtype} {list(shape)} on the CPU here, not {tensor.dtype} "
+            f"{list(tensor.shape)} on {tensor.device}"
+        )
     return tensor.data_ptr()
 
 
@@ -82,7 +121,7 @@ def build(*, flags: Sequence[str] = FLAGS, directory: Path | None = None) -> Pat
     reasons = []
     for compiler in _available_compilers(os.environ):
         try:
-            target = directory / f"kernels-{_fingerprint(compiler, flags)}.so"
+            target = _target(directory, compiler, flags)
             if not target.exists():
                 _compile(compiler, flags, target)
             return target
@@ -102,7 +141,7 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, result
     grids = all_grids()  # named, so that it lives until it is copied
-    kernels.caravan_set_grids(address(grids))
+    kernels.caravan_set_grids(address(grids, grids.shape, grids.dtype))
     return kernels
 
 
@@ -130,6 +169,10 @@ def _available_compilers(environ: Mapping[str, str]) -> list[str]:
     return [path for name in names if (path := shutil.which(name))]
 
 
+def _target(directory: Path, compiler: str, flags: Sequence[str]) -> Path:
+    return directory / f"kernels-{_fingerprint(compiler, flags)}.so"
+
+
 def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S
@@ -153,8 +196,12 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """Build beside the target and rename, so that several processes may do it at once."""
-    _log.info("Compiling CPU kernels with %s into %s.", compiler, target.parent)
+    """All sources at the same time, each by a process of its own.
+
+    Built beside the target and renamed, so that several processes may do it at once.
+    """
+    _log.info("Compiling the CPU kernels with %s into %s.", compiler, target.parent)
+    begun = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.c"))]
@@ -181,6 +228,7 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
         command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
         subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S)
         os.replace(built, target)
+    _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - begun)
 
 
 def _reason(compiler: str, error: Exception) -> str:
@@ -201,3 +249,13 @@ def _openmp_runtime() -> str:
         if Path(path).name.startswith(("libgomp", "libiomp", "libomp")):
             return path
     raise NativeUnavailableError("torch runs without an OpenMP library")
+
+
+def main() -> None:
+    """Compile the kernels unless they are; without a compiler, log the reason."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    library()
+
+
+if __name__ == "__main__":
+    main()

@@ -24,8 +24,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     factor = None if weight is None else weight.float().contiguous()
     result = torch.empty_like(wide)
     kernels.caravan_rms_norm(
-        address(wide), None if factor is None else address(factor), eps, wide.numel() // n, n,
-        address(result), torch.get_num_threads(),
+        address(wide, x.shape), None if factor is None else address(factor, (n,)), eps,
+        wide.numel() // n, n, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -40,8 +40,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     wide, factor, offset = (tensor.float().contiguous() for tensor in (x, weight, bias))
     result, n = torch.empty_like(wide), x.shape[-1]
     kernels.caravan_layer_norm(
-        address(wide), address(factor), address(offset), eps, wide.numel() // n, n,
-        address(result), torch.get_num_threads(),
+        address(wide, x.shape), address(factor, (n,)), address(offset, (n,)), eps,
+        wide.numel() // n, n, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -117,7 +117,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     wide = x.float().contiguous()
     result = torch.empty_like(wide)
     kernels.caravan_softcap(
-        address(wide), wide.numel(), cap, address(result), torch.get_num_threads()
+        address(wide, x.shape), wide.numel(), cap, result.data_ptr(), torch.get_num_threads()
     )
     return result.to(x.dtype)
 
@@ -126,11 +126,13 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     if x.device.type != "cpu" or (kernels := library()) is None:
         return (rope_halves_twin if halves else rope_interleaved_twin)(x, cos, sin)
     wide, cos, sin = (tensor.float().contiguous() for tensor in (x, cos, sin))
-    assert 2 * cos.shape[-1] <= x.shape[-1], (cos.shape, x.shape)
+    (tokens, heads, dim), half = x.shape, cos.shape[-1]
+    if 2 * half > dim:
+        raise ValueError(f"{half} angles turn {2 * half} dimensions, and heads have {dim}")
     result = torch.empty_like(wide)
     kernels.caravan_rope(
-        address(wide), address(cos), address(sin), *wide.shape, cos.shape[-1], halves,
-        address(result), torch.get_num_threads(),
+        address(wide, x.shape), address(cos, (tokens, half)), address(sin, (tokens, half)),
+        tokens, heads, dim, half, halves, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -140,11 +142,10 @@ def _bent(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
         return _bent_twin(curve, gate, up)
     wide = gate.float().contiguous()
     other = None if up is None else up.float().contiguous()
-    assert other is None or other.shape == wide.shape, (wide.shape, other.shape)
     result = torch.empty_like(wide)
     kernels.caravan_gate(
-        curve, address(wide), None if other is None else address(other), wide.numel(),
-        address(result), torch.get_num_threads(),
+        curve, address(wide, gate.shape), None if other is None else address(other, gate.shape),
+        wide.numel(), result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(gate.dtype)
 

@@ -16,14 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtime.errors import ModelFileError, RequestError
-from serve_app.api.fields import Body, harmless, read_object
+from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.reply import Reply
 from serve_app.backend import ChatBackend
 from serve_app.catalogue import ServedModel
 from serve_app.errors import Refusal
 from serve_app.keep_alive import keep_alive_s
-from serve_app.options import read_options
 from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
 MAX_INPUTS = 2048
@@ -56,17 +55,18 @@ class OpenAIBody(Body):
     dimensions: int | None = Field(default=None, ge=1)
     encoding_format: str = "float"
     user: Any = harmless()
+    truncate_prompt_tokens: Any = unserved(-1)  # of vLLM; -1: at what the model takes
 
 
 class Embeddings:
     """Answers the three endpoints."""
 
-    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
         self._backend = backend
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def embed(self, request: Request) -> Response:
-        body = EmbedBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(EmbedBody, request)
         model = await self._backend.model(body.model)
         inputs = _native_inputs(body.input)
         reply = partial(
@@ -78,38 +78,41 @@ class Embeddings:
         if not inputs:
             await self._backend.load(model, keep_alive_s(body.keep_alive))
             return JSONResponse(reply(together([])))
-        context = read_options(body.options).over(model.options).num_ctx
+        context = self._bodies.options(body.options).over(model.options).num_ctx
         keep_s = keep_alive_s(body.keep_alive)
         tasks = _tasks(model, inputs, body.truncate, context, keep_s)
         return Reply(self._vectors(tasks), _native(reply), stream=False)
 
     async def older(self, request: Request) -> Response:
-        body = OlderBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(OlderBody, request)
         model = await self._backend.model(body.model)
         if not body.prompt:
             await self._backend.load(model, keep_alive_s(body.keep_alive))
             return JSONResponse({"embedding": []})
-        context = read_options(body.options).over(model.options).num_ctx
+        context = self._bodies.options(body.options).over(model.options).num_ctx
         keep_s = keep_alive_s(body.keep_alive)
         tasks = _tasks(model, [RawText(body.prompt)], True, context, keep_s)
         return Reply(self._vectors(tasks), _native(older_reply), stream=False)
 
     async def openai(self, request: Request) -> Response:
-        body = OpenAIBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(OpenAIBody, request)
         model = await self._backend.model(body.model)
-        if body.encoding_format not in ("float", "base64"):
+        encoding = body.encoding_format.lower()
+        if encoding not in ("float", "base64"):
             raise RequestError(
                 f"Invalid value for 'encoding_format' = {body.encoding_format}. "
                 "Supported values: ['float', 'base64']."
             )
         inputs = _openai_inputs(body.input)
         context = model.options.num_ctx
-        tasks = _tasks(model, inputs, False, context)
+        # Ollama's endpoint of this name cuts what is too long; OpenAI's refuses it, but its clients
+        # know the limits of OpenAI's models, and none of ours.
+        tasks = _tasks(model, inputs, True, context)
         reply = partial(
             openai_reply,
             model=body.model,
             dimensions=body.dimensions,
-            encoding=body.encoding_format,
+            encoding=encoding,
         )
         encoder = VectorEncoder(
             lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))

@@ -3,12 +3,14 @@
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import Scope
 
 from serve_app.api.openai import error_body
 from serve_app.errors import Refusal, refusal
 
 _OPENAI_PREFIX = "/v1/"
+LONGEST_PATH = 80
 
 
 def error_response(path: str, refused: Refusal) -> Response:
@@ -22,18 +24,27 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods: plain text on the native protocol."""
+    """Unknown paths and wrong methods: plain text on the native protocol, in OpenAI's an error
+    body; for an unknown path it lists the endpoints that are served."""
     assert isinstance(error, HTTPException)
     if not _openai(route_path(request.scope)):
         return PlainTextResponse(error.detail, error.status_code, headers=error.headers)
-    told = Refusal(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-    return JSONResponse(error_body(told), error.status_code, headers=error.headers)
+    message = f"{error.detail}: {request.method} {request.url.path[:LONGEST_PATH]}"
+    if error.status_code == 404:
+        message += f" is not served; the endpoints are {', '.join(_openai_endpoints(request))}"
+    refused = Refusal(error.status_code, message)
+    return JSONResponse(error_body(refused), error.status_code, headers=error.headers)
 
 
 def route_path(scope: Scope) -> str:
     """The path below the prefix that the application is served at."""
     prefix, path = scope.get("root_path", ""), scope["path"]
     return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
+
+
+def _openai_endpoints(request: Request) -> list[str]:
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    return [route.path_format for route in routes if _openai(route.path)]
 
 
 def _openai(path: str) -> bool:

@@ -1,16 +1,27 @@
-"""Reading request bodies: typed fields, refusals by name, and errors meant for people."""
+"""Reading request bodies: typed fields, fields that are ignored or refused, errors by name."""
 
-from typing import Any, Self
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from starlette.requests import Request
 
 from runtime.errors import RequestError
 from serve_app.errors import BodyTooLargeError
+from serve_app.logs import get_logger
+from serve_app.options import Options, read_options
 
+# Clients choose the names of ignored fields: so many of them are logged, each cut to that length.
+MOST_LOGGED = 64
+LONGEST_NAME = 64
 _NEUTRAL = "neutral"
+_INDEX = re.compile(r"\[\d+\]")
+
+log = get_logger()
 
 
 def harmless() -> Any:
@@ -27,23 +38,74 @@ def unserved(*neutral: Any) -> Any:
 
 
 class Body(BaseModel):
-    """A JSON object of a request. Null means absent; unknown and unserved fields are refused."""
+    """A JSON object of a request. Null means absent; `BodyReader` handles unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
 
+    @model_validator(mode="before")
     @classmethod
-    def read(cls, raw: dict[str, Any]) -> Self:
+    def _drop_nulls(cls, raw: Any) -> Any:
+        return _without_nulls(raw)
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+class BodyReader:
+    """Reads the request bodies of one ingress, of at most `max_bytes` each.
+
+    Fields and options that no protocol defines are ignored, as Ollama and vLLM do, and logged once
+    for each name. `strict`: they are refused.
+    """
+
+    def __init__(self, *, max_bytes: int, strict: bool = False) -> None:
+        self._max_bytes = max_bytes
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    async def read(self, kind: type[AnyBody], request: Request) -> AnyBody:
+        """RequestError names the field that is wrong, missing, or not served."""
+        raw = await _read_object(request, self._max_bytes)
         try:
-            body = cls.model_validate(_without_nulls(raw))
-        except RecursionError:
-            raise RequestError("the request body is nested too deeply") from None
+            body = kind.model_validate(raw)
         except ValidationError as error:
             raise RequestError(_message(dict(error.errors()[0]))) from None
-        _refuse_unserved(body, "")
+        self._check(body, "")
         return body
 
+    def options(self, raw: Mapping[str, Any]) -> Options:
+        """Native options by name; RequestError as in `read_options`."""
+        return read_options(raw, unknown=lambda name: self._unknown("option", "options.", name))
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    def _check(self, body: BaseModel, place: str) -> None:
+        """Unserved fields and unknown ones, here and in the objects within."""
+        for name in islice(body.model_extra or (), MOST_LOGGED):
+            self._unknown("field", place, name)
+        for name, info in type(body).model_fields.items():
+            value = getattr(body, name)
+            if _refused(value, info):
+                raise RequestError(f'field "{place}{name}" is not served yet')
+            if isinstance(value, BaseModel):
+                self._check(value, f"{place}{name}.")
+            for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
+                if isinstance(item, BaseModel):
+                    self._check(item, f"{place}{name}[{index}].")
+
+    def _unknown(self, noun: str, place: str, name: str) -> None:
+        name = name[:LONGEST_NAME]
+        if self._strict:
+            shown = f"{place}{name}" if noun == "field" else name
+            raise RequestError(f'{noun} "{shown}" is not known, and `strict_fields` is set')
+        if len(self._logged) < MOST_LOGGED:
+            logged = _INDEX.sub("[]", place) + name
+            if logged not in self._logged:
+                self._logged.add(logged)
+                log.info("unknown field ignored", field=logged)
+                if len(self._logged) == MOST_LOGGED:
+                    log.info("further unknown fields are not logged", logged=MOST_LOGGED)
+
+
+async def _read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object, whatever its declared type."""
     data = await _read_bytes(request, max_bytes)
     if not data.strip():
@@ -74,33 +136,22 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
 
 
 def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _refuse_unserved(body: BaseModel, place: str) -> None:
-    for name, info in type(body).model_fields.items():
-        value = getattr(body, name)
-        if _refused(value, info):
-            raise RequestError(f'field "{place}{name}" is not served yet')
-        for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
-            if isinstance(item, BaseModel):
-                _refuse_unserved(item, f"{place}{name}[{index}].")
+    if not isinstance(value, dict):
+        return value
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _refused(value: Any, info: FieldInfo) -> bool:
     extra = info.json_schema_extra
     if not isinstance(extra, dict) or _NEUTRAL not in extra:
         return False
+    value = _without_nulls(value)
     return value not in (None, "", [], {}) and value not in extra[_NEUTRAL]  # type: ignore[operator]
 
 
 def _message(details: dict[str, Any]) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
     name = f'field "{place.removeprefix(".")}"'
-    if details["type"] == "extra_forbidden":
-        return f"{name} is not known"
     if details["type"] == "missing":
         return f"{name} is required"
     wanted = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")

@@ -15,14 +15,14 @@ from model_zoo.chat import ImagePart, Message
 from model_zoo.placement.tags import with_images
 from runtime.errors import RequestError
 from runtime.request import MAX_TOP_LOGPROBS
-from serve_app.api.fields import Body, harmless, read_object, unserved
+from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.reply import Reply
 from serve_app.backend import ChatBackend
 from serve_app.catalogue import ServedModel
 from serve_app.errors import Refusal
 from serve_app.images import ImageReader, Unread, check_total
 from serve_app.keep_alive import keep_alive_s
-from serve_app.options import OLLAMA_DEFAULTS, read_options
+from serve_app.options import OLLAMA_DEFAULTS
 from serve_app.task import (
     Candidate,
     ChatDelta,
@@ -58,7 +58,7 @@ class _Generation(Body):
     top_logprobs: int = 0
     format: Any = unserved()
     truncate: Any = harmless()  # what does not fit is refused, so nothing is ever cut
-    shift: Any = unserved(False)
+    shift: Any = harmless()  # an answer always ends where the context is full
 
 
 class ChatBody(_Generation):
@@ -74,22 +74,22 @@ class GenerateBody(_Generation):
     template: Any = unserved()
     context: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
     images: list[str] = Field(default_factory=list)
-    width: Any = unserved()
-    height: Any = unserved()
-    steps: Any = unserved()
+    width: Any = harmless()  # of images that are generated, which no model here does
+    height: Any = harmless()
+    steps: Any = harmless()
 
 
 class OllamaChat:
     """Answers /api/chat and /api/generate."""
 
-    def __init__(self, backend: ChatBackend, images: ImageReader, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
         self._backend = backend
         self._images = images
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def chat(self, request: Request) -> Response:
         encoder = NativeEncoder("message")
-        body = ChatBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(ChatBody, request)
         model = await self._served(body)
         if not body.messages:
             return await self._loaded(model, body, encoder)
@@ -103,7 +103,7 @@ class OllamaChat:
 
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
-        body = GenerateBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(GenerateBody, request)
         model = await self._served(body)
         if body.raw and (body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
@@ -151,7 +151,7 @@ class OllamaChat:
 
     def _task(self, model: ServedModel, body: _Generation) -> ChatTask:
         """The task but for its prompt: what can be refused is, before images are read."""
-        options = read_options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
+        options = self._bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
         return ChatTask(
             id=uuid.uuid4().hex,
             model=model.name,

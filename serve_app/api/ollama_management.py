@@ -1,33 +1,29 @@
 """The native protocol's management of models: pull, create, copy, delete, and files for create."""
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from model_zoo.chat import Message
 from model_zoo.definition import Definition
 from model_zoo.modelfile import ROLES
 from model_zoo.sources.pull import PullProgress
 from runtime.errors import RequestError
-from serve_app.addresses import is_loopback
-from serve_app.api.fields import Body, harmless, read_object, unserved
-from serve_app.definitions import blob_digest, of_fields, of_modelfile, remote_material
-from serve_app.errors import ForbiddenError, refusal
+from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.reply import SingleReply
+from serve_app.definitions import Materials, blob_digest, of_fields, of_modelfile
+from serve_app.errors import ForbiddenError, Refusal, refusal
 from serve_app.on_demand.management import Management
 
-NDJSON, JSON = "application/x-ndjson", "application/json"
-# A single reply that is not there by then has status 200, whatever becomes of it.
-PATIENCE_S = 10.0
-BEAT_S = 1.0
+NDJSON = "application/x-ndjson"
 
 
 class _NamedBody(Body):
@@ -91,48 +87,41 @@ class CreateBody(_NamedBody):
 
 
 class OllamaManagement:
-    """Answers the endpoints; `management` None where this is not served.
+    """Answers the endpoints; `management` None where this is not served."""
 
-    Where nobody needs a key, a web page from elsewhere that is open in a browser on this machine
-    must not get through: browsers tell where a page is from.
-    """
-
-    def __init__(
-        self, management: Management | None, *, max_body_bytes: int, has_keys: bool
-    ) -> None:
+    def __init__(self, management: Management | None, bodies: BodyReader) -> None:
         self._management = management
-        self._max_body_bytes = max_body_bytes
-        self._has_keys = has_keys
+        self._bodies = bodies
 
     async def pull(self, request: Request) -> Response:
-        management = self._allowed(request)
-        body = PullBody.read(await read_object(request, self._max_body_bytes))
+        management = self._allowed()
+        body = await self._bodies.read(PullBody, request)
         return await _told(management.pull(body.named), stream=body.stream)
 
     async def create(self, request: Request) -> Response:
-        management = self._allowed(request)
-        body = CreateBody.read(await read_object(request, self._max_body_bytes))
-        name, definition = body.named, _definition(body)
+        management = self._allowed()
+        body = await self._bodies.read(CreateBody, request)
+        name, definition = body.named, _definition(body, management.material)
         return await _told(management.create(name, definition), stream=body.stream)
 
     async def copy(self, request: Request) -> Response:
-        management = self._allowed(request)
-        body = CopyBody.read(await read_object(request, self._max_body_bytes))
+        management = self._allowed()
+        body = await self._bodies.read(CopyBody, request)
         await management.copy(body.source, body.destination)
         return Response()
 
     async def delete(self, request: Request) -> Response:
-        management = self._allowed(request)
-        body = DeleteBody.read(await read_object(request, self._max_body_bytes))
+        management = self._allowed()
+        body = await self._bodies.read(DeleteBody, request)
         await management.delete(body.named)
         return Response()
 
     async def has_blob(self, request: Request) -> Response:
-        held = await self._allowed(request).holds(request.path_params["digest"])
+        held = await self._allowed().holds(request.path_params["digest"])
         return Response(status_code=200 if held else 404)
 
     async def bring_blob(self, request: Request) -> Response:
-        management = self._allowed(request)
+        management = self._allowed()
         stated = request.headers.get("content-length", "")
         size = int(stated) if stated.isdigit() else None
         try:
@@ -144,38 +133,22 @@ class OllamaManagement:
     async def push(self, request: Request) -> Response:
         raise ForbiddenError("models are not pushed from here")
 
-    def _allowed(self, request: Request) -> Management:
+    def _allowed(self) -> Management:
         if self._management is None:
             raise ForbiddenError(
                 "models are not managed through this server; `on_demand` with `api_keys` or with "
                 "`manage_models: true` in its configuration would allow it"
             )
-        origin = request.headers.get("origin")
-        if origin is not None and not self._has_keys and _is_foreign(origin):
-            raise ForbiddenError(f"pages from {origin[:80]} may not manage models here")
         return self._management
 
 
-def _is_foreign(origin: str) -> bool:
-    """Whether a page is from another machine, or does not say from where; apps have schemes of
-    their own."""
-    try:
-        parts = urlsplit(origin)
-        host = parts.hostname or ""
-    except ValueError:
-        return True
-    if parts.scheme in ("http", "https"):
-        return not is_loopback(host)
-    return not parts.scheme
-
-
-def _definition(body: CreateBody) -> Definition:
+def _definition(body: CreateBody, materials: Materials) -> Definition:
     if body.modelfile:
-        said = {name for name in body.model_fields_set if getattr(body, name)}
+        said = {name for name in type(body).model_fields if getattr(body, name)}
         others = said - {"model", "name", "stream", "modelfile", "quantize", "quantization"}
         if others:
             raise RequestError(f"'modelfile' and '{sorted(others)[0]}' exclude each other")
-        definition = of_modelfile(body.modelfile, remote_material)
+        definition = of_modelfile(body.modelfile, materials)
         return replace(definition, quantize=body.quantize or body.quantization or None)
     licenses = [body.license] if isinstance(body.license, str) else body.license
     return of_fields(
@@ -187,6 +160,7 @@ def _definition(body: CreateBody) -> Definition:
         messages=[_message(index, each) for index, each in enumerate(body.messages)],
         licenses=licenses,
         quantize=body.quantize or body.quantization,
+        materials=materials,
     )
 
 
@@ -214,10 +188,9 @@ async def _told(steps: AsyncGenerator[PullProgress, None], *, stream: bool) -> R
     if stream:
         first = await anext(steps)
         return StreamingResponse(_lines(first, steps), media_type=NDJSON)
-    work = asyncio.create_task(_last(steps))
-    if not (await asyncio.wait({work}, timeout=PATIENCE_S))[0]:
-        return StreamingResponse(_whole(work), media_type=JSON)
-    return JSONResponse(_shown(work.result()))
+    # Pulls fail late, e.g. for want of room, and Ollama's clients overlook the error in a single
+    # reply whose status is 200.
+    return SingleReply(partial(_last, steps), _refused)
 
 
 async def _lines(
@@ -229,25 +202,19 @@ async def _lines(
             async for step in steps:
                 yield _line(_shown(step))
         except Exception as error:
-            yield _line({"error": refusal(error).message})
+            yield _refused(refusal(error))
 
 
-async def _whole(work: asyncio.Task[PullProgress]) -> AsyncIterator[bytes]:
-    """Blanks, with which JSON may begin, until it is done: no proxy loses patience meanwhile."""
-    try:
-        while not (await asyncio.wait({work}, timeout=BEAT_S))[0]:
-            yield b" "
-        yield _line(_shown(work.result()))
-    finally:
-        work.cancel()
-
-
-async def _last(steps: AsyncGenerator[PullProgress, None]) -> PullProgress:
+async def _last(steps: AsyncGenerator[PullProgress, None]) -> bytes:
     last = PullProgress("success")
     async with aclosing(steps):
         async for step in steps:
             last = step
-    return last
+    return _line(_shown(last))
+
+
+def _refused(refusal: Refusal) -> bytes:
+    return _line({"error": refusal.message})
 
 
 def _shown(step: PullProgress) -> dict[str, Any]:

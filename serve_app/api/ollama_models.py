@@ -1,5 +1,7 @@
 """The native protocol's view of the served models: /api/tags, /api/show, /api/ps."""
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 from model_zoo.chat import Message
 from model_zoo.modelfile import render_modelfile
 from runtime.errors import ModelNotFoundError
-from serve_app.api.fields import Body, harmless, read_object
+from serve_app.api.fields import Body, BodyReader, harmless
 from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
 from serve_app.catalogue import ServedModel
 from serve_app.listing import ListedModel, LoadedModel
-from serve_app.options import Options
+from serve_app.options import LONGEST, Options
 from serve_app.sources import sound_name
 
 # Of a model that stays; clients want a date all the same.
@@ -33,9 +35,9 @@ class ShowBody(Body):
 class OllamaModels:
     """Answers /api/tags, /api/show and /api/ps."""
 
-    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
         self._backend = backend
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def tags(self, request: Request) -> Response:
         models = await self._backend.catalogue.listed()
@@ -46,7 +48,7 @@ class OllamaModels:
         return JSONResponse({"models": [_running(each) for each in loaded]})
 
     async def show(self, request: Request) -> Response:
-        body = ShowBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(ShowBody, request)
         model = await self._named(body.model or body.name)
         card = await self._backend.card(model, verbose=body.verbose)
         return JSONResponse(_shown(card, model.options.over(card.options)))
@@ -116,7 +118,9 @@ def _details(card: ModelCard | ListedModel) -> dict[str, Any]:
 
 
 def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
-    parameters = _parameters(options)
+    parameters = _parameters(card, options)
+    # Clients look there for the context that requests get; `model_info` has the trained one.
+    served = replace(options, num_ctx=min(options.num_ctx or LONGEST, card.context_tokens))
     messages = [Message(role, content) for role, content in card.messages]
     system = {} if card.system is None else {"system": card.system}
     said = [{"role": role, "content": content} for role, content in card.messages]
@@ -130,7 +134,9 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
             messages=messages,
             license=card.license,
         ),
-        "parameters": "\n".join(f"{name:<30} {_spelled(value)}" for name, value in parameters),
+        "parameters": "\n".join(
+            f"{name:<30} {_spelled(value)}" for name, value in _parameters(card, served)
+        ),
         "template": card.chat_template or "",
         **system,
         **({"messages": said} if said else {}),
@@ -145,17 +151,23 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
     }
 
 
-def _parameters(options: Options) -> list[tuple[str, Any]]:
-    """The options as a Modelfile has them; a list gives a line per element."""
+def _parameters(card: ModelCard, options: Options) -> list[tuple[str, Any]]:
+    """What a Modelfile would say: the model's own parameters, with what `options` say otherwise.
+
+    A list gives an element each.
+    """
+    stated, own = options.said(), card.options.said()
+    changed = {name for name, value in stated.items() if own.get(name) != value}
+    brought = {n: value for n, value in card.parameters.items() if n not in changed}
     return [
         (name, element)
-        for name, value in options.said().items()
-        for element in (value if isinstance(value, tuple) else (value,))
+        for name, value in {**stated, **brought}.items()
+        for element in (value if isinstance(value, tuple | list) else (value,))
     ]
 
 
 def _spelled(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _model_info(card: ModelCard) -> dict[str, Any]:

@@ -20,12 +20,56 @@ from serve_app.task import Candidate, ChatDelta, ChatTask, PromptSource
 FINGERPRINT = "fp_caravan"
 
 
+# The sampling options of both completion endpoints, the last three vLLM's, with Ollama's names.
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: Any = harmless()
+    continuous_usage_stats: Any = harmless()
 
 
-class Common(Body):
+class VllmExtras(Body):
+    """Fields that vLLM adds to both completion endpoints, with its neutral values."""
+
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    use_beam_search: Any = unserved(False)
+    stop_token_ids: Any = unserved()
+    include_stop_str_in_output: Any = unserved(False)
+    ignore_eos: Any = unserved(False)
+    min_tokens: Any = unserved(0)
+    bad_words: Any = unserved()
+    allowed_token_ids: Any = unserved()
+    logits_processors: Any = unserved()
+    skip_special_tokens: Any = unserved(True)
+    truncate_prompt_tokens: Any = unserved()
+    prompt_logprobs: Any = unserved()
+    return_token_ids: Any = unserved(False)
+    structured_outputs: Any = unserved()
+    guided_json: Any = unserved()
+    guided_regex: Any = unserved()
+    guided_choice: Any = unserved()
+    guided_grammar: Any = unserved()
+    cache_salt: Any = unserved()
+    spaces_between_special_tokens: Any = harmless()
+    length_penalty: Any = harmless()  # of beam search
+    priority: Any = harmless()
+    request_id: Any = harmless()
+
+
+class Common(VllmExtras):
     """Fields of both completion endpoints."""
 
     model: str = ""
@@ -39,6 +83,9 @@ class Common(Body):
     max_tokens: Any = None
     stop: Any = None
     n: Any = unserved(1)
+    best_of: Any = unserved(1)
+    echo: Any = unserved(False)
+    response_format: Any = unserved({"type": "text"})
     logit_bias: Any = unserved()
     user: Any = harmless()
     metadata: Any = harmless()
@@ -47,6 +94,7 @@ class Common(Body):
     safety_identifier: Any = harmless()
     prompt_cache_key: Any = harmless()
     prompt_cache_retention: Any = harmless()
+    prompt_cache_options: Any = harmless()
 
     @property
     def usage_wanted(self) -> bool:
@@ -55,10 +103,9 @@ class Common(Body):
 
 def configured(body: Common, model: ServedModel, max_tokens: int | None) -> Options:
     """The request's options over the model's configured ones over the protocol's."""
-    names = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
     values = {
-        name: number(name, value, OPENAI_BOUNDS[name])
-        for name in names
+        option: number(name, value, OPENAI_BOUNDS[name])
+        for name, option in _SAMPLING.items()
         if (value := getattr(body, name)) is not None
     }
     stop = [body.stop] if isinstance(body.stop, str) else body.stop

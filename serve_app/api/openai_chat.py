@@ -4,17 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from model_zoo.chat import ImagePart, Message
 from runtime.errors import RequestError
-from serve_app.api.fields import Body, harmless, read_object, unserved
+from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import (
     Accounting,
     Common,
     StreamEncoder,
     configured,
+    encoded,
     event,
     task_for,
     token_entry,
@@ -29,13 +31,23 @@ from serve_app.task import ChatDelta, Conversation, TokenLogprob
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
+# Variables that the server itself sets, and what would replace the template.
+_RESERVED = frozenset(
+    {"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"}
+    | {"continue_final_message", "chat_template", "tokenize"}
+)
+MAX_NAME_CHARACTERS = 256
+MAX_VARIABLES_BYTES = 64 * 1024
+MAX_VARIABLES_DEPTH = 32
+
+
 class ChatMessage(Body):
     role: str
     content: str | list[Any] = ""
-    name: Any = unserved()
-    refusal: Any = unserved()
+    name: str | None = None
+    refusal: Any = harmless()
+    annotations: Any = harmless()
     audio: Any = unserved()
-    annotations: Any = unserved()
     reasoning: Any = unserved()
     reasoning_content: Any = unserved()
     function_call: Any = unserved()
@@ -48,7 +60,6 @@ class ChatBody(Common):
     max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: Any = None
-    response_format: Any = unserved({"type": "text"})
     reasoning_effort: Any = unserved("none")
     reasoning: Any = unserved({"effort": "none"})
     tools: Any = unserved()
@@ -57,30 +68,43 @@ class ChatBody(Common):
     function_call: Any = unserved("none", "auto")
     modalities: Any = unserved(["text"])
     audio: Any = unserved()
-    verbosity: Any = unserved("medium")
     web_search_options: Any = unserved()
+    moderation: Any = unserved()
     parallel_tool_calls: Any = harmless()
     prediction: Any = harmless()
+    verbosity: Any = harmless()  # no model here is made for it
+    # Of vLLM:
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    documents: Any = unserved()
+    chat_template: Any = unserved()
+    add_generation_prompt: Any = unserved(True)
+    continue_final_message: Any = unserved(False)
+    add_special_tokens: Any = unserved(False)
+    mm_processor_kwargs: Any = unserved()
+    thinking_token_budget: Any = unserved()
+    include_reasoning: Any = harmless()
 
 
 class OpenAIChat:
     """Answers /v1/chat/completions."""
 
-    def __init__(self, backend: ChatBackend, images: ImageReader, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
         self._backend = backend
         self._images = images
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def complete(self, request: Request) -> Response:
-        body = ChatBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(ChatBody, request)
         model = await self._backend.served(body.model)
         if not body.messages:
             raise RequestError("[] is too short - 'messages'")
         drafts = [_draft(index, each) for index, each in enumerate(body.messages)]
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
+        variables = _variables(body.chat_template_kwargs)
         unread = [image for draft in drafts for image in draft.images]
         images = iter(await self._images.read(model, unread))
-        prompt = Conversation(tuple(draft.message(images) for draft in drafts), _thinking(body))
+        messages = tuple(draft.message(images) for draft in drafts)
+        prompt = Conversation(messages, _thinking(body), variables=variables)
         task = task_for(model, options, prompt, logprobs=logprobs)
         encoder = ChatEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
@@ -92,6 +116,7 @@ class Draft:
 
     role: str
     content: str | tuple[str | Unread, ...]
+    name: str | None = None
 
     @property
     def images(self) -> list[Unread]:
@@ -101,9 +126,9 @@ class Draft:
     def message(self, images: Iterator[ImagePart]) -> Message:
         """Takes as many of `images` as it has."""
         if isinstance(self.content, str):
-            return Message(self.role, self.content)
+            return Message(self.role, self.content, name=self.name)
         parts = (part if isinstance(part, str) else next(images) for part in self.content)
-        return Message(self.role, tuple(parts))
+        return Message(self.role, tuple(parts), name=self.name)
 
 
 class ChatEncoder(StreamEncoder):
@@ -153,8 +178,13 @@ def _draft(index: int, message: ChatMessage) -> Draft:
     role = message.role.lower()
     if role in ("tool", "function"):
         raise RequestError(f'field "messages[{index}].role" is "{role}", which is not served yet')
+    if message.name is not None and len(message.name) > MAX_NAME_CHARACTERS:
+        raise RequestError(
+            f'field "messages[{index}].name" has {len(message.name):,} characters; at most '
+            f"{MAX_NAME_CHARACTERS} are taken"
+        )
     content = _content_of(f"messages[{index}].content", message.content)
-    return Draft(_ROLES.get(role, role), content)
+    return Draft(_ROLES.get(role, role), content, message.name)
 
 
 def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unread, ...]:
@@ -204,6 +234,34 @@ def _max_tokens(body: ChatBody) -> int | None:
 
 def _thinking(body: ChatBody) -> bool | None:
     return False if body.reasoning_effort == "none" or body.reasoning else None
+
+
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Of the chat template. RequestError for reserved ones, and for more than is taken."""
+    reserved = sorted(_RESERVED & given.keys())
+    if reserved:
+        raise RequestError(f'field "chat_template_kwargs.{reserved[0]}" cannot be set by a request')
+    _check_value(given, depth=0)
+    size = len(encoded(given))
+    if size > MAX_VARIABLES_BYTES:
+        raise RequestError(
+            f'field "chat_template_kwargs" has {size:,} bytes as JSON; at most '
+            f"{MAX_VARIABLES_BYTES:,} are taken"
+        )
+    return given
+
+
+def _check_value(value: Any, *, depth: int) -> None:
+    """What crosses processes as it is: no deep nesting, no integer of more than 64 bits."""
+    if depth > MAX_VARIABLES_DEPTH:
+        raise RequestError(
+            f'field "chat_template_kwargs" is nested more than {MAX_VARIABLES_DEPTH} deep'
+        )
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise RequestError('field "chat_template_kwargs" has a number that needs more than 64 bits')
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        _check_value(item, depth=depth + 1)
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from serve_app.api.fields import harmless, read_object, unserved
+from serve_app.api.fields import BodyReader, harmless, unserved
 from serve_app.api.openai import (
     Accounting,
     Common,
@@ -26,20 +26,19 @@ class CompletionBody(Common):
     prompt: Any = None
     logprobs: Any = None
     suffix: Any = unserved()
-    echo: Any = unserved(False)
-    best_of: Any = unserved(1)
+    add_special_tokens: Any = unserved(True)
     parallel_tool_calls: Any = harmless()
 
 
 class OpenAICompletions:
     """Answers /v1/completions."""
 
-    def __init__(self, backend: ChatBackend, *, max_body_bytes: int) -> None:
+    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
         self._backend = backend
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def complete(self, request: Request) -> Response:
-        body = CompletionBody.read(await read_object(request, self._max_body_bytes))
+        body = await self._bodies.read(CompletionBody, request)
         model = await self._backend.served(body.model)
         options = configured(body, model, _count(body, "max_tokens"))
         task = task_for(model, options, _prompt(body.prompt), logprobs=_count(body, "logprobs"))

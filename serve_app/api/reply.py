@@ -1,27 +1,34 @@
 """Answers as ASGI responses: the status waits for the first delta; a client may leave any time.
 
-Proxies may notice only by writing that a client has left, and an answer that nobody waits for has
-to end; others end connections on which nothing is said for a minute. So something is always said.
+Proxies cut connections that are silent for long, and some notice only by writing that a client has
+left, such as Serve's HAProxy where the body came after the headers (it splices). So streams, and
+in the end single replies too, send bytes without meaning while they wait. Their status is 200 then.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.errors import CaravanError
+from serve_app.connections import through_proxy
 from serve_app.errors import Refusal, refusal
 from serve_app.task import ChatDelta, merge
 
 JSON = "application/json; charset=utf-8"
-# A single reply that has begun says a blank so often; a stream, after it has said nothing for so
-# long, something that its readers pass over. It is its status then that no longer waits.
-BEAT_S = 0.25
+# A stream that was silent for so long sends something that its readers pass over.
 QUIET_S = 15.0
+# A single reply keeps its status for so long after the first token, then sends blanks. Clients that
+# give up sooner are computed for until then; few have so short a timeout.
+SINGLE_QUIET_S = 10.0
+BEAT_S = 1.0
+# Common proxies (nginx, load balancers of AWS) cut a connection that is silent for a minute.
+PROXY_QUIET_S = 45.0
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +68,7 @@ class Reply(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = asyncio.create_task(self._answer(send))
-        leaving = asyncio.create_task(_client_left(receive))
-        try:
-            await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                await answer
-        finally:
-            for task in (answer, leaving):
-                task.cancel()
-            await asyncio.gather(answer, leaving, return_exceptions=True)
+        await _until_left(self._answer(send), receive)
 
     async def _answer(self, send: Send) -> None:
         async with aclosing(self._deltas) as deltas:
@@ -83,58 +81,104 @@ class Reply(Response):
         try:
             first = await anext(deltas)
         except Exception as error:
-            await self._refuse(error, send)
+            await _refuse(error, self._encoder.refused, send)
             return
-        failure: Exception | None = None
-        # JSON may begin with blanks.
-        async with _Line(send, _start(200, JSON, {}), b" ", every_s=BEAT_S) as line:
-            try:
-                body = self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
-            except Exception as error:
-                failure = error
-        if failure is not None:
-            if line.begun:
-                raise failure  # a connection that breaks says that the reply is none
-            await self._refuse(failure, send)
-            return
-        if not line.begun:
-            await send(_start(200, JSON, {"content-length": str(len(body))}))
-        await send(_body(body, more=False))
+
+        async def whole() -> bytes:
+            return self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
+
+        await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
 
     async def _send_stream(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         failure: Exception | None = None
         head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
-        async with _Line(send, head, self._encoder.beat, every_s=QUIET_S) as line:
+        async with _Line(send, head, self._encoder.beat, quiet_s=QUIET_S) as line:
             try:
                 async for delta in deltas:
                     await line.say(self._encoder.piece(delta))
             except Exception as error:
                 failure = error
         if failure is not None and not line.begun:
-            await self._refuse(failure, send)
+            await _refuse(failure, self._encoder.refused, send)
             return
         if failure is not None:
             await send(_body(self._encoder.broken(_told(failure)), more=True))
         await send(_body(b"", more=False))
 
-    async def _refuse(self, error: Exception, send: Send) -> None:
-        told = _told(error)
-        body = self._encoder.refused(told)
-        headers = {"content-length": str(len(body)), **told.headers}
-        await send(_start(told.status, JSON, headers))
-        await send(_body(body, more=False))
+
+class SingleReply(Response):
+    """One JSON body that `work` makes, or `refused` of its error.
+
+    The status is sent with the body, or before a proxy that announces itself would time out.
+    """
+
+    def __init__(
+        self, work: Callable[[], Awaitable[bytes]], refused: Callable[[Refusal], bytes]
+    ) -> None:
+        self._work = work
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        quiet_s = PROXY_QUIET_S if through_proxy(scope) else math.inf
+        answer = _send_single(self._work(), self._refused, send, quiet_s=quiet_s)
+        await _until_left(answer, receive)
+
+
+async def _until_left(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Runs `answer`, and cancels it when the client leaves."""
+    answering = asyncio.create_task(answer)
+    leaving = asyncio.create_task(_client_left(receive))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            await answering
+    finally:
+        for task in (answering, leaving):
+            task.cancel()
+        await asyncio.gather(answering, leaving, return_exceptions=True)
+
+
+async def _send_single(
+    body: Awaitable[bytes], refused: Callable[[Refusal], bytes], send: Send, *, quiet_s: float
+) -> None:
+    """Sends `body`, which is JSON, or what `refused` makes of its error.
+
+    After `quiet_s` of waiting, blanks are sent, with which JSON may begin; the status is 200 then,
+    also of an error.
+    """
+    head = _start(200, JSON, {})
+    async with _Line(send, head, b" ", quiet_s=quiet_s, beat_s=BEAT_S) as line:
+        status, headers = 200, {}
+        try:
+            data = await body
+        except Exception as error:
+            told = _told(error)
+            status, headers, data = told.status, told.headers, refused(told)
+    if line.begun:
+        await send(_body(data, more=False))
+    else:
+        await _send_complete(status, headers, data, send)
 
 
 class _Line:
-    """A connection for an answer: it begins with the first that is said, be it a `beat` after
-    `every_s` of silence, which is never longer."""
+    """A connection for an answer. The status is sent with the first bytes, which may be a `beat`:
+    one is sent when nothing else was for `quiet_s`, then every `beat_s` (None: `quiet_s`)."""
 
-    def __init__(self, send: Send, head: Message, beat: bytes, *, every_s: float) -> None:
+    def __init__(
+        self,
+        send: Send,
+        head: Message,
+        beat: bytes,
+        *,
+        quiet_s: float,
+        beat_s: float | None = None,
+    ) -> None:
         self.begun = False
         self._send = send
         self._head = head
         self._beat = beat
-        self._every_s = every_s
+        self._quiet_s = quiet_s
+        self._beat_s = quiet_s if beat_s is None else beat_s
         self._turn = asyncio.Lock()
         self._said = False  # anything, lately
 
@@ -156,11 +200,23 @@ class _Line:
                 await self._send(_body(piece, more=True))
 
     async def _beat_on(self) -> None:
+        wait_s = self._quiet_s
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(wait_s)
             if not self._said:
                 await self.say(self._beat)
+                wait_s = self._beat_s
             self._said = False
+
+
+async def _refuse(error: Exception, refused: Callable[[Refusal], bytes], send: Send) -> None:
+    told = _told(error)
+    await _send_complete(told.status, told.headers, refused(told), send)
+
+
+async def _send_complete(status: int, headers: dict[str, str], data: bytes, send: Send) -> None:
+    await send(_start(status, JSON, {"content-length": str(len(data)), **headers}))
+    await send(_body(data, more=False))
 
 
 def _told(error: Exception) -> Refusal:

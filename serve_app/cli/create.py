@@ -8,15 +8,17 @@ import click
 
 from model_zoo import creation
 from model_zoo.conversion.recipes import RECIPES
+from model_zoo.definition import Definition
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.split import further_parts
+from model_zoo.importing import import_file
 from model_zoo.store import Store
 from runtime.errors import RequestError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import Reporter, reporter
 from serve_app.cli.remove import stored_name
 from serve_app.cli.terminal import byte_size, harmless, print_json
-from serve_app.definitions import Material, named_base, of_modelfile
+from serve_app.definitions import named_base, of_modelfile
 
 
 @click.command("create")
@@ -63,15 +65,13 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
         click.echo(harmless(f"{model.name}: {byte_size(size)}"))
 
 
-def _material(stated: str, folder: Path, store: Store, progress: Reporter) -> Material:
+def _material(stated: str, folder: Path, store: Store, progress: Reporter) -> Definition:
     """A file where one lies there, seen from the Modelfile; else the name of a model."""
     path = folder / Path(stated).expanduser()
     if not (path.is_file() or stated.startswith((".", "/", "~"))):
-        return Material(base=named_base(stated))
+        return Definition(base=named_base(stated))
     file = GGUFFile.open(path, arrays=False)
     parts = [path, *further_parts(path, file.metadata)]
-    return Material(
-        files={
-            part.name: creation.import_file(part, store, progress=progress).digest for part in parts
-        }
+    return Definition(
+        files={part.name: import_file(part, store, progress=progress).digest for part in parts}
     )

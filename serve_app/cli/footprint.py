@@ -14,10 +14,12 @@ from model_zoo.registry import class_for, token_metadata
 from model_zoo.tokenizer import load_tokenizer
 from runtime.assembly import EngineOptions, foresee
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
+from runtime.kernels.native import needs_compiling
 from runtime.memory import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.model import DecoderModel
 from runtime.vision import ForeseenEncoder, VisionTower
 from serve_app.cli.facts import ModelFacts
+from serve_app.cli.terminal import print_note
 from serve_app.loading import DEFAULT_CONTEXT_TOKENS
 from serve_app.machine import usable_cpus
 from serve_app.settings import ModelSettings
@@ -73,6 +75,7 @@ def footprint(
     facts: ModelFacts,
     *,
     context_tokens: int | None,
+    own_context_tokens: int | None = None,
     slots: int | None,
     device: str,
     projector: Path | None = None,
@@ -80,21 +83,16 @@ def footprint(
 ) -> Footprint:
     """As `serve` would plan it; None means the default of the settings.
 
-    `projector`: the file with its eyes, `projector_wanted`: asked for, and not just brought by the
-    model. ConfigurationError when the model has no such context, or another projector is wanted;
+    `own_context_tokens`: what the model's own parameters ask for, cut to what it was trained for.
+    `projector`: the file of its vision model; `projector_wanted`: whether the user named it.
+    ConfigurationError when the model has no such context, or another projector is wanted;
     ModelFileError when it is not served.
     """
     where = _device(device)
     outline = _outline(facts, projector, where, wanted=projector_wanted)
     most = outline.decoder.context_length
-    options = EngineOptions(
-        context_tokens=context_tokens or min(DEFAULT_CONTEXT_TOKENS, most),
-        max_sequences=slots or _DEFAULTS["max_sequences"].default,
-        step_tokens=max(slots or 0, _DEFAULTS["step_tokens"].default),
-        page_tokens=_DEFAULTS["page_tokens"].default,
-        kv_dtype=_dtype(where),
-        memory_bytes=_NO_LIMIT,
-    )
+    own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
+    options = _options(context_tokens or own, slots, where)
     full = _plan(outline, options, where)
     least = _plan(outline, replace(options, cache_tokens=options.context_tokens), where)
     available, held, refusal = _room(outline, options, where)
@@ -120,6 +118,17 @@ def footprint(
     )
 
 
+def _options(context_tokens: int, slots: int | None, device: torch.device) -> EngineOptions:
+    return EngineOptions(
+        context_tokens=context_tokens,
+        max_sequences=slots or _DEFAULTS["max_sequences"].default,
+        step_tokens=max(slots or 0, _DEFAULTS["step_tokens"].default),
+        page_tokens=_DEFAULTS["page_tokens"].default,
+        kv_dtype=_dtype(device),
+        memory_bytes=_NO_LIMIT,
+    )
+
+
 def _outline(
     facts: ModelFacts, projector: Path | None, device: torch.device, *, wanted: bool
 ) -> _Outline:
@@ -139,6 +148,8 @@ def _drawn(facts: ModelFacts, projector: Path | None, device: torch.device) -> _
     if device.type != "cpu":
         return draft
     torch.set_num_threads(usable_cpus())
+    if needs_compiling():
+        print_note("compiling the CPU kernels, once for this processor and their version")
     return _built(facts, projector, device, device)
 
 

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from model_zoo.gguf.header import MetadataValue
+from model_zoo.sources.resolve import facts as brought
 from model_zoo.store import Store
 from runtime.errors import CaravanError
 from serve_app.cli.facts import Location, ModelFacts, locate, tensor_list, texts_of
@@ -27,6 +28,7 @@ from serve_app.cli.terminal import (
     short_count,
     shortened,
 )
+from serve_app.options import served_options
 
 _LONGEST_VALUE = 80
 _LONGEST_REASON = 400
@@ -40,7 +42,7 @@ _SHOWN_ELEMENTS = 4
     "context_tokens",
     type=click.IntRange(min=2),
     metavar="TOKENS",
-    help="Longest prompt and answer together; 4096, or the model's own if less.",
+    help="Longest prompt and answer together; the model's num_ctx, or 4096, or its own if less.",
 )
 @click.option("--slots", type=click.IntRange(min=1), help="Requests that run at once; 16.")
 @click.option(
@@ -79,6 +81,7 @@ def show(
         need: Footprint | CaravanError = footprint(
             facts,
             context_tokens=context_tokens,
+            own_context_tokens=_own_context(location, store),
             slots=slots,
             device=device,
             projector=location.projector,
@@ -91,6 +94,16 @@ def show(
         print_json(document)
     else:
         _print(document, facts, need)
+
+
+def _own_context(location: Location, store: Store) -> int | None:
+    """What the parameters of a stored model ask for, if that is sound."""
+    try:
+        parameters = {} if location.stored is None else brought(location.stored, store).parameters
+    except CaravanError:
+        return None
+    options, _ = served_options({"num_ctx": parameters.get("num_ctx")})
+    return options.num_ctx
 
 
 def _document(

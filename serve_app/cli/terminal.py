@@ -70,6 +70,12 @@ def print_error(message: str, *, as_json: bool = False) -> None:
         click.echo(f"caravan: {harmless(message)}", err=True)
 
 
+def print_note(message: str) -> None:
+    """Print one line about slow work to standard error, if that is a terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"caravan: {harmless(message)}", err=True)
+
+
 def print_title(text: str) -> None:
     click.secho(harmless(text), bold=True)
 

@@ -44,10 +44,15 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Begins to make a model: the job's id, str."""
+    """Begins to make a model: the job's id, str.
+
+    `configured`: the base is one of the configuration, which may be a file of the machine and may
+    come from any host.
+    """
 
     name: str
     definition: Definition
+    configured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

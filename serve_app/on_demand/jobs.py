@@ -18,10 +18,17 @@ log = get_logger()
 
 
 class Jobs:
-    """Each runs in a thread. `lease_s`: who is not asked about for so long is given up."""
+    """Each runs in a thread. A job whose progress is not requested for `lease_s` is cancelled;
+    `clock` gives the seconds."""
 
-    def __init__(self, *, lease_s: float = LEASE_S, most_at_once: int = MOST_AT_ONCE) -> None:
-        self._lease_s = lease_s
+    def __init__(
+        self,
+        *,
+        lease_s: float = LEASE_S,
+        most_at_once: int = MOST_AT_ONCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lease_s, self._clock = lease_s, clock
         self._most_at_once = most_at_once
         self._threads = ThreadPoolExecutor(most_at_once, "job")
         self._jobs: dict[str, _Job] = {}
@@ -37,13 +44,13 @@ class Jobs:
             running = {id: job for id, job in self._jobs.items() if not job.done}
             for id, job in running.items():
                 if job.key == key:
-                    job.asked_at = time.monotonic()
+                    job.asked_at = self._clock()
                     return id
             if len(running) >= self._most_at_once:
                 raise OverloadedError(
                     f"{len(running)} pulls and the like are at work already; try again later"
                 )
-            id, job = uuid.uuid4().hex, _Job(key, self._lease_s)
+            id, job = uuid.uuid4().hex, _Job(key, self._lease_s, self._clock)
             self._jobs[id] = job
             job.future = self._threads.submit(job.run, work)
             return id
@@ -62,12 +69,11 @@ class Jobs:
         """What is at work ends at its next step."""
         with self._lock:
             for job in self._jobs.values():
-                job.lease_s = 0.0
+                job.lease_s = float("-inf")
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget_old(self) -> None:
-        now = time.monotonic()
-        old = [id for id, job in self._jobs.items() if job.done and job.abandoned(now)]
+        old = [id for id, job in self._jobs.items() if job.done and job.abandoned]
         for id in old:
             del self._jobs[id]
 
@@ -77,11 +83,12 @@ class _Abandoned(Exception):
 
 
 class _Job:
-    def __init__(self, key: str, lease_s: float) -> None:
+    def __init__(self, key: str, lease_s: float, clock: Callable[[], float]) -> None:
         self.key = key
         self.lease_s = lease_s
-        self.asked_at = time.monotonic()
+        self.asked_at = clock()
         self.future: Future[None] | None = None
+        self._clock = clock
         self._steps: list[PullProgress] = []
         self._lock = threading.Lock()
 
@@ -89,8 +96,9 @@ class _Job:
     def done(self) -> bool:
         return self.future is not None and self.future.done()
 
-    def abandoned(self, now: float) -> bool:
-        return now - self.asked_at > self.lease_s
+    @property
+    def abandoned(self) -> bool:
+        return self._clock() - self.asked_at > self.lease_s
 
     def run(self, work: Callable[[Progress], None]) -> None:
         try:
@@ -105,7 +113,7 @@ class _Job:
             raise
 
     def account(self, after: int) -> Account:
-        self.asked_at = time.monotonic()
+        self.asked_at = self._clock()
         done = self.done
         with self._lock:
             first = max(0, min(after, len(self._steps)) - 1)
@@ -116,7 +124,7 @@ class _Job:
 
     def _note(self, step: PullProgress) -> None:
         """Steps of the same kind are one, so that there are few of them."""
-        if self.abandoned(time.monotonic()):
+        if self.abandoned:
             raise _Abandoned
         with self._lock:
             last = self._steps[-1] if self._steps else None

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ from model_zoo.creation import copy, create
 from model_zoo.definition import Definition
 from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import Progress, pull
-from model_zoo.sources.reference import RemoteSource
+from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.store import Store
-from runtime.errors import ConfigurationError, ModelNotFoundError, RequestError
+from runtime.errors import (
+    ConfigurationError,
+    ModelNotFoundError,
+    RequestError,
+    SourceError,
+    SourceNotFoundError,
+)
 from serve_app.definitions import blob_digest
 from serve_app.on_demand.commands import (
     Answer,
@@ -111,8 +118,8 @@ class Keeper:
                 return self._stored.listed()
             case Pull(text):
                 return self._pull(text)
-            case Create(name, definition):
-                return self._create(name, definition)
+            case Create(name, definition, configured):
+                return self._create(name, definition, configured)
             case Follow(job, after):
                 return self._jobs.follow(job, after)
             case Copy(source, destination):
@@ -133,28 +140,36 @@ class Keeper:
         source = self._allowed(requested_source(text, self._store))
 
         def work(progress: Progress) -> None:
-            pull(source, self._store, progress=progress, environment=self._environment)
+            with _pulling():
+                pull(source, self._store, progress=progress, environment=self._environment)
 
         return self._jobs.begin(f"pull {source}", work)
 
-    def _create(self, text: str, definition: Definition) -> str:
+    def _create(self, text: str, definition: Definition, configured: bool) -> str:
         name = sound_name(text)
         if definition.quantize is not None:
             _check_recipe(definition.quantize)
-        base = definition.base
-        if base is not None and self._store.find(base.name) is None:
-            self._allowed(base)
+        if configured:
+            _check_file(definition.base)
+        else:
+            self._check_base(definition.base)
 
         def work(progress: Progress) -> None:
-            create(
-                name,
-                definition,
-                self._store,
-                progress=progress,
-                environment=self._environment,
-            )
+            with _pulling():
+                create(
+                    name,
+                    definition,
+                    self._store,
+                    progress=progress,
+                    environment=self._environment,
+                )
 
         return self._jobs.begin(f"create {name} {definition!r}", work)
+
+    def _check_base(self, base: Source | None) -> None:
+        assert not isinstance(base, PathSource), "no request names a file of the server"
+        if base is not None and self._store.find(base.name) is None:
+            self._allowed(base)
 
     def _allowed(self, source: RemoteSource) -> RemoteSource:
         host = source.name.host
@@ -170,6 +185,24 @@ class Keeper:
         if known is None:
             raise ModelNotFoundError(f"model '{text}' not found")
         return known
+
+
+@contextmanager
+def _pulling() -> Iterator[None]:
+    """Report a model that its source lacks in Ollama's words, which clients look for."""
+    try:
+        yield
+    except SourceNotFoundError as error:
+        raise SourceError(f"pull model manifest: file does not exist: {error}") from None
+
+
+def _check_file(base: Source | None) -> None:
+    """ModelNotFoundError where the file of a configured model is not on this machine."""
+    if isinstance(base, PathSource) and not base.path.absolute().is_file():
+        raise ModelNotFoundError(
+            f"{base.path}: there is no such file on {os.uname().nodename}, whose store was to get "
+            "the new model; configured models with a path need the file on every node"
+        )
 
 
 def _check_recipe(name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from model_zoo.definition import Definition
 from model_zoo.sources.pull import PullProgress
 from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
+from serve_app.definitions import configured_material, remote_material
 from serve_app.on_demand.commands import (
     Account,
     Answer,
@@ -23,36 +24,62 @@ from serve_app.on_demand.commands import (
     Upload,
 )
 from serve_app.on_demand.directory import PoolDirectory
-from serve_app.settings import canonical_name
+from serve_app.settings import ModelSettings, canonical_name
 from serve_app.sources import sound_name
 
 LOOK_S = 0.2
 PIECE_BYTES = 4 << 20
+ENDED = "a process with models on demand has ended meanwhile; try again"
 
 
 class Management:
-    """What clients may do to the models on demand; `configured` names are not theirs to change."""
+    """What clients may do to the models on demand.
 
-    def __init__(self, pool: PoolDirectory, configured: Iterable[str]) -> None:
+    `configured` models are not theirs to change. A configured name means the configured model here
+    too, where a store has another of that name.
+    """
+
+    def __init__(self, pool: PoolDirectory, configured: Iterable[ModelSettings]) -> None:
         self._pool = pool
-        self._configured = frozenset(map(canonical_name, configured))
+        self._configured = {canonical_name(model.name): model for model in configured}
+
+    def material(self, text: str) -> Definition:
+        """What a new model is made of, by the text of a request. RequestError when it is none."""
+        model = self._configured.get(canonical_name(text))
+        return remote_material(text) if model is None else configured_material(model)
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
-        """Its steps; as far as the slowest store is. Leaving early ends it, unless others wait."""
+        """Its steps; as far as the slowest store is. Leaving early ends it, unless others wait.
+
+        A configured model is where it belongs: clients pull a model to be sure that it is there.
+        """
+        if canonical_name(name) in self._configured:
+            yield PullProgress("success")
+            return
         async for step in self._followed(Pull(name)):
             yield step
 
     async def create(self, name: str, definition: Definition) -> AsyncGenerator[PullProgress, None]:
+        """`definition`: as `material` has it."""
         self._refuse_configured(name)
         sound_name(name)
-        async for step in self._followed(Create(name, definition)):
+        sources = {configured_material(model).base for model in self._configured.values()}
+        command = Create(name, definition, configured=definition.base in sources)
+        async for step in self._followed(command):
             yield step
 
     async def copy(self, source: str, destination: str) -> None:
-        """ModelNotFoundError unless a store has it; it is copied in those that do."""
+        """ModelNotFoundError unless a store has it; it is copied in those that do.
+
+        A configured model is made a model of the store, for which its files may have to be copied.
+        """
         self._refuse_configured(destination)
-        for name, role in ((source, "source"), (destination, "destination")):
-            sound_name(name, f'{role} "{name}" is invalid')
+        sound_name(destination, f'destination "{destination}" is invalid')
+        if canonical_name(source) in self._configured:
+            async for _ in self.create(destination, self.material(source)):
+                pass
+            return
+        sound_name(source, f'source "{source}" is invalid')
         await self._wherever_it_is(Copy(source, destination), source)
 
     async def delete(self, name: str) -> None:
@@ -82,7 +109,7 @@ class Management:
 
     async def _followed(self, command: Command) -> AsyncGenerator[PullProgress, None]:
         try:
-            jobs = await self._ordered(await self._pool.keepers(), command)
+            jobs = await self._begun(command)
             story = _Story(jobs)
             while not story.done:
                 for step in story.told(await self._accounts(jobs, story)):
@@ -91,6 +118,22 @@ class Management:
                     await asyncio.sleep(LOOK_S)
         finally:
             self._pool.forget()
+
+    async def _begun(self, command: Command) -> dict[str, str]:
+        """The jobs by process: in each store but those that have no file of the model."""
+        keepers = await self._pool.keepers()
+        answers = await self._pool.order(keepers, command)
+        if {answer.replica for answer in answers} != set(keepers):
+            raise OverloadedError(ENDED)
+        jobs, missing = {}, None
+        for answer in answers:
+            try:
+                jobs[answer.replica] = answer.result()
+            except ModelNotFoundError as error:
+                missing = error
+        if missing is not None and not jobs:
+            raise missing
+        return jobs
 
     async def _accounts(self, jobs: dict[str, str], story: "_Story") -> dict[str, Account]:
         return await self._each({each: Follow(jobs[each], story.heard[each]) for each in jobs})
@@ -141,8 +184,9 @@ class _Story:
         slowest = min(accounts, key=lambda each: _progress(accounts[each]))
         account = accounts[slowest]
         new = [step for step in account.steps if step != self._last]
-        for replica, each in accounts.items():
-            self.heard[replica] = each.first + len(each.steps)
+        if account.steps:  # otherwise nothing is told yet, and the other jobs' steps may have to be
+            for replica, each in accounts.items():
+                self.heard[replica] = each.first + len(each.steps)
         self._last = new[-1] if new else self._last
         self.done = all(account.done for account in accounts.values())
         return new
@@ -157,7 +201,7 @@ def _results(answers: Iterable[Answer], replicas: Iterable[str]) -> dict[str, An
     """By process. Raises what one of them has raised; OverloadedError when one is gone."""
     found = {answer.replica: answer.result() for answer in answers}
     if set(found) != set(replicas):
-        raise OverloadedError("a process with models on demand has ended meanwhile; try again")
+        raise OverloadedError(ENDED)
     return found
 
 

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from runtime.engine import EngineStatistics
-from runtime.errors import DoesNotFitError, ModelUnavailableError, OverloadedError
+from runtime.errors import (
+    CaravanError,
+    DoesNotFitError,
+    ModelUnavailableError,
+    OverloadedError,
+)
 from serve_app.card import ModelCard
 from serve_app.keep_alive import FOREVER
 from serve_app.listing import LoadedModel
@@ -103,13 +108,15 @@ class ModelPool:
         self._loading = ThreadPoolExecutor(1, "loading")
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        """As the model's replica does, once it is there."""
+        """As the model's replica does, once it is loaded; waiting for that counts as queueing."""
+        asked_ns = time.monotonic_ns()
         async with (
             self._used(task.model, task.keep_alive_s) as replica,
             aclosing(replica.generate(task)) as deltas,
         ):
+            waited_ns = time.monotonic_ns() - asked_ns
             async for delta in deltas:
-                yield delta
+                yield _delayed(delta, waited_ns)
 
     async def load(self, name: str, keep_alive_s: float | None) -> None:
         async with self._used(name, keep_alive_s):
@@ -229,7 +236,9 @@ class ModelPool:
             replica = await self._loaded(entry)
         except BaseException as error:
             self._forget(entry)
-            log.info("not loaded", model=entry.found.name, reason=str(error))
+            # An exception that is not of this project may have no text at all.
+            reason = str(error) if isinstance(error, CaravanError) else repr(error)
+            log.info("not loaded", model=entry.found.name, reason=reason)
             if isinstance(error, DoesNotFitError):
                 raise ModelUnavailableError(str(error)) from error
             raise
@@ -382,6 +391,14 @@ class _Entry:
             waiting=now_at.waiting,
             slots=now_at.slots,
         )
+
+
+def _delayed(delta: ChatDelta, waited_ns: int) -> ChatDelta:
+    """The delta of a request that was `waited_ns` old when its replica got it."""
+    if delta.usage is None:
+        return delta
+    usage = replace(delta.usage, queue_ns=delta.usage.queue_ns + waited_ns)
+    return replace(delta, usage=usage)
 
 
 async def _run(executor: Executor, work: Callable[..., T], *arguments: object) -> T:

@@ -1,19 +1,17 @@
 """The caller's end of the direct stream, with a small pool of idle connections."""
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import cast
 
 from runtime.errors import CaravanError
-from serve_app.stream import wire
-from serve_app.task import ChatDelta, Task
+from serve_app.stream import handshake, wire
+from serve_app.task import ChatDelta, Task, merge
 
-# The other side's kernel connects, however busy the process is; the first message is the process's.
+# The other side's kernel connects, however busy the process is.
 CONNECT_TIMEOUT_S = 2.0
-CHALLENGE_TIMEOUT_S = 5.0
 IDLE_PER_REPLICA = 64
 IDLE_S = 60.0
 SILENCE_S = 10.0
@@ -100,14 +98,16 @@ class StreamClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. Deltas that arrive while nobody looks are merged into one."""
+    """One connection. Deltas that arrive between two calls of `receive` are merged by the second:
+    each is copied once, however many there are."""
 
     def __init__(self) -> None:
         self.idle_since = 0.0
-        self._splitter = wire.FrameSplitter(wire.MAX_TOLD_BYTES)
+        self._splitter = wire.FrameSplitter(wire.MAX_HANDSHAKE_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._challenge: bytes | None = None
-        self._delta: ChatDelta | None = None
+        self._accepted = False  # both ends have proved that they know the token
+        self._greeting: wire.Wire | None = None
+        self._deltas: list[ChatDelta] = []
         self._beat: wire.Beat | None = None
         self._waiting = False  # for the first delta
         self._leaving: wire.Leaving | None = None
@@ -127,7 +127,7 @@ class _Connection(asyncio.Protocol):
         except (OSError, TimeoutError) as error:
             raise ConnectionLost(f"No connection to the replica: {error}") from error
         try:
-            await connection._prove(address.token)
+            await connection._shake_hands(address.token)
         except BaseException:
             connection.close()
             raise
@@ -150,15 +150,15 @@ class _Connection(asyncio.Protocol):
 
     async def receive(self) -> ChatDelta | wire.Beat | wire.Leaving:
         """What was told since the last time; deltas first, then that the replica leaves."""
-        while self._delta is None and self._leaving is None and self._beat is None:
+        while not self._deltas and self._leaving is None and self._beat is None:
             if self._error is not None:
                 error, self._error = self._error, self._lasting(self._error)
                 raise error
             self._changed.clear()
             await self._changed.wait()
-        if self._delta is not None:
-            delta, self._delta, self._beat = self._delta, None, None
-            return delta
+        if self._deltas:
+            deltas, self._deltas, self._beat = self._deltas, [], None
+            return merge(deltas)
         told, self._leaving, self._beat = self._leaving or self._beat, None, None
         assert told is not None
         return told
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
         self._quiet_looks = 0
         try:
             for message in self._splitter.feed(data):
-                self._take(message)
+                (self._take if self._accepted else self._greet)(message)
         except wire.WireError as error:
             self._lose(str(error))
         self._changed.set()
@@ -213,7 +213,7 @@ class _Connection(asyncio.Protocol):
     def _take(self, message: wire.Wire) -> None:
         match message:
             case wire.Told(delta):
-                self._delta = delta if self._delta is None else self._delta.merged(delta)
+                self._deltas.append(delta)
                 self._waiting = False
             case wire.Failed():
                 self._error = wire.error_of(message)
@@ -224,20 +224,37 @@ class _Connection(asyncio.Protocol):
                 self._departing, self._at_work = True, False
             case wire.Taken():
                 self._at_work = not self._departing
-            case wire.Challenge(nonce):
-                self._challenge = nonce
             case _:
                 raise wire.WireError(f"{type(message).__name__} where Told was due.")
 
-    async def _prove(self, token: str) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CHALLENGE_TIMEOUT_S):
-                while self._challenge is None and self._error is None:
-                    self._changed.clear()
-                    await self._changed.wait()
-        if self._challenge is None:
-            raise self._error or ConnectionLost("The replica sent no challenge.")
-        self.send(wire.proof(token, self._challenge))
+    async def _shake_hands(self, token: str) -> None:
+        async def send(message: wire.Wire) -> None:
+            if self._error is not None:
+                raise self._error
+            self.send(message)
+
+        try:
+            await handshake.prove(send, self._next_greeting, token=token, purpose=wire.PURPOSE)
+        except TimeoutError:
+            raise ConnectionLost("The replica has not finished the handshake.") from None
+        except wire.WireError as error:
+            raise ConnectionLost(f"No replica of ours listens there: {error}") from error
+        self._accepted = True
+        self._splitter.limit_bytes = wire.MAX_TOLD_BYTES
+
+    def _greet(self, message: wire.Wire) -> None:
+        if self._greeting is not None:
+            raise wire.WireError("Two messages where one was due in the handshake.")
+        self._greeting = message
+
+    async def _next_greeting(self) -> wire.Wire:
+        while self._greeting is None:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        greeting, self._greeting = self._greeting, None
+        return greeting
 
     @staticmethod
     def _lasting(error: Exception) -> Exception | None:

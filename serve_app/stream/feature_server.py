@@ -13,8 +13,8 @@ from torch import Tensor
 from serve_app.stream import wire
 from serve_app.stream.client import ConnectionLost
 from serve_app.stream.features import AskFeatures, BringPixels, raw, telling
+from serve_app.stream.handshake import HalfOpen
 from serve_app.stream.line import Line
-from serve_app.stream.server import HANDSHAKE_TIMEOUT_S, NONCE_BYTES
 from serve_app.vision.encoder import EncoderReplica
 
 PATIENCE_S = 30.0
@@ -37,6 +37,7 @@ class FeatureServer:
         self._patience_s = patience_s
         self._token = secrets.token_hex(32)
         self._callers: set[asyncio.Task[None]] = set()
+        self._half_open = HalfOpen()
         self._answering: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self._closing = False
@@ -75,28 +76,16 @@ class FeatureServer:
     async def _serve(self, connected: socket.socket) -> None:
         line = Line(connected, patience_s=self._patience_s)
         try:
-            if await self._admitted(line):
-                while not self._closing:
-                    await self._answer(line, await line.receive(idle=True))
-        except ConnectionLost:
-            pass  # the caller left, or never said who it is
+            with self._half_open.entered():
+                await line.admit(self._token)
+            while not self._closing:
+                await self._answer(line, await line.receive(idle=True))
+        except (ConnectionLost, TimeoutError):
+            pass  # the caller left, or did not finish the handshake
         except wire.WireError as error:
             logger.warning("connection for features refused: %s", error)
         finally:
             line.close()
-
-    async def _admitted(self, line: Line) -> bool:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        await line.send(wire.Challenge(nonce))
-        try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                answer = await line.receive()
-        except TimeoutError:
-            return False
-        if isinstance(answer, wire.Proof) and wire.proves(answer, self._token, nonce):
-            return True
-        logger.warning("connection for features refused: wrong token")
-        return False
 
     async def _answer(self, line: Line, asked: object) -> None:
         if not isinstance(asked, AskFeatures):

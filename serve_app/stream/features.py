@@ -1,6 +1,6 @@
 """What replicas and vision encoders say to each other, in the frames of the direct stream.
 
-The encoder opens with a `Challenge`, answered by a `Proof`. Then, again and again: one
+It begins with the handshake of the direct stream (`handshake.py`). Then, again and again: one
 `AskFeatures`, which names the image alone. The encoder answers `Features`, or `BringPixels` when
 it does not know them and has room; then the pixels follow as they lie in memory, float32. While
 it lasts, `Beat` comes every `BEAT_S`. `Features` are followed by their numbers, 16 bits
@@ -44,7 +44,14 @@ class Features(msgspec.Struct, frozen=True, tag="features"):
 
 
 Message = (
-    wire.Challenge | wire.Proof | AskFeatures | BringPixels | wire.Beat | Features | wire.Failed
+    wire.Challenge
+    | wire.Proof
+    | wire.Accepted
+    | AskFeatures
+    | BringPixels
+    | wire.Beat
+    | Features
+    | wire.Failed
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)

@@ -6,9 +6,10 @@ import socket
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from serve_app.stream import features, wire
+from serve_app.stream import features, handshake, wire
 from serve_app.stream.client import CONNECT_TIMEOUT_S, ConnectionLost
 
+PURPOSE = "stream of features"
 MAX_MESSAGE_BYTES = 64 * 1024
 PIECE_BYTES = 2**20  # sent before it is asked whether the other side still reads
 
@@ -32,21 +33,27 @@ class Line:
 
     @classmethod
     async def open(cls, address: wire.Address, *, patience_s: float) -> "Line":
-        """A line to whoever listens at `address`, which knows that we know its token."""
+        """A line to the encoder at `address`; both ends have proved that they know its token."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         unconnected = socket.socket(family, socket.SOCK_STREAM)
         line = cls(unconnected, patience_s=patience_s)
         try:
             connecting = line._loop.sock_connect(unconnected, (address.host, address.port))
             await _soon(connecting, min(CONNECT_TIMEOUT_S, patience_s))
-            challenge = await line.receive()
-            if not isinstance(challenge, wire.Challenge):
-                raise wire.WireError(f"{type(challenge).__name__} where Challenge was due.")
-            await line.send(wire.proof(address.token, challenge.nonce))
+            await handshake.prove(
+                line.send, line._receive_greeting, token=address.token, purpose=PURPOSE
+            )
+        except TimeoutError:
+            line.close()
+            raise ConnectionLost("The encoder has not finished the handshake.") from None
         except BaseException:
             line.close()
             raise
         return line
+
+    async def admit(self, token: str) -> None:
+        """The listener's handshake; WireError or TimeoutError: the caller is to be refused."""
+        await handshake.admit(self.send, self._receive_greeting, token=token, purpose=PURPOSE)
 
     @property
     def quiet(self) -> bool:
@@ -66,11 +73,13 @@ class Line:
         for begin in range(0, len(memory), PIECE_BYTES):
             await self._sent(memory[begin : begin + PIECE_BYTES])
 
-    async def receive(self, *, idle: bool = False) -> features.Message:
+    async def receive(
+        self, *, idle: bool = False, limit_bytes: int = MAX_MESSAGE_BYTES
+    ) -> features.Message:
         """The next message; with `idle` it may come whenever it likes."""
         prefix = bytearray(wire.LENGTH.size)
         await self.receive_into(memoryview(prefix), idle=idle)
-        body = bytearray(wire.checked_length(prefix, MAX_MESSAGE_BYTES))
+        body = bytearray(wire.checked_length(prefix, limit_bytes))
         await self.receive_into(memoryview(body))
         return features.decode(body)
 
@@ -90,6 +99,9 @@ class Line:
 
     def close(self) -> None:
         self._socket.close()
+
+    async def _receive_greeting(self) -> features.Message:
+        return await self.receive(limit_bytes=wire.MAX_HANDSHAKE_BYTES)
 
     async def _sent(self, piece: memoryview) -> None:
         await _soon(self._loop.sock_sendall(self._socket, piece), self._patience_s)

@@ -10,11 +10,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 
-from serve_app.stream import wire
+from serve_app.stream import handshake, wire
 from serve_app.task import ChatDelta, Task
 
-HANDSHAKE_TIMEOUT_S = 5.0
-NONCE_BYTES = 32
 # With more than this unsent, the next delta is not asked for, and the engine merges meanwhile.
 UNSENT_BYTES = 16 * 1024
 # A caller whose machine is gone says nothing; what was sent and not confirmed for so long tells.
@@ -49,6 +47,7 @@ class StreamServer:
         self._trial = asyncio.Lock()
         self._token = secrets.token_hex(32)
         self._connections: set[asyncio.Task[None]] = set()
+        self._half_open = handshake.HalfOpen()
         self._answering = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -62,12 +61,13 @@ class StreamServer:
 
     async def close(self, *, drain_s: float) -> None:
         """Accept nothing new and tell callers to go on elsewhere; answers end or are taken there
-        for at most `drain_s`, then they are cut."""
+        for at most `drain_s`, then they are cut; with 0 they are cut before a word."""
         self._closing = True
         if self._server is not None:
             self._server.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), drain_s)
+        if drain_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_s)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -80,28 +80,23 @@ class StreamServer:
             accepted = writer.get_extra_info("socket")
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNCONFIRMED_S * 1000)
         try:
-            if await self._admitted(reader, writer):
-                await self._serve(reader, writer)
+            with self._half_open.entered():
+                await self._admit(reader, writer)
+            await self._serve(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-            pass  # the caller left, or never said who it is
+            pass  # the caller left, or did not finish the handshake
         except wire.WireError as error:
             logger.warning("stream connection refused: %s", error)
         except asyncio.CancelledError:
-            pass  # only `close` cancels a connection, and nothing follows
+            pass  # by `close`, or as the oldest of too many in their handshake
         finally:
             self._connections.discard(connection)
             writer.close()
 
-    async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        nonce = secrets.token_bytes(NONCE_BYTES)
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=UNSENT_BYTES)
-        writer.write(wire.frame(wire.Challenge(nonce)))
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            answer = await wire.read_message(reader, wire.MAX_HANDSHAKE_BYTES)
-        if wire.proves(answer, self._token, nonce):
-            return True
-        logger.warning("stream connection refused: wrong token")
-        return False
+        send, receive = wire.greetings(reader, writer)
+        await handshake.admit(send, receive, token=self._token, purpose=wire.PURPOSE)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Always one read ahead: that read failing is how a caller's leaving is noticed."""

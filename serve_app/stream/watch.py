@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from serve_app.stream import wire
+from serve_app.stream import handshake, wire
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.1
@@ -53,11 +53,8 @@ class Watcher:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                challenge = await wire.read_message(reader, wire.MAX_HANDSHAKE_BYTES)
-            if not isinstance(challenge, wire.Challenge):
-                raise wire.WireError(f"{type(challenge).__name__} where Challenge was due.")
-            writer.write(wire.frame(wire.proof(self._address.token, challenge.nonce)))
+            send, receive = wire.greetings(reader, writer)
+            await handshake.prove(send, receive, token=self._address.token, purpose=wire.PURPOSE)
             writer.write(wire.frame(wire.Watch(self._every_s)))
             while True:
                 async with asyncio.timeout(SILENCE_S):

@@ -1,8 +1,9 @@
 """The messages of the direct stream and their frames: four bytes of length, then msgpack.
 
-The replica opens with a `Challenge`; the other side proves that it knows the replica's token
-without sending it. Then, again and again: one `Ask` or `AskVectors`, answered by `Told` until a
-delta has `finish`, or by `Failed`. Whoever closes the connection ends what is being answered.
+The replica opens with a `Challenge`, the caller answers with `Proof`, the replica with `Accepted`
+(`handshake.py`): both prove that they know the replica's token without sending it. Then, again and
+again: one `Ask` or `AskVectors`, answered by `Told` until a delta has `finish`, or by `Failed`.
+Whoever closes the connection ends what is being answered.
 
 While it answers, the replica says `Beat` every `BEAT_S`, or `Leaving` from when it has been told to
 stop: the caller should go on elsewhere as soon as it can. A task that was at work on a replica when
@@ -14,11 +15,10 @@ leaves, or the replica says `Leaving`.
 """
 
 import asyncio
-import hashlib
-import hmac
 import struct
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,10 +33,12 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
+from runtime.handshake import DIGEST_BYTES, NONCE_BYTES
 from serve_app.policy import Load
 from serve_app.prefixes import Chain
 from serve_app.task import ChatDelta, ChatTask, EmbeddingTask, Task
 
+PURPOSE = "stream of answers"
 MAX_HANDSHAKE_BYTES = 256
 MAX_ASK_BYTES = 256 * 2**20
 MAX_TOLD_BYTES = 64 * 2**20
@@ -57,12 +59,25 @@ _TRAVELLING: tuple[type[CaravanError], ...] = (
 )
 
 
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
-    nonce: bytes
+    nonce: Nonce
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    digest: bytes
+    """`nonce`: the caller's. `digest`: its proof over both."""
+
+    nonce: Nonce
+    digest: Digest
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """`digest`: the listener's proof over both nonces."""
+
+    digest: Digest
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -113,7 +128,18 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 Wire = (
-    Challenge | Proof | Ask | AskVectors | Told | Failed | Taken | Beat | Leaving | Watch | Report
+    Challenge
+    | Proof
+    | Accepted
+    | Ask
+    | AskVectors
+    | Told
+    | Failed
+    | Taken
+    | Beat
+    | Leaving
+    | Watch
+    | Report
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -130,7 +156,7 @@ class Address:
 
     host: str
     port: int
-    token: str
+    token: str = field(repr=False)
     replica: str = ""
     model: str = ""
 
@@ -158,26 +184,33 @@ def decode(body: bytes | memoryview) -> Wire:
 
 
 class FrameSplitter:
-    """Bytes as they arrive → whole messages."""
+    """Bytes as they arrive → whole messages.
+
+    `limit_bytes`: of one message; raised when the other side has proved what it is.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Wire]:
+        """The messages that are whole now. What is buffered is never copied: a frame may be long
+        and arrive in many pieces."""
         self._buffer += data
         messages: list[Wire] = []
         begin = 0
-        while (end := self._frame_end(begin)) is not None:
-            messages.append(decode(bytes(self._buffer[begin + LENGTH.size : end])))
-            begin = end
+        with memoryview(self._buffer) as view:
+            while (end := self._frame_end(begin)) is not None:
+                with view[begin + LENGTH.size : end] as body:
+                    messages.append(decode(body))
+                begin = end
         del self._buffer[:begin]
         return messages
 
     def _frame_end(self, begin: int) -> int | None:
         if len(self._buffer) - begin < LENGTH.size:
             return None
-        end = begin + LENGTH.size + checked_length(self._buffer[begin:], self._limit_bytes)
+        end = begin + LENGTH.size + checked_length(self._buffer, self.limit_bytes, begin)
         return end if end <= len(self._buffer) else None
 
 
@@ -186,21 +219,27 @@ async def read_message(reader: asyncio.StreamReader, limit_bytes: int) -> Wire:
     return decode(await reader.readexactly(length))
 
 
-def checked_length(prefix: bytes | bytearray, limit_bytes: int) -> int:
-    (length,) = LENGTH.unpack_from(prefix)
+def greetings(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[Callable[[msgspec.Struct], Awaitable[None]], Callable[[], Awaitable[Wire]]]:
+    """How a handshake sends and receives on these: short messages only."""
+
+    async def send(message: msgspec.Struct) -> None:
+        writer.write(frame(message))
+        await writer.drain()
+
+    async def receive() -> Wire:
+        return await read_message(reader, MAX_HANDSHAKE_BYTES)
+
+    return send, receive
+
+
+def checked_length(buffer: bytes | bytearray, limit_bytes: int, begin: int = 0) -> int:
+    """The length that stands in `buffer` at `begin`; WireError above the limit."""
+    (length,) = LENGTH.unpack_from(buffer, begin)
     if length > limit_bytes:
         raise WireError(f"A message of {length:,} bytes; at most {limit_bytes:,} are accepted.")
     return length
-
-
-def proof(token: str, nonce: bytes) -> Proof:
-    return Proof(hmac.digest(token.encode(), nonce, hashlib.sha256))
-
-
-def proves(message: Wire, token: str, nonce: bytes) -> bool:
-    return isinstance(message, Proof) and hmac.compare_digest(
-        message.digest, proof(token, nonce).digest
-    )
 
 
 def failed(error: Exception) -> Failed:

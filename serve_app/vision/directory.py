@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -41,14 +40,14 @@ class KnownEncoders:
         async with self._asking:
             if not self._fresh:
                 await self._ask()
-        now = time.monotonic()
+        now = _now()
         self._shunned = {address: until for address, until in self._shunned.items() if until > now}
         return sorted(
             self._addresses, key=lambda each: (each in self._shunned, _weight(each, digest))
         )
 
     def shun(self, address: Address) -> None:
-        self._shunned[address] = time.monotonic() + SHUNNED_S
+        self._shunned[address] = _now() + SHUNNED_S
 
     def forget(self) -> None:
         """Ask the directory again before the next image is ranked."""
@@ -56,7 +55,7 @@ class KnownEncoders:
 
     @property
     def _fresh(self) -> bool:
-        return self._asked_at is not None and time.monotonic() - self._asked_at < FRESH_S
+        return self._asked_at is not None and _now() - self._asked_at < FRESH_S
 
     async def _ask(self) -> None:
         """A directory that fails leaves what was known: encoders may well be there."""
@@ -64,7 +63,7 @@ class KnownEncoders:
             self._addresses = tuple(await self._directory.addresses())
         except Exception as error:
             log.info("vision encoders unknown", reason=f"{type(error).__name__}: {error}")
-        self._asked_at = time.monotonic()
+        self._asked_at = _now()
 
 
 class EncoderDirectory:
@@ -93,3 +92,8 @@ class EncoderDirectory:
 def _weight(address: Address, digest: bytes) -> bytes:
     name = f"{address.host}:{address.port}".encode()
     return hashlib.blake2b(digest + name, digest_size=8).digest()
+
+
+def _now() -> float:
+    """On the clock of the event loop, by which timeouts go too."""
+    return asyncio.get_running_loop().time()

@@ -5,7 +5,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -58,7 +58,7 @@ class EncoderReplica:
     An image is brought and encoded once, however many ask for it. At any time only so many bring
     pixels that the next batch is there when the tower has done this one; others wait their turn.
     `name`: of the file with the weights. `stall_s`: with no image encoded for so long, `check`
-    calls the encoder dead. For one event loop.
+    calls the encoder dead, by the `clock`. For one event loop.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class EncoderReplica:
         cache_bytes: int | None = None,
         batch_images: int | None = None,
         stall_s: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._tower = OutgoingTower(tower)
@@ -77,14 +78,14 @@ class EncoderReplica:
         self._most_pixels = most_pixels(tower)
         check_cache(cache_bytes, tower)
         self._cache_bytes = cache_bytes or IMAGES_KEPT * self._largest_bytes
-        self._store = FeatureStore(self._encoder, budget_bytes=self._cache_bytes)
+        self._store = FeatureStore(self._encoder, budget_bytes=self._cache_bytes, clock=clock)
         self._store.wake = self._wake
         self._places = 2 * self.batch_images
         self._room = asyncio.Semaphore(self._places)
         self.leaving = asyncio.Semaphore(SENT_AT_ONCE)
         self._leaders: dict[bytes, Visit] = {}
         self._visitors = self._known = 0
-        self._stall_s = stall_s
+        self._stall_s, self._clock = stall_s, clock
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -168,7 +169,7 @@ class EncoderReplica:
         if self._tower.broken is not None:
             raise dead(self._tower.broken)
         since = self._store.waiting_since
-        if since is not None and since < time.monotonic() - self._stall_s:
+        if since is not None and since < self._clock() - self._stall_s:
             raise dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
 
     def statistics(self) -> EncoderStatistics:

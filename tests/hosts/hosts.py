@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import HANG_S
 from tests.serve.application import ROOT
 
 BIN = Path(sys.executable).parent
 BRIDGE, NETWORK = "caravan-net", "10.212.79"
-WAIT_S = 180
 
 
 class Host:
@@ -31,7 +31,7 @@ class Host:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
+            timeout=HANG_S,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
 
@@ -60,7 +60,7 @@ class Host:
 
 def ip(*arguments: str) -> str:
     return subprocess.run(
-        ["ip", *arguments], check=True, capture_output=True, text=True, timeout=10
+        ["ip", *arguments], check=True, capture_output=True, text=True, timeout=HANG_S
     ).stdout
 
 

@@ -91,6 +91,44 @@ def test_a_second_build_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob("build-*"))
 
 
+@pytest.fixture
+def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of its own and a source that compiles at once, as on a machine that is new."""
+    need_compiler()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
+    monkeypatch.setattr(native, "_SOURCES", tmp_path / "source")
+    monkeypatch.setattr(native, "load", lambda path: path)
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def test_compiling_is_announced_and_its_time_is_logged_once(
+    one_source: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert native.needs_compiling()
+    with caplog.at_level(logging.INFO):
+        native.main()
+    assert not native.needs_compiling()
+    before, after = (record.getMessage() for record in caplog.records)
+    assert before.startswith("Compiling the CPU kernels with ") and after.endswith(" s.")
+    native.library.cache_clear()
+    assert not native.needs_compiling()
+    native.main()
+    assert len(caplog.records) == 2
+
+
+def test_without_a_compiler_compiling_ahead_gives_the_reason(
+    no_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not native.needs_compiling()
+    native.main()
+    [record] = caplog.records
+    assert "no C compiler" in record.getMessage()
+
+
 @pytest.mark.parametrize("architecture", ["haswell", "x86-64"])
 def test_narrower_instructions_compute_the_same(
     architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -14,6 +14,7 @@ from tests.chat_templates import (
     TEMPLATES,
     TOOLS,
     Talk,
+    documented,
     plain,
     rendered_by_transformers,
     template_source,
@@ -42,7 +43,7 @@ def test_rendered_text_is_that_of_transformers(name: str, add_generation_prompt:
     for given in VARIABLES:
         variables = given | {"add_generation_prompt": add_generation_prompt}
         for about, talk in TALKS.items():
-            chat = [plain(message) for message in talk.messages]
+            chat = documented(name, talk.messages)
             expected = rendered_by_transformers(source, chat, talk.tools, **variables)
             if expected is None:
                 with pytest.raises(RequestError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from transformers import Qwen3MoeConfig
 
 from model_zoo.registry import load
+from model_zoo.tokenizer import Tokenizer
 from runtime.aio import AsyncEngine
 from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
 from runtime.lifeline import Lead
@@ -26,12 +28,11 @@ from runtime.request import (
 from runtime.vision import LocalEncoder
 from tests.parity import image_rows, test_engine_images, test_qwen3moe, test_qwen3vl
 from tests.parity.test_engine import SLIDING, answers, mixed_requests, running
+from tests.patience import HANG_S
 from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
 from tests.tiny_models import write_tiny, write_tiny_llama
 from tests.unit.runtime.eyes import PretendTower, picture
 
-# A rank that is gone is told so much later at most, on a busy machine.
-SECONDS = 20.0
 EXPERTS = Qwen3MoeConfig(**(test_qwen3moe.SIZES | {"moe_intermediate_size": 64}))
 
 
@@ -170,10 +171,11 @@ def test_what_a_rank_lacks_is_told_by_the_first(tmp_path, three) -> None:
         pass
 
 
-def test_a_rank_that_dies_ends_the_streams_with_an_error(tmp_path, three) -> None:
+def test_a_rank_that_dies_ends_the_streams_with_an_error(tmp_path, three, monkeypatch) -> None:
     write_llama(tmp_path / "tiny.gguf")
+    kill_at_token(3, three[0], monkeypatch)
     with divided_engine(tmp_path / "tiny.gguf", three[:1]) as (_, engine):
-        delta = asyncio.run(killed_under_way(engine, three[0]))
+        delta = asyncio.run(whole_answer(engine))
         assert delta.finish is FinishReason.FAILED and "Rank 1 of 2 is gone" in str(delta.error)
         with pytest.raises(EngineDeadError, match="Rank 1 of 2 is gone"):
             engine.check()
@@ -196,20 +198,30 @@ async def first_delta(engine: AsyncEngine, name: str) -> Delta:
         return await anext(deltas)
 
 
-async def killed_under_way(engine: AsyncEngine, follower: Follower) -> Delta:
+def kill_at_token(number: int, follower: Follower, monkeypatch) -> None:
+    """While the engine takes in that token, so the next step is computed without the follower."""
+    token_bytes, taken = Tokenizer.token_bytes, itertools.count(1)
+
+    def killing(tokenizer: Tokenizer, token: int) -> bytes:
+        if next(taken) == number:
+            follower.kill()
+        return token_bytes(tokenizer, token)
+
+    monkeypatch.setattr(Tokenizer, "token_bytes", killing)
+
+
+async def whole_answer(engine: AsyncEngine) -> Delta:
     request = GenerationRequest("a", tuple(range(40, 60)), StopRules(200), SamplingParams(seed=1))
     merged = Delta()
-    async with asyncio.timeout(SECONDS), contextlib.aclosing(engine.stream(request)) as deltas:
+    async with asyncio.timeout(HANG_S), contextlib.aclosing(engine.stream(request)) as deltas:
         async for delta in deltas:
-            if not merged.tokens:
-                follower.kill()
             merged = merged.merged(delta)
     return merged
 
 
 def check_for_a_while(engine: AsyncEngine) -> None:
     """Until it raises."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         engine.check()
         time.sleep(0.05)

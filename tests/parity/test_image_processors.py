@@ -24,6 +24,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from model_zoo.eyes import qwen25vl
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import Filter
@@ -38,6 +39,7 @@ from model_zoo.processors.mllama import MllamaProcessor, aspect_ratio_id, tile_m
 from model_zoo.processors.pixtral import PixtralProcessor
 from model_zoo.processors.qwen_vl import QwenVLProcessor
 from model_zoo.processors.square import SquareProcessor
+from model_zoo.towers import gemma4, internvl, mllama
 from runtime.errors import RequestError
 from runtime.vision import PreparedImage
 from tests.parity.llama4_pixels import llama4_tiles
@@ -276,3 +278,11 @@ def test_gemma4_fills_its_budget(size: tuple[int, int]) -> None:
     same(patches.flatten(0, 1), theirs["pixel_values"][0, : made.rows * 9])
     last = theirs["image_position_ids"][0, made.rows * 9 - 1]  # (column, row) of the last patch
     assert made.grid == ((last[1] + 1) // 3, (last[0] + 1) // 3)
+
+
+def test_files_that_state_no_limits_mean_those_of_the_reference() -> None:
+    """But for the most pixels of Qwen's, for which the reference and its checkpoints differ."""
+    assert Qwen2VLImageProcessorPil.size["shortest_edge"] == qwen25vl.LEAST_PIXELS
+    assert Gemma4ImageProcessorPil.max_soft_tokens == gemma4.ROWS
+    assert GotOcr2ImageProcessorPil.max_patches == internvl.MOST_TILES
+    assert MllamaImageProcessorPil.max_image_tiles == mllama.TILES

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, trainers
-from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer
+from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer, XLMRobertaTokenizer
 
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
@@ -18,10 +18,12 @@ CORPUS = [text for seed in (11, 12) for text in random_texts(seed, 150)] + [
 ] * 20
 
 
-def load(kind: str, tokens: list[str], types: list[int], **keys: Any) -> Tokenizer:
+def load(
+    kind: str, tokens: list[str], types: list[int], architecture: str = "", **keys: Any
+) -> Tokenizer:
     metadata = {"model": kind, "tokens": tokens, "token_type": types, **keys}
     named = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
-    return load_tokenizer(named, architecture=kind)
+    return load_tokenizer(named, architecture=architecture or kind)
 
 
 def test_wordpiece_agrees_with_the_bert_tokenizer_class() -> None:
@@ -71,6 +73,17 @@ def test_unigram_agrees_with_the_t5_tokenizer_class(bytes_known: bool) -> None:
         assert subject.encode(text) == reference.encode(text, add_special_tokens=False), text
     assert subject.end_tokens == {1} and not subject.add_bos
     assert subject.decode(subject.encode("the fox")) == " the fox"
+    assert subject.encode_document("the fox") == reference.encode("the fox")  # ends in </s>
+
+
+def test_unigram_documents_of_an_encoder_are_those_of_the_xlm_roberta_tokenizer_class() -> None:
+    head = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    rows = [*((text, 0.0) for text in head), ("▁the", -1.0), ("▁", -2.0), ("fox", -3.0)]
+    types = [CONTROL, CONTROL, CONTROL, UNKNOWN, CONTROL, *[NORMAL] * 3]
+    subject = load("t5", [t for t, _ in rows], types, "bert", scores=[s for _, s in rows])
+    reference = XLMRobertaTokenizer(vocab=rows)
+    for text in ("the fox", "the <mask> fox", "", "the  the"):
+        assert subject.encode_document(text) == reference.encode(text), text
 
 
 def _unigram_rows(trained: NativeTokenizer) -> list[tuple[str, float]]:

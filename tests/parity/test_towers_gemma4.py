@@ -17,6 +17,7 @@ from transformers import (
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
 from model_zoo.towers.gemma4 import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
+from runtime.vision import LocalEncoder
 from tests.gguf_files import matrices, rewrite
 from tests.parity.gemma4_patches import as_patches
 from tests.parity.towers import (
@@ -101,6 +102,18 @@ GRIDS = [(4, 4), (1, 7), (5, 2), (9, 13)]
 def test_features_agree(eyes, images, grid) -> None:
     pixels = pixels_of(eyes, images, grid)
     check_features(eyes, pixels, expected(eyes, pixels), grid)
+
+
+def test_a_prime_number_of_rows_is_encoded_at_the_start(tmp_path) -> None:
+    eyes = made(tmp_path, config(), "ollama")
+    unit = 3 * PATCH
+    keys = {"general.architecture": "gemma4", "gemma4.vision.image_max_pixels": 53 * unit**2}
+    tower = load_tower(build_tower, rewrite(eyes.path, tmp_path / "prime.gguf", keys=keys))
+    assert tower.largest().grid == (1, 53)
+    check_limits(tower, images=1)
+    encoder = LocalEncoder(tower, device=torch.device("cpu"))
+    encoder.warm_up()
+    encoder.close()
 
 
 def test_declared_limits_hold(eyes) -> None:

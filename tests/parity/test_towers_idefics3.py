@@ -5,7 +5,11 @@ import torch
 from torch import Tensor
 from transformers import Idefics3Config, PreTrainedConfig, SmolVLMConfig
 
-from model_zoo.towers.idefics3 import build_tower
+from model_zoo.eyes.idefics3 import read_processor
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.towers import idefics3
+from runtime.vision import VisionTower
 from tests.parity.towers import (
     Eyes,
     check_each_alone,
@@ -35,6 +39,10 @@ CONFIGS = {
     "shuffles_three_by_three": config(SmolVLMConfig, shuffled=3),
     "other_eps": config(Idefics3Config, layer_norm_eps=1e-2),
 }
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
+    return idefics3.build_tower(w, metadata, images=read_processor(metadata))
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -5,7 +5,11 @@ import torch
 from torch import Tensor
 from transformers import InternVLConfig
 
-from model_zoo.towers.internvl import build_tower
+from model_zoo.eyes.internvl import read_processor
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.towers import internvl
+from runtime.vision import VisionTower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     Eyes,
@@ -39,6 +43,10 @@ CONFIGS = {
     "shuffles_nothing": config(ratio=1.0),
     "norm_after_the_layers": config(use_mean_pooling=False),
 }
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
+    return internvl.build_tower(w, metadata, images=read_processor(metadata))
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -1,5 +1,6 @@
 """Features of Llama 3.2 Vision's tower against `transformers`, on tiny random models."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
 from model_zoo.processors.mllama import aspect_ratio_id, tile_mask
 from model_zoo.towers.mllama import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
-from tests.gguf_files import rewrite
+from tests.fuzz.pieces import take_apart
+from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     Eyes,
     check_each_alone,
@@ -109,6 +111,22 @@ def test_states_of_layers_that_are_not_there_are_refused(tmp_path) -> None:
     }
     path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys)
     with pytest.raises(ModelFileError, match="of 3 layers"):
+        load_tower(build_tower, path)
+
+
+def test_a_file_that_keeps_the_states_of_no_layer_is_refused(tmp_path) -> None:
+    """Its projection is as narrow as that needs, so that nothing else is wrong with it."""
+    eyes = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
+    wide = matrices(eyes.path)["mm.0.weight"]
+    tensors = {"mm.0.weight": np.ascontiguousarray(wide[:, : wide.shape[1] // 3])}
+    keys = {"general.architecture": "mllama"}
+    path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys, tensors=tensors)
+    pieces = take_apart(path.read_bytes())
+    assert pieces is not None
+    kept = b"mllama.vision.intermediate_layers_indices"
+    next(key for key in pieces.keys if key.name == kept).items = []
+    path.write_bytes(pieces.bytes())
+    with pytest.raises(ModelFileError, match="intermediate_layers_indices` is empty"):
         load_tower(build_tower, path)
 
 

@@ -1,13 +1,16 @@
 """Features of Qwen3-VL's tower against `transformers`, on tiny random models."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3VLConfig
 
-from model_zoo.towers.qwen3vl import build_tower
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.processors.qwen_vl import QwenVLProcessor
+from model_zoo.towers import qwen3vl
+from runtime.vision import VisionTower
 from tests.parity.towers import (
     FLAVOURS,
     Eyes,
@@ -39,12 +42,20 @@ CONFIGS = {
 }
 
 
+def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
+    """For images of up to 211 rows, a prime: no image has exactly as many."""
+    keys = "vision.patch_size", "vision.spatial_merge_size"
+    patch, merge = (metadata.require_size(key) for key in keys)
+    area = 211 * (patch * merge) ** 2
+    images = QwenVLProcessor(patch, merge, 2, 1, area, STANDARD)
+    return qwen3vl.build_tower(w, metadata, images=images)
+
+
 @pytest.fixture(scope="module", params=[(c, f) for c in CONFIGS for f in FLAVOURS], ids=str)
 def eyes(request, tmp_path_factory) -> Eyes:
     name, flavour = request.param
     folder = tmp_path_factory.mktemp("models")
-    build = partial(build_tower, most_rows=53)
-    return make_eyes(build, CONFIGS[name], folder, flavour=flavour)
+    return make_eyes(build_tower, CONFIGS[name], folder, flavour=flavour)
 
 
 def pixels_of(eyes: Eyes, images: int, grid: tuple[int, int]) -> Tensor:

@@ -97,7 +97,7 @@ def test_raw_prompts_have_in_an_images_place_what_transformers_puts_there(name: 
 )
 def test_templates_that_take_texts_from_lists_alone_get_them_there(name: str, alone: bool) -> None:
     template = ChatTemplate(source_of(name))
-    assert template.wants_parts is alone
+    assert template.form.parts is alone
     talk = [Message("user", "hello"), Message("assistant", "there"), Message("user", "again")]
     rendered = template.render(talk)
     assert all(message.text in rendered for message in talk)

@@ -1,7 +1,9 @@
 """The demo model behind a real Serve, for tests that need processes and sockets."""
 
+import json
 import os
-import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +19,13 @@ from ray import serve
 from runtime.engine import EngineStatistics
 from serve_app.app import build
 from serve_app.card import ModelCard
+from tests.loopback import free_port
+from tests.patience import HANG_S
 
 ROOT = Path(__file__).parents[2]
 NAME = "caravan"
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 100.0  # of a control call, where `eventually` may try again
+POLL_S = 10.0  # of a request that is made again until it is answered
 # Options for long answers: so hot that the end token is one of hundreds of equals.
 ENDLESS = {"temperature": 1e6, "top_k": 0, "top_p": 1.0}
 
@@ -37,9 +42,21 @@ class Application:
     def card(self) -> ModelCard:
         return self._call("describe")
 
-    def _call(self, method: str) -> Any:
+    def pace(self, step_s: float) -> None:
+        """How long each step takes at least; see `MortalDeployment`."""
+        self._call("pace", step_s)
+
+    @contextmanager
+    def paced(self, step_s: float) -> Iterator[None]:
+        self.pace(step_s)
+        try:
+            yield
+        finally:
+            self.pace(0.0)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
         handle = serve.get_deployment_handle("demo", NAME).options(method_name=method)
-        return handle.remote().result(timeout_s=CALL_TIMEOUT_S)
+        return handle.remote(*arguments).result(timeout_s=CALL_TIMEOUT_S)
 
 
 def arguments(**model: Any) -> dict[str, Any]:
@@ -85,13 +102,14 @@ def serving(port: int) -> Iterator[None]:
     """Serve on the Ray cluster that this process is connected to."""
     variables = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("caravan-haproxy")),
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         # A proxy that is slow to start, as on a busy machine, is not started again and again.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     }
     try:
         serve.start(
@@ -109,6 +127,24 @@ def deploy(args: Mapping[str, Any], port: int) -> Application:
     return Application(f"http://127.0.0.1:{port}")
 
 
+def report_of(module: str, *, timeout_s: float, **variables: str) -> Any:
+    """What a program of the tests writes, as JSON, to the file that it is given, with these
+    environment variables. A process can be the driver of one Ray cluster only, so tests that need
+    another cluster run as such programs. Ray's files are in the file's folder."""
+    with short_folder() as folder:
+        report = folder / "report.json"
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(report)],
+            cwd=ROOT,
+            env={**os.environ, "RAY_TMPDIR": str(folder), **variables},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert report.exists(), done.stderr
+        return json.loads(report.read_text())
+
+
 @contextmanager
 def short_folder() -> Iterator[Path]:
     """For Ray's files: it puts sockets there, whose paths may not be long."""
@@ -116,13 +152,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def eventually(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], *, timeout_s: float = HANG_S) -> None:
     """Wait until it holds; an exception counts as "not yet"."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -132,15 +162,13 @@ def eventually(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> Non
         except Exception:
             if time.monotonic() > deadline:
                 raise
-        assert time.monotonic() < deadline, "the condition has not come true in time"
+        assert time.monotonic() < deadline, f"not so within {timeout_s:g} s"
         time.sleep(0.05)
 
 
-def await_http(url: str, *, timeout_s: float = 30.0) -> None:
+def await_http(url: str) -> None:
     """The proxy learns of a new application a moment after the application is up."""
-    eventually(
-        lambda: httpx.get(f"{url}/healthz", timeout=5).status_code == 200, timeout_s=timeout_s
-    )
+    eventually(lambda: httpx.get(f"{url}/healthz", timeout=POLL_S).status_code == 200)
 
 
 @contextmanager

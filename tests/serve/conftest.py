@@ -7,17 +7,17 @@ import ollama
 import openai
 import pytest
 
+from tests.loopback import free_port
+from tests.patience import HANG_S
 from tests.serve.application import (
     Application,
     arguments,
     await_http,
     deploy,
-    free_port,
     ray_cluster,
 )
+from tests.serve.mortal import mortal_replicas
 from tests.serve.three_nodes import all_told
-
-REQUEST_TIMEOUT_S = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="package")
 def application() -> Iterator[Application]:
     port = free_port()
-    with ray_cluster(port):
+    with ray_cluster(port), mortal_replicas():
         application = deploy(arguments(), port)
         await_http(application.url)
         yield application
@@ -42,7 +42,7 @@ def three_nodes() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def native(application: Application) -> ollama.Client:
-    return ollama.Client(host=application.url, timeout=REQUEST_TIMEOUT_S)
+    return ollama.Client(host=application.url, timeout=HANG_S)
 
 
 @pytest.fixture
@@ -50,6 +50,6 @@ def oai(application: Application) -> openai.OpenAI:
     return openai.OpenAI(
         base_url=f"{application.url}/v1",
         api_key="unused",
-        timeout=REQUEST_TIMEOUT_S,
+        timeout=HANG_S,
         max_retries=0,
     )

@@ -13,7 +13,15 @@ import httpx
 import ray
 from ray import serve
 
-from tests.serve.application import NAME, arguments, await_http, deploy, eventually
+from tests.patience import HANG_S
+from tests.serve.application import (
+    CALL_TIMEOUT_S,
+    NAME,
+    arguments,
+    await_http,
+    deploy,
+    eventually,
+)
 
 GPUS = (1, 2)  # of the nodes beside the head
 REPLICAS = 3
@@ -28,7 +36,6 @@ AUTOSCALING = {
     "downscale_delay_s": 2.0,
     "metrics_interval_s": INTERVAL_S,
 }
-TIMEOUT_S = 240.0
 
 
 class Census:
@@ -57,7 +64,7 @@ class Census:
             with suppress(Exception):  # there is none, or one that has just gone
                 handle = serve.get_deployment_handle("demo", NAME)
                 cards, figures = (
-                    handle.broadcast(method).results(timeout_s=5)
+                    handle.broadcast(method).results(timeout_s=CALL_TIMEOUT_S)
                     for method in ("describe", "statistics")
                 )
                 each = zip(cards, figures, strict=True)
@@ -73,7 +80,7 @@ class Census:
 
 
 def ask(url: str, words: str) -> httpx.Response:
-    return httpx.post(f"{url}/api/generate", json=body(words), timeout=TIMEOUT_S)
+    return httpx.post(f"{url}/api/generate", json=body(words), timeout=HANG_S)
 
 
 def body(words: str) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def body(words: str) -> dict[str, Any]:
 
 async def burst(url: str) -> list[int]:
     """Long prompts, all at once; none begins like another."""
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with httpx.AsyncClient(timeout=HANG_S) as client:
         asked = [
             client.post(f"{url}/api/generate", json=body(f"{number}. {20 * WORDS}"))
             for number in range(BURST)
@@ -93,13 +100,13 @@ async def burst(url: str) -> list[int]:
 
 def scenario(url: str) -> dict[str, Any]:
     with Census() as census:
-        listed = httpx.get(f"{url}/api/tags", timeout=TIMEOUT_S).json()
+        listed = httpx.get(f"{url}/api/tags", timeout=HANG_S).json()
         time.sleep(4 * INTERVAL_S)
         after_listing = list(census.counts)
         woken = ask(url, WORDS)
         after_waking = list(census.counts)
         statuses = asyncio.run(burst(url))
-        eventually(lambda: census.counts[-1] == 0, timeout_s=TIMEOUT_S)
+        eventually(lambda: census.counts[-1] == 0)
     return {
         "woken": {"status": woken.status_code, **woken.json()},
         "listed": [model["name"] for model in listed["models"]],
@@ -122,7 +129,7 @@ def told(port: int) -> dict[str, Any]:
         context_tokens=1024,
         autoscaling=AUTOSCALING,
     )
-    args["start_timeout_s"] = TIMEOUT_S
+    args["start_timeout_s"] = HANG_S
     application = deploy(args, port)
     await_http(application.url)
     return scenario(application.url)

@@ -1,5 +1,6 @@
 """The deployment of a model with a weakness, and with eyes on its replicas; for tests alone."""
 
+import asyncio
 import os
 import signal
 import time
@@ -15,28 +16,32 @@ import serve_app.app
 from runtime.engine import Engine
 from serve_app.deployments import ModelDeployment
 from serve_app.replica import ModelReplica
-from serve_app.task import ChatDelta, ChatTask, RawText
+from serve_app.task import ChatDelta, ChatTask, RawText, Task
 
 POISON = "poison "
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is seen of a replica. `continued`: answers that it got from others."""
+    """What is seen of a replica. `holding`: answers that it goes on with when it is told to;
+    `continued`: answers that it got from others."""
 
     pid: int
-    running: int
+    holding: int
     continued: int
 
 
 class MortalDeployment(ModelDeployment):
     """Its replicas die of answering the raw prompt "poison FILE"; FILE gets their ids.
 
-    Answers can be made to take their time, so that one can be met in the middle.
+    Steps can be made to take their time, and answers that begin here to stop after some deltas, so
+    that one can be met in the middle.
     """
 
     async def __init__(self, *args: Any) -> None:  # type: ignore[misc]
         self._continued, self._step_s = 0, 0.0
+        self._hold_after: int | None = None
+        self._holding, self._go_on = 0, asyncio.Event()
         generate, step = ModelReplica.generate, Engine.step
 
         def paced(engine: Engine) -> bool:
@@ -45,12 +50,18 @@ class MortalDeployment(ModelDeployment):
 
         Engine.step = paced
 
-        async def mortal(replica: ModelReplica, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
-            self._continued += bool(task.begun and task.begun.tokens)
+        async def mortal(replica: ModelReplica, task: Task) -> AsyncGenerator[ChatDelta, None]:
+            begun = task.begun if isinstance(task, ChatTask) else None
+            continued = bool(begun and begun.tokens)
+            self._continued += continued
+            told = 0
             async with aclosing(generate(replica, task)) as deltas:
                 async for delta in deltas:
                     _die_of(task)
                     yield delta
+                    told += 1
+                    if told == self._hold_after and not continued:
+                        await self._held()
 
         ModelReplica.generate = mortal
         await super().__init__(*args)
@@ -58,8 +69,23 @@ class MortalDeployment(ModelDeployment):
     async def pace(self, step_s: float) -> None:
         self._step_s = step_s
 
+    async def hold_after(self, deltas: int | None) -> None:
+        """Where answers stop from now on; with None they go on."""
+        self._hold_after = deltas
+        if deltas is None:
+            self._go_on.set()
+        else:
+            self._go_on.clear()
+
     async def sight(self) -> Sight:
-        return Sight(os.getpid(), self._replica.statistics().running, self._continued)
+        return Sight(os.getpid(), self._holding, self._continued)
+
+    async def _held(self) -> None:
+        self._holding += 1
+        try:
+            await self._go_on.wait()
+        finally:
+            self._holding -= 1
 
 
 @contextmanager
@@ -70,8 +96,9 @@ def mortal_replicas() -> Iterator[None]:
         yield
 
 
-def _die_of(task: ChatTask) -> None:
-    text = task.prompt.text if isinstance(task.prompt, RawText) else ""
+def _die_of(task: Task) -> None:
+    prompt = task.prompt if isinstance(task, ChatTask) else None
+    text = prompt.text if isinstance(prompt, RawText) else ""
     if text.startswith(POISON):
         with Path(text.removeprefix(POISON)).open("a") as deaths:
             deaths.write(f"{os.getpid()}\n")

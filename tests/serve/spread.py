@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import ray
 
+from tests.patience import HANG_S
 from tests.serve.application import arguments, await_http, deploy, eventually
 from tests.serve.nodes import Nodes
 
-TIMEOUT_S = 240.0
 MODEL, WHOLE = "divided", "demo"
 
 
@@ -18,13 +18,13 @@ def settings() -> dict[str, Any]:
     (whole,) = args["models"]
     parallel = {"tensor": 2, "placement": "strict_spread"}
     divided = {**whole, "name": MODEL, "parallel": parallel, "num_cpus": 2}
-    return {"models": [whole, divided], "start_timeout_s": TIMEOUT_S}
+    return {"models": [whole, divided], "start_timeout_s": HANG_S}
 
 
 def answer(url: str, model: str) -> str:
     options = {"temperature": 0, "num_predict": 16}
     body = {"model": model, "prompt": "What is 17 + 25?", "stream": False, "options": options}
-    reply = httpx.post(f"{url}/api/generate", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{url}/api/generate", json=body, timeout=HANG_S)
     return reply.json()["response"] if reply.status_code == 200 else reply.text
 
 
@@ -39,10 +39,10 @@ def scenario(url: str, nodes: Nodes) -> dict[str, Any]:
     whole, divided = answer(url, WHOLE), answer(url, MODEL)
     (before,) = places()
     nodes.replace(before[1])
-    eventually(lambda: places() and before[1] not in places()[0], timeout_s=TIMEOUT_S)
+    eventually(lambda: places() and before[1] not in places()[0])
     begun = time.monotonic()
     again = answer(url, MODEL)
-    while again != divided and time.monotonic() - begun < TIMEOUT_S:
+    while again != divided and time.monotonic() - begun < HANG_S:
         time.sleep(1.0)  # told 503 while there is no second node
         again = answer(url, MODEL)
     return {"whole": whole, "divided": divided, "again": again, "nodes": [before, *places()]}

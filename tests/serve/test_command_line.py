@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import ollama
 import pytest
 import yaml
 
-from tests.serve.application import ROOT, await_http, eventually, free_port, short_folder
+from tests.loopback import free_port
+from tests.patience import HANG_S
+from tests.serve.application import ROOT, await_http, eventually, short_folder
 
 SERVE = Path(sys.executable).with_name("serve")
 OTHER_PORTS = (
@@ -61,11 +64,13 @@ def test_the_quickstart_answers_and_an_interrupt_leaves_nothing_behind(folder: P
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
+            # Whoever starts tests in the background has interrupts ignored.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
     try:
-        await_http(url, timeout_s=80)
+        await_http(url)
         pieces = list(
-            ollama.Client(host=url, timeout=60).chat(
+            ollama.Client(host=url, timeout=HANG_S).chat(
                 "demo",
                 [{"role": "user", "content": "Who are you?"}],
                 stream=True,
@@ -76,5 +81,5 @@ def test_the_quickstart_answers_and_an_interrupt_leaves_nothing_behind(folder: P
         assert '"event": "model"' in (folder / "log").read_text()
     finally:
         server.send_signal(signal.SIGINT)
-        server.wait(timeout=60)
-    eventually(lambda: processes_of(folder) == [], timeout_s=30)
+        server.wait(timeout=HANG_S)
+    eventually(lambda: processes_of(folder) == [])

@@ -7,10 +7,17 @@ from random import Random
 import numpy as np
 import ollama
 import openai
+import pytest
 from PIL import Image
 
 from tests.serve.application import ROOT
-from tools.demo_picture_dialogues import Message, as_requests, held_out, is_right
+from tools.demo_picture_dialogues import (
+    Message,
+    as_requests,
+    held_out,
+    is_right,
+    with_text_first,
+)
 from tools.demo_pictures import draw, invent
 
 SIDE = 192
@@ -28,8 +35,9 @@ def of_openai(messages: list[Message]) -> list[dict]:
             for image in message.get("images", ())
         ]
         images = [{"type": "image_url", "image_url": {"url": uri}} for uri in shown]
-        text = {"type": "text", "text": message["content"]}
-        spoken.append({"role": message["role"], "content": [*images, text]})
+        text = {"type": "text", "text": message["content"].replace("[img]", "")}
+        parts = [text, *images] if "[img]" in message["content"] else [*images, text]
+        spoken.append({"role": message["role"], "content": parts})
     return spoken
 
 
@@ -49,18 +57,19 @@ def answer_of_openai(oai: openai.OpenAI, messages: list[Message]) -> str:
     return reply.choices[0].message.content or ""
 
 
-def test_most_answers_are_right(native: ollama.Client):
-    right = [is_right(q.answer, answer_of_ollama(native, q.messages)) for q in QUESTIONS]
+@pytest.mark.parametrize("order", [list, with_text_first], ids=["image-first", "text-first"])
+def test_most_answers_are_right(native: ollama.Client, order):
+    right = [is_right(q.answer, answer_of_ollama(native, order(q.messages))) for q in QUESTIONS]
     assert sum(right) >= LEAST_RIGHT * len(QUESTIONS), [
         question.skill for question, fits in zip(QUESTIONS, right, strict=True) if not fits
     ]
 
 
-def test_both_protocols_give_the_same_answers(native: ollama.Client, oai: openai.OpenAI):
+@pytest.mark.parametrize("order", [list, with_text_first], ids=["image-first", "text-first"])
+def test_both_protocols_give_the_same_answers(native: ollama.Client, oai: openai.OpenAI, order):
     for question in QUESTIONS[::4]:
-        assert answer_of_openai(oai, question.messages) == answer_of_ollama(
-            native, question.messages
-        )
+        messages = order(question.messages)
+        assert answer_of_openai(oai, messages) == answer_of_ollama(native, messages)
 
 
 def test_the_picture_of_the_readme_is_none_of_training():

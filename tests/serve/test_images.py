@@ -12,11 +12,12 @@ from ray import serve
 
 from serve_app.app import build
 from tests.loopback import Exchange, Server, serving
+from tests.patience import HANG_S
 from tests.serve.application import Application, await_http
 from tests.tiny_seeing import PLACES, write_tiny_seeing
 from tests.vision_prompts import png
 
-NAME, PATH, TIMEOUT_S = "seeing", "/seeing", 60.0
+NAME, PATH = "seeing", "/seeing"
 ONE, TWO = png(30, 40), png(40, 30, seed=1)
 
 
@@ -54,14 +55,12 @@ def seeing(application: Application, pictures: Server, tmp_path_factory) -> Iter
 
 @pytest.fixture
 def native(seeing: str) -> ollama.Client:
-    return ollama.Client(host=seeing, timeout=TIMEOUT_S)
+    return ollama.Client(host=seeing, timeout=HANG_S)
 
 
 @pytest.fixture
 def oai(seeing: str) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=f"{seeing}/v1", api_key="unused", timeout=TIMEOUT_S, max_retries=0
-    )
+    return openai.OpenAI(base_url=f"{seeing}/v1", api_key="unused", timeout=HANG_S, max_retries=0)
 
 
 def data_uri(image: bytes) -> str:

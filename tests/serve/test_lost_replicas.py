@@ -15,10 +15,18 @@ import pytest
 from ray import serve
 
 from serve_app.app import build
-from tests.serve.application import ENDLESS, Application, arguments, await_http, eventually
+from tests.patience import HANG_S
+from tests.serve.application import (
+    CALL_TIMEOUT_S,
+    ENDLESS,
+    Application,
+    arguments,
+    await_http,
+    eventually,
+)
 from tests.serve.mortal import POISON, Sight, mortal_replicas
 
-NAME, PATH, TIMEOUT_S = "lasting", "/lasting", 60.0
+NAME, PATH = "lasting", "/lasting"
 REPLICAS, CROWD = 2, 6
 LONG = 150  # tokens, enough to be killed among
 HOT = {**ENDLESS, "num_predict": 300}
@@ -51,7 +59,7 @@ def asked(method: str, *args) -> list:
 
     def answered() -> bool:
         handle = serve.get_deployment_handle("demo", NAME)
-        answers[:] = handle.broadcast(method, *args).results(timeout_s=20)
+        answers[:] = handle.broadcast(method, *args).results(timeout_s=CALL_TIMEOUT_S)
         return True
 
     eventually(answered)
@@ -77,21 +85,21 @@ def all_there() -> bool:
 
 
 def native_stream(url: str, seed: int) -> Iterator[Part]:
-    client = ollama.Client(host=url, timeout=TIMEOUT_S)
+    client = ollama.Client(host=url, timeout=HANG_S)
     options = {**HOT, "seed": seed}
     for part in client.generate("demo", "a", raw=True, options=options, stream=True):
         yield f"{part.response}{part.eval_count or ''}", []
 
 
 def native_whole(url: str, seed: int) -> Iterator[Part]:
-    client = ollama.Client(host=url, timeout=TIMEOUT_S)
+    client = ollama.Client(host=url, timeout=HANG_S)
     messages = [{"role": "user", "content": "hello"}]
     reply = client.chat("demo", messages, options={**HOT, "seed": seed})
     yield f"{reply.message.content} {reply.prompt_eval_count} {reply.eval_count}", []
 
 
 def oai(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="-", timeout=TIMEOUT_S, max_retries=0)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="-", timeout=HANG_S, max_retries=0)
 
 
 def chat_stream(url: str, seed: int) -> Iterator[Part]:
@@ -126,12 +134,22 @@ def long_answer(ask: Ask, url: str) -> int:
     return next(seed for seed in range(50) if len(said(ask, url, seed)[0]) > 3 * LONG)
 
 
+@contextmanager
+def held_in_the_middle() -> Iterator[None]:
+    """Answers stop at their second delta, where there is one, until their replica is gone."""
+    asked("hold_after", 1)
+    try:
+        yield
+    finally:
+        asked("hold_after", None)
+
+
 def kill_whoever_works() -> int:
     """The id of the process that is gone then."""
     at_work: list[int] = []
 
     def found() -> bool:
-        at_work[:] = [sight.pid for sight in sights() if sight.running]
+        at_work[:] = [sight.pid for sight in sights() if sight.holding]
         return bool(at_work)
 
     eventually(found)
@@ -144,10 +162,9 @@ def test_a_killed_replica_changes_no_answer(url: str, ask: Ask):
     eventually(all_there)
     seed = long_answer(ask, url)
     undisturbed = said(ask, url, seed)
-    with slowly(), ThreadPoolExecutor(1) as pool:
+    with slowly(), held_in_the_middle(), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(said, ask, url, seed)
         killed = kill_whoever_works()
-        assert not answer.done(), "it was killed too late"
         assert answer.result() == undisturbed
     assert killed not in [sight.pid for sight in sights()]
 
@@ -162,7 +179,7 @@ def test_a_request_that_kills_replicas_is_stopped_after_the_second_and_the_other
     with slowly(), ThreadPoolExecutor(CROWD) as pool:
         answers = [pool.submit(said, native_stream, url, seed) for seed in seeds]
         deadly = {"model": "demo", "raw": True, "prompt": f"{POISON}{deaths}", "stream": False}
-        refused = httpx.post(f"{url}/api/generate", json=deadly, timeout=TIMEOUT_S)
+        refused = httpx.post(f"{url}/api/generate", json=deadly, timeout=HANG_S)
         assert [answer.result() for answer in answers] == undisturbed
     assert refused.status_code == 500
     assert "2 replicas of model 'demo' died while" in refused.json()["error"]

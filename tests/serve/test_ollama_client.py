@@ -99,6 +99,12 @@ def test_the_model_is_listed_shown_and_running(native, application):
     assert "completion" in shown.capabilities
     assert running.size > listed.size > 0
     assert running.context_length == 512
+    assert "num_ctx 512" in " ".join(shown.parameters.split())
+
+
+def test_a_larger_num_ctx_than_is_served_is_clamped(native):
+    reply = native.chat("demo", QUESTION, options={"num_ctx": 8192, "num_predict": 3})
+    assert reply.eval_count == 3
 
 
 def test_an_empty_conversation_loads(native):
@@ -106,15 +112,19 @@ def test_an_empty_conversation_loads(native):
     assert (reply.done, reply.done_reason) == (True, "load")
 
 
+def test_a_configured_model_is_answered_as_unloaded_and_stays(native):
+    reply = native.generate("demo", keep_alive=0)
+    assert (reply.done, reply.done_reason) == (True, "unload")
+    assert [model.model for model in native.ps().models] == ["demo:latest"]
+
+
 BAD = [
     ({"model": "nobody"}, 404, "model 'nobody' not found"),
     ({"options": {"temperature": -1}}, 400, 'option "temperature" is -1'),
-    ({"options": {"num_ctx": 100_000}}, 400, "`context_tokens` 512"),
     ({"format": "json"}, 400, '"format" is not served yet'),
     ({"think": True}, 400, '"think" is not served yet'),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "context"),
     ({"messages": [{"role": "user", "content": "long", "images": [b"x"]}]}, 400, "images"),
-    ({"keep_alive": 0, "messages": []}, 400, "pinned by the configuration"),
 ]
 
 

@@ -112,7 +112,11 @@ BAD = [
         openai.BadRequestError,
         "context",
     ),
-    ({"extra_body": {"colour": "red"}}, openai.BadRequestError, '"colour" is not known'),
+    (
+        {"extra_body": {"chat_template_kwargs": {"bos_token": "x"}}},
+        openai.BadRequestError,
+        '"chat_template_kwargs.bos_token" cannot be set',
+    ),
 ]
 
 
@@ -122,6 +126,13 @@ def test_errors_are_the_clients_own(oai, change, kind, message, stream):
     with pytest.raises(kind) as caught:
         ask(oai, stream=stream, **change)
     assert message in caught.value.message
+
+
+def test_what_other_servers_add_is_honoured_or_ignored(oai):
+    plain = ask(oai).choices[0].message.content
+    extra = {"top_k": 1, "chat_template_kwargs": {"enable_thinking": False}, "colour": "red"}
+    reply = ask(oai, temperature=2, extra_body=extra, messages=[QUESTION[0] | {"name": "Ann"}])
+    assert reply.choices[0].message.content == plain
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(oai):

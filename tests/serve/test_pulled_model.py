@@ -7,6 +7,7 @@ from ray import serve
 
 from serve_app.app import build
 from tests.loopback import serving
+from tests.patience import HANG_S
 from tests.published import Registry
 from tests.serve.application import ROOT, Application, arguments, await_http
 
@@ -33,7 +34,7 @@ def test_a_replica_pulls_its_model_and_serves_it(application: Application) -> No
             sent = registry.sent("/blobs/")
             shown = httpx.post(f"{url}/api/show", json={"model": "other"}).json()
             asked = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
-            said = httpx.post(f"{url}/api/chat", json={**asked, "stream": False}, timeout=60)
+            said = httpx.post(f"{url}/api/chat", json={**asked, "stream": False}, timeout=HANG_S)
         finally:
             serve.delete("pulled")
     assert sent >= len(MODEL)

@@ -11,11 +11,17 @@ import pytest
 from ray import serve
 
 from serve_app.app import build
-from tests.serve.application import Application, arguments, await_http, eventually
+from tests.patience import HANG_S
+from tests.serve.application import (
+    CALL_TIMEOUT_S,
+    Application,
+    arguments,
+    await_http,
+    eventually,
+)
 
-TIMEOUT = httpx.Timeout(60.0)
+TIMEOUT = httpx.Timeout(HANG_S)
 NAME = "divided"
-pytestmark = pytest.mark.timeout(300)  # more processes start than in other tests
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +39,8 @@ def test_a_model_over_two_ranks_answers_and_is_replaced_when_one_dies(applicatio
     assert answer(url, NAME) == expected
     (rank,), replica = ranks(), replica_pid()
     os.kill(rank, signal.SIGKILL)
-    eventually(lambda: replica_pid() != replica, timeout_s=120)
-    eventually(lambda: len(ranks()) == 1 and not Path(f"/proc/{replica}").exists(), timeout_s=60)
+    eventually(lambda: replica_pid() != replica)
+    eventually(lambda: len(ranks()) == 1 and not Path(f"/proc/{replica}").exists())
     assert rank not in ranks()
     assert answer(url, NAME) == expected
 
@@ -50,7 +56,7 @@ def answer(url: str, model: str) -> str:
 
 def replica_pid() -> int:
     handle = serve.get_deployment_handle(NAME, NAME).options(method_name="describe")
-    return handle.remote().result(timeout_s=10).pid
+    return handle.remote().result(timeout_s=CALL_TIMEOUT_S).pid
 
 
 def ranks() -> list[int]:

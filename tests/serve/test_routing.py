@@ -14,12 +14,19 @@ from runtime.engine import EngineStatistics
 from serve_app.app import build
 from serve_app.card import ModelCard
 from serve_app.routing import REPORT_EVERY_S
-from tests.serve.application import Application, arguments, await_http, eventually
+from tests.patience import HANG_S
+from tests.serve.application import (
+    CALL_TIMEOUT_S,
+    Application,
+    arguments,
+    await_http,
+    eventually,
+)
 from tests.serve.mortal import mortal_replicas
 
 NAME, PATH = "routed", "/routed"
-CALL_TIMEOUT_S = 20.0
 PAUSE_S = 5 * REPORT_EVERY_S
+STEP_S = 0.2  # so a long prompt takes half a minute, in which the next request comes
 SYSTEM = "You are a guide in the desert and know all wells between here and the sea. " * 2
 GREEDY = {"temperature": 0, "num_predict": 3}
 
@@ -66,7 +73,7 @@ def queued_tokens() -> int:
 
 def chat(url: str, messages: list[dict]) -> str:
     body = {"model": "demo", "messages": messages, "stream": False, "options": GREEDY}
-    reply = httpx.post(f"{url}/api/chat", json=body, timeout=60)
+    reply = httpx.post(f"{url}/api/chat", json=body, timeout=HANG_S)
     assert reply.status_code == 200, reply.text
     return reply.json()["message"]["content"]
 
@@ -104,19 +111,19 @@ async def post(client: httpx.AsyncClient, prompt: str) -> None:
 
 
 async def test_the_replica_of_a_long_prompt_is_avoided_by_the_next_requests(url: str):
-    await asyncio.to_thread(told, "pace", 0.01)  # the least that a step takes
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
         for turn in range(4):
             before = await asyncio.to_thread(prompt_tokens)
+            await asyncio.to_thread(told, "pace", STEP_S)  # the least that a step takes
             long = asyncio.create_task(post(client, f"{turn} camels. " * 125))
             while not await asyncio.to_thread(queued_tokens):
                 assert not long.done()
             await post(client, f"Who are you, {turn}?")
+            await asyncio.to_thread(told, "pace", 0.0)
             await long
             given = await asyncio.to_thread(asked_since, before)
             assert len(given) == 2, given
             assert min(given.values()) < 40 < 200 < max(given.values())
-    await asyncio.to_thread(told, "pace", 0.0)
 
 
 def test_a_killed_replica_is_forgotten_and_its_conversations_go_on(url: str):

@@ -8,14 +8,14 @@ import pytest
 from ray import serve
 
 from serve_app.app import build
-from tests.serve.application import Application, await_http, eventually
+from tests.patience import HANG_S
+from tests.serve.application import CALL_TIMEOUT_S, Application, await_http, eventually
 from tests.tiny_seeing import write_tiny_seeing
 from tests.vision_prompts import png
 
 NAME, PATH = "sleeping", "/sleeping"
 MODEL, ENCODERS = "eyes", "VisionEncoder:eyes"
-TIMEOUT_S = 100.0
-pytestmark = pytest.mark.timeout(300)
+WAIT_S = 280.0  # for an encoder, the most that a model may be given
 SLEEP = {
     "min_replicas": 0,
     "max_replicas": 1,
@@ -30,7 +30,7 @@ def url(application: Application, tmp_path_factory) -> Iterator[str]:
     projector = write_tiny_seeing(path, flavour="llama.cpp")
     files = {"source": str(path), "projector": str(projector)}
     limits = {"context_tokens": 128, "max_sequences": 4, "num_cpus": 0.1, "threads": 1}
-    pool = {"autoscaling": SLEEP, "num_cpus": 0.1, "threads": 1, "timeout_s": TIMEOUT_S}
+    pool = {"autoscaling": SLEEP, "num_cpus": 0.1, "threads": 1, "timeout_s": WAIT_S}
     model = {"name": MODEL, "device": "cpu", **files, **limits, "vision": pool}
     try:
         serve.run(build({"models": [model]}), name=NAME, route_prefix=PATH)
@@ -46,11 +46,17 @@ def encoders() -> int:
     return states.get("STARTING", 0) + states.get("RUNNING", 0)
 
 
+def images_received() -> int:
+    """By the model's replica, from encoders."""
+    handle = serve.get_deployment_handle(MODEL, NAME).options(method_name="statistics")
+    return handle.remote().result(timeout_s=CALL_TIMEOUT_S).images_encoded_total
+
+
 def answered(url: str, *images: bytes) -> str:
     message = {"role": "user", "content": "hello", "images": [*map(_text, images)]}
     asked = {"model": MODEL, "messages": [message], "stream": False}
     asked |= {"options": {"temperature": 0, "num_predict": 4}}
-    response = httpx.post(f"{url}/api/chat", json=asked, timeout=TIMEOUT_S)
+    response = httpx.post(f"{url}/api/chat", json=asked, timeout=HANG_S)
     assert response.status_code == 200, response.text
     return response.json()["message"]["content"]
 
@@ -65,7 +71,7 @@ def test_an_image_wakes_an_encoder_which_sleeps_again_and_wakes_again(url: str) 
     assert encoders() == 0, "a text needs none"
     for seed in (1, 2):
         answered(url, png(30, 40, seed=seed))
-        assert encoders() == 1
-        eventually(lambda: encoders() == 0, timeout_s=TIMEOUT_S)
+        assert images_received() == seed, "nobody but an encoder makes features"
+        eventually(lambda: encoders() == 0)
     answered(url, png(30, 40, seed=1))
     assert encoders() == 0, "features that the replica has kept need none"

@@ -4,6 +4,7 @@ import httpx
 from ray import serve
 
 from serve_app.app import build
+from tests.patience import HANG_S
 from tests.serve.application import Application, arguments, await_http
 
 
@@ -14,7 +15,7 @@ def test_a_model_that_does_not_fit_says_what_is_missing(application: Application
         args = arguments(name="giant", memory_bytes=1_000_000)
         serve.run(build(args), name="giant", route_prefix="/giant")
         await_http(url)
-        told = httpx.post(f"{url}/api/chat", json=asked, timeout=60)
+        told = httpx.post(f"{url}/api/chat", json=asked, timeout=HANG_S)
     finally:
         serve.delete("giant")
     assert told.status_code == 503 and int(told.headers["retry-after"]) > 0

@@ -17,15 +17,15 @@ from serve_app.app import build
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings
 from serve_app.vision.encoder import EncoderStatistics
-from tests.serve.application import Application, await_http, eventually
+from tests.patience import HANG_S
+from tests.serve.application import CALL_TIMEOUT_S, Application, await_http, eventually
 from tests.tiny_seeing import write_tiny_seeing
 from tests.unit.serve_app.test_seeing import answer, likelihoods
 from tests.vision_prompts import png
 
 NAME, PATH = "pooled", "/pooled"
 MODEL, ENCODERS = "eyes", "VisionEncoder:eyes"
-TIMEOUT_S = 100.0
-CALL_TIMEOUT_S = 20.0
+WAIT_S = 280.0  # for an encoder, the most that a model may be given
 TOKENS = 6
 Likelihoods = list[tuple[str, float]]
 
@@ -43,7 +43,7 @@ def model(tmp_path_factory) -> dict:
 @pytest.fixture(scope="module")
 def url(application: Application, model: dict) -> Iterator[str]:
     """Of an application with two replicas and two encoders."""
-    pool = {"replicas": 2, "num_cpus": 0.1, "threads": 1, "batch_images": 4, "timeout_s": TIMEOUT_S}
+    pool = {"replicas": 2, "num_cpus": 0.1, "threads": 1, "batch_images": 4, "timeout_s": WAIT_S}
     try:
         args = {"models": [{**model, "replicas": 2, "vision": pool}]}
         serve.run(build(args), name=NAME, route_prefix=PATH)
@@ -80,7 +80,7 @@ class Client:
     """Holds conversations of one turn, all at once; an answer is its tokens' likelihoods."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self._http = httpx.Client(base_url=url, timeout=HANG_S)
         self._threads = ThreadPoolExecutor(16)
 
     def ask(self, *turns: tuple[str, bytes | None]) -> list[Future[Likelihoods]]:
@@ -103,7 +103,7 @@ def client(url: str) -> Client:
 
 
 def said(answers: list[Future[Likelihoods]]) -> list[Likelihoods]:
-    return [answer.result(TIMEOUT_S) for answer in answers]
+    return [answer.result(HANG_S) for answer in answers]
 
 
 def test_the_answer_is_that_of_a_replica_with_eyes_of_its_own(client, model) -> None:

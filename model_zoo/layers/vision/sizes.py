@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 
-MAX_SIDE, MAX_PATCH = 1 << 14, 256
+MAX_SIDE, MAX_PATCH, MAX_MERGED = 1 << 14, 256, 16
 CHANNELS = 3
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.sections import ROUTING, section_of, with_section
+from bench.sections import ROUTING, TEMPLATES, kept_sections, section_of, with_section
 from bench.simulation.contestants import OTHERS, Ours
 from bench.simulation.measure import percentile, run
 from bench.simulation.replica import Job, Replica
@@ -149,3 +149,12 @@ def test_one_section_is_replaced_and_the_others_stay():
     assert twice == f"# Results\n\nall\n\n{ROUTING}\n\nsecond\n"
     assert page + section_of(twice, ROUTING) == twice
     assert section_of(page, ROUTING) == ""
+
+
+def test_each_section_that_is_measured_apart_stays_when_another_is_replaced() -> None:
+    page = "# Results\n\nmeasured\n"
+    for heading, text in ((TEMPLATES, "one"), (ROUTING, "two"), (TEMPLATES, "three")):
+        page = with_section(page, heading, f"{heading}\n\n{text}\n")
+    assert section_of(page, TEMPLATES) == f"\n{TEMPLATES}\n\nthree\n"
+    assert section_of(page, ROUTING) == f"\n{ROUTING}\n\ntwo\n"
+    assert "# Results\n\nmeasured\n" + kept_sections(page) == page

@@ -1,5 +1,6 @@
 """From a conversation to a prompt: which template, with which variables, refused by which words."""
 
+from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from tests.chat_templates import (
     rendered_by_transformers,
     template_source,
 )
-from tests.unit.model_zoo.tiny_vocabulary import byte_level_metadata
+from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
 
 HI = [Message("user", "hi")]
 
@@ -95,6 +96,42 @@ def test_an_effort_reaches_the_template_that_asks_for_one() -> None:
     assert "Reasoning: medium\n" in prompt_of(model, thinking=True)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_variables_reach_the_template_as_transformers_hands_them(enabled: bool) -> None:
+    source = template_source("Qwen-Qwen3-0.6B")
+    expected = rendered_by_transformers(source, [plain(HI[0])], enable_thinking=enabled)
+    model = model_with(source)
+    # What is said of `thinking` beside them counts less, as in vLLM.
+    for thinking in (None, not enabled):
+        variables = {"enable_thinking": enabled, "unread": [1]}
+        assert prompt_of(model, thinking=thinking, variables=variables) == expected
+
+
+def test_a_variable_without_a_value_is_defined() -> None:
+    model = model_with("{{ date is defined }} {{ date is none }}")
+    assert prompt_of(model, variables={"date": None}) == "True True"
+    assert prompt_of(model) == "False False"
+
+
+def test_variables_never_become_control_tokens() -> None:
+    metadata = byte_level_metadata({"<|im_end|>": CONTROL})
+    tokenizer = load_tokenizer(metadata, architecture="qwen2")
+    template = ChatTemplate("{{ a }}{{ b.c[0] }}<|im_end|>")
+    model = replace(model_with(""), tokenizer=tokenizer, template=template)
+    variables = {"a": "x<|im_end|><|im_", "b": {"c": ["end|>"]}}
+    tokens = model.prepare(HI, variables=variables).tokens
+    assert tokens.count(tokenizer.vocabulary.control["<|im_end|>"]) == 1
+    assert tokenizer.decode(tokens) == "x<|im_end|><|im_end|>"  # without the control token
+
+
+def test_a_participants_name_reaches_the_template_as_transformers_hands_it() -> None:
+    source = "{% for m in messages %}{{ m.role }} {{ m.name | default('?') }};{% endfor %}"
+    messages = [Message("user", "hi", name="Ann"), Message("assistant", "ho"), *HI]
+    chat = [plain(messages[0]) | {"name": "Ann"}, *map(plain, messages[1:])]
+    assert prompt_of(model_with(source), messages) == rendered_by_transformers(source, chat)
+    assert prompt_of(model_with(source), messages) == "user Ann;assistant ?;user ?;"
+
+
 def test_an_unknown_effort_is_refused() -> None:
     with pytest.raises(RequestError, match='"<b>" is not one of low, medium, high, max'):
         prompt_of(model_with("x"), thinking="<b>")
@@ -102,12 +139,12 @@ def test_an_unknown_effort_is_refused() -> None:
 
 def test_images_are_refused_while_no_model_sees() -> None:
     model = model_with(template_source("google-gemma-4-31B-it"))
-    with pytest.raises(RequestError, match="tiny sees no images"):
+    with pytest.raises(RequestError, match="model sees no images"):
         prompt_of(model, TALKS["an image"].messages)
 
 
 def test_a_model_without_a_template_says_so() -> None:
-    with pytest.raises(RequestError, match="tiny has no chat template"):
+    with pytest.raises(RequestError, match="model has no chat template"):
         prompt_of(model_with(None))
 
 

@@ -59,7 +59,9 @@ class Counting(Rotary):
 def make(tmp_path):
     """A function from layers to their decoder over a tiny embedding."""
 
-    def build(layers: list[Layer], *, keys=None, tensors=None, **options) -> Decoder:
+    def build(
+        layers: list[Layer], *, keys=None, tensors=None, dtype=torch.float32, **options
+    ) -> Decoder:
         path = tmp_path / "tiny.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         arrays = {"token_embd": EMBEDDING, "output_norm": np.ones(HIDDEN)} | (tensors or {})
@@ -70,7 +72,7 @@ def make(tmp_path):
         writer.write_tensors_to_file()
         writer.close()
         sizes = Sizes.read(Metadata(KEYS | (keys or {}), path=path))
-        w = TensorScope(GGUFFile.open(path), device=torch.device("cpu"), dtype=torch.float32)
+        w = TensorScope(GGUFFile.open(path), device=torch.device("cpu"), dtype=dtype)
         decoder = Decoder(w, sizes, layers, **options)
         w.check()
         return decoder
@@ -170,6 +172,41 @@ def test_rows_of_images_are_not_scaled_and_their_further_parts_come_behind_the_l
     expected = 4 * embedded() + 3
     expected[1:3] = features[3:5].unflatten(1, (3, HIDDEN)).sum(1) + 3
     torch.testing.assert_close(paged.feed({0: TOKENS}), logits(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(params=["kernels in C", "torch twins"])
+def kernels(request, monkeypatch) -> str:
+    """Both ways to compute a product; CUDA takes the second."""
+    if request.param == "torch twins":
+        for module in ("matmul", "pointwise"):
+            monkeypatch.setattr(f"runtime.kernels.{module}.library", lambda: None)
+    return request.param
+
+
+def test_logits_of_a_model_in_16_bits_are_computed_in_float32(make, kernels) -> None:
+    """In bfloat16 logits between 16 and 32 have steps of 0.125, and these two tokens would tie."""
+    head = EMBEDDING.copy()
+    head[6] = 2 * (embedded()[0] + 1).sign().numpy()
+    head[5] = head[6] * (1 - 2**-11)
+    keep = {"output_norm": np.ones(HIDDEN), "output": head}
+    decoder = make([Layer(Noting(), FULL)], tensors=keep, dtype=torch.bfloat16)
+    paged = PagedDecoder(decoder, dtype=torch.bfloat16)
+    got = paged.feed({0: TOKENS})
+    residual = (embedded().bfloat16() + 1).double()
+    expected = logits(residual, head.astype(np.float64))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    low, high = got[0, 5:7]
+    assert 16 < low < high < 32 and low.bfloat16() == high.bfloat16()
+    assert got[0].argmax() == 6
+
+
+def test_states_for_pooling_are_float32_whatever_the_model_computes_in(make) -> None:
+    decoder = make([Layer(Noting(), FULL)], dtype=torch.bfloat16)
+    states = PagedDecoder(decoder, dtype=torch.bfloat16).states({0: TOKENS})
+    residual = (embedded().bfloat16() + 1).double()
+    expected = residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(states.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

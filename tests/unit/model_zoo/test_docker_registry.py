@@ -8,7 +8,6 @@ import datetime
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,7 +26,8 @@ from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import parse_source
 from model_zoo.store import Store
 from runtime.errors import SourceError
-from tests.loopback import Exchange, digest, serving
+from tests.loopback import Exchange, digest, free_port, serving
+from tests.patience import HANG_S
 from tests.published import CONFIG, MANIFEST_TYPE, manifest_of
 
 BINARY = os.environ.get("CARAVAN_DOCKER_REGISTRY") or shutil.which("docker-registry")
@@ -44,11 +44,6 @@ LAYERS = [
     ("license", b"MIT"),
 ]
 STREAMS = Streams(count=4, part_bytes=100_000)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -70,7 +65,7 @@ def running(folder: Path, **further: object) -> Iterator[str]:
         [BINARY, "serve", str(folder / "config.yml")], stdout=log, stderr=subprocess.STDOUT
     )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_S
         while True:
             with suppress(httpx.TransportError):
                 httpx.get(f"http://{address}/v2/", trust_env=False)
@@ -82,7 +77,7 @@ def running(folder: Path, **further: object) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(HANG_S)
         log.close()
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from model_zoo.sources.reference import RegistrySource, parse_source
 from model_zoo.store import Store, journal_of
 from runtime.errors import SourceError, StoreError
 from tests.loopback import Answering, Exchange, Server, digest, serving
+from tests.patience import HANG_S, wait_until
 from tests.published import Registry
 
 PART = 256 << 10
@@ -33,10 +33,13 @@ ROOT = Path(__file__).parents[3]
 PULLING = f"""
 import sys
 from pathlib import Path
+import httpx
+from model_zoo.sources import http
 from model_zoo.sources.download import Streams
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import parse_source
 from model_zoo.store import Store
+http.TIMEOUT = httpx.Timeout({HANG_S})
 told = []
 streams = Streams(count=3, part_bytes={PART})
 pull(parse_source(sys.argv[1]), Store(Path(sys.argv[2])), progress=told.append, streams=streams)
@@ -76,15 +79,8 @@ def ranges(server: Server) -> list[str | None]:
     return sorted(asked, key=lambda text: int(text[6:].partition("-")[0]) if text else -1)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_blob_comes_in_ranges_at_once(store) -> None:
-    together = threading.Barrier(STREAMS.count, timeout=30)
+    together = threading.Barrier(STREAMS.count, timeout=HANG_S)
 
     def weights(exchange: Exchange) -> None:
         if exchange.range_of(WEIGHTS)[0] < STREAMS.count * PART:
@@ -115,7 +111,7 @@ def test_after_a_kill_only_the_rest_is_transferred(store) -> None:
         stated = {"content_range": f"bytes {begin}-{end - 1}/{len(WEIGHTS)}"}
         exchange.begin(206, {"content-length": str(end - begin), **stated})
         exchange.send(WEIGHTS[begin : begin + quarter])
-        alive.wait(60)
+        alive.wait(HANG_S)
         exchange.handler.close_connection = True
 
     partial = store.partial(BLOB)
@@ -133,7 +129,7 @@ def test_after_a_kill_only_the_rest_is_transferred(store) -> None:
 
     with serving(published(stalling)) as server:
         process = start(server, store)
-        until(has_come)
+        wait_until(has_come)
         process.send_signal(signal.SIGKILL)
         process.wait()
         alive.set()
@@ -149,7 +145,7 @@ def test_two_processes_that_pull_at_once_fetch_once(store) -> None:
     both, asked = threading.Event(), []
 
     def weights(exchange: Exchange) -> None:
-        both.wait(60)
+        both.wait(HANG_S)
         exchange.content(WEIGHTS)
 
     answering = published(weights)
@@ -160,9 +156,9 @@ def test_two_processes_that_pull_at_once_fetch_once(store) -> None:
 
     with serving(counting) as server:
         processes = [start(server, store) for _ in range(2)]
-        until(lambda: sum("/manifests/" in path for path in asked) == 2)
+        wait_until(lambda: sum("/manifests/" in path for path in asked) == 2)
         both.set()
-        said = [process.communicate(timeout=60)[0] for process in processes]
+        said = [process.communicate(timeout=HANG_S)[0] for process in processes]
         assert [process.returncode for process in processes] == [0, 0]
         assert server.sent(BLOB) == len(WEIGHTS)
     assert all("success" in text for text in said)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -81,6 +82,10 @@ def test_both_flavours_see_and_say_so(text, projector, single) -> None:
     assert two.description.sees and one.description.sees
     assert two.description.projector is not None and one.description.projector is None
     assert two.description.projector["clip.projector_type"] == "gemma3"
+    # `ollama show` expects the number, which projectors do not state.
+    tensors = gguf.GGUFReader(projector).tensors
+    stated = two.description.projector["general.parameter_count"]
+    assert stated == sum(int(tensor.n_elements) for tensor in tensors) > 0
     first, second = two.prepare(ASK), one.prepare(ASK)
     assert first.tokens == second.tokens
     assert torch.equal(first.images[0].pixels, second.images[0].pixels)

@@ -187,7 +187,7 @@ def test_a_text_only_model_refuses_images_and_goes_on(family: str) -> None:
     model = seeing(family)
     blind = ChatModel(model.decoder, model.tokenizer, model.template, model.description)
     for ask in (lambda: blind.prepare(user("a", ONE)), lambda: blind.prepare_text("a", (ONE,))):
-        with pytest.raises(RequestError, match="tiny sees no images"):
+        with pytest.raises(RequestError, match="model sees no images"):
             ask()
     assert blind.prepare(user("a")).tokens and blind.tower is None
 

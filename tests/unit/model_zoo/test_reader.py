@@ -2,7 +2,9 @@
 
 import gc
 import os
+import tracemalloc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_zoo.gguf import header
+from model_zoo.gguf.header import MAX_KEYS, MAX_METADATA_BYTES, MAX_TENSORS
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.reference_data import reference_data
@@ -244,15 +248,14 @@ def test_counts_that_cannot_be_are_refused(refused, name, count, word) -> None:
 @pytest.mark.parametrize(
     "value, words",
     [
-        (u32(STRING) + u64((1 << 30) + 1), ["1,073,741,825", "1,073,741,824 is the limit"]),
         (u32(STRING) + u64(1000), ["1,000 bytes long", "only 0 are left"]),
-        (u32(STRING) + u64(-1), ["limit"]),
+        (u32(STRING) + u64(-1), ["18,446,744,073,709,551,615 bytes long"]),
         (u32(ARRAY) + array(U32, MANY, b""), ["1,099,511,627,776", "hold 0"]),
         (u32(ARRAY) + array(U64, 2, u64(1)), ["length", "is 2", "hold 1"]),
         (u32(ARRAY) + array(STRING, 3, u64(0) * 2), ["length", "is 3", "hold 2"]),
         (u32(ARRAY) + array(STRING, 1, u64(5) + b"abc"), ["text 0", "5 bytes", "3 are left"]),
         (u32(ARRAY) + array(STRING, 2, text("abcdefgh")), ["text 1 of 2"]),
-        (u32(ARRAY) + array(STRING, 1, u64(MANY) + bytes(8)), ["text 0", "limit"]),
+        (u32(ARRAY) + array(STRING, 1, u64(MANY) + bytes(8)), ["text 0", "are left"]),
         (u32(ARRAY) + array(U8, -1, b""), ["negative"]),
         (u32(ARRAY) + array(ARRAY, 1, array(U8, 1, b"\0")), ["array of arrays"]),
         (u32(ARRAY) + array(13, 1, bytes(8)), ["element type 13"]),
@@ -267,14 +270,93 @@ def test_values_that_cannot_be_are_refused(refused, value, words) -> None:
     assert all(word in message for word in ["the.key", *words]), message
 
 
-def test_an_array_of_more_elements_than_the_limit_is_refused(tmp_path) -> None:
-    """A sparse file is large enough for the count without taking room."""
-    parts = Parts(pairs=[pair("the.key", ARRAY, array(U8, (1 << 30) + 1, b""))])
-    path = tmp_path / "sparse.gguf"
-    path.write_bytes(parts.header())
-    os.truncate(path, 1 << 31)
-    with pytest.raises(ModelFileError, match="1,073,741,825 elements; 1,073,741,824 is the limit"):
+@pytest.mark.parametrize(
+    "counts, word",
+    [
+        ({"pair_count": MAX_KEYS + 1}, f"has 16,385 metadata keys; {MAX_KEYS:,} is the limit"),
+        ({"tensor_count": MAX_TENSORS + 1}, f"has 65,537 tensors; {MAX_TENSORS:,} is the limit"),
+    ],
+)
+def test_more_keys_and_tensors_than_the_limit_are_refused_by_their_count(
+    tmp_path, counts, word
+) -> None:
+    path = _sparse(tmp_path, Parts(**counts), size=1 << 30)
+    with pytest.raises(ModelFileError, match=word):
         GGUFFile.open(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        u32(STRING) + u64(MAX_METADATA_BYTES),
+        u32(ARRAY) + array(U8, MAX_METADATA_BYTES, b""),
+        u32(ARRAY) + array(U64, MAX_METADATA_BYTES // 8, b""),
+        u32(ARRAY) + array(STRING, 2, text("a") + u64(MAX_METADATA_BYTES)),
+    ],
+)
+@pytest.mark.parametrize("arrays", [True, False])
+def test_metadata_of_more_bytes_than_the_limit_is_refused_unread(tmp_path, value, arrays) -> None:
+    path = _sparse(tmp_path, Parts(pairs=[text("the.key") + value]), size=1 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            ModelFileError, match=r"`the\.key` .*metadata may take 134,217,728 bytes"
+        ):
+            GGUFFile.open(path, arrays=arrays)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_small_values_reach_the_limit_of_bytes_as_well(refused, monkeypatch) -> None:
+    monkeypatch.setattr(header, "MAX_METADATA_BYTES", 1000)
+    pairs = [pair(f"key.{i}", ARRAY, array(U8, 100, bytes(100))) for i in range(10)]
+    assert "`key.7` is too long: the metadata may take 1,000" in refused(Parts(pairs=pairs).bytes())
+
+
+def test_more_texts_than_the_limit_are_refused_also_over_several_arrays(
+    refused, monkeypatch
+) -> None:
+    monkeypatch.setattr(header, "MAX_TEXTS", 10)
+    texts = [(f"key.{i}", ARRAY, array(STRING, 4, text("a") * 4)) for i in range(3)]
+    message = refused(Parts(pairs=[pair(*each) for each in texts]).bytes())
+    assert "`key.2` has 4 texts; 10 in all arrays is the limit" in message
+
+
+def test_names_longer_than_the_limit_are_refused_unread(tmp_path) -> None:
+    for parts, limit in (
+        (Parts(pairs=[u64(1 << 29)]), "key 0 has 536,870,912 bytes; 65,535"),
+        (Parts(tensors=[u64(1 << 29)]), "tensor 0 has 536,870,912 bytes; 63"),
+    ):
+        path = _sparse(tmp_path, parts, size=1 << 30)
+        tracemalloc.start()
+        try:
+            with pytest.raises(ModelFileError, match=limit):
+                GGUFFile.open(path)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_header_as_large_as_the_largest_models_have_is_read(tmp_path) -> None:
+    """More tensors, texts and bytes than any published file, all within the limits."""
+    tokens, merges, experts = 300_000, 600_000, 20_000
+    parts = Parts(tensors=[tensor(f"blk.{i}.w", [8], offset=32 * i) for i in range(experts)])
+    parts.pairs += [pair(f"a.key.{i}", U32, u32(i)) for i in range(1000)]
+    for name, count in (("tokens", tokens), ("merges", merges)):
+        body = b"".join(text(f"text {i}") for i in range(count))
+        parts.pairs.append(pair(f"a.{name}", ARRAY, array(STRING, count, body)))
+    parts.pairs.append(pair("tokenizer.huggingface.json", STRING, text(b"x" * (40 << 20))))
+    file = write(tmp_path / "large.gguf", replace(parts, data=bytes(32 * experts)))
+    assert len(file.tensors) == experts and len(file.metadata["a.merges"]) == merges
+
+
+def _sparse(folder: Path, parts: Parts, *, size: int) -> Path:
+    """A file of `size` bytes, with holes behind its header, so that its counts are possible."""
+    path = folder / "sparse.gguf"
+    path.write_bytes(parts.header())
+    os.truncate(path, size)
+    return path
 
 
 def test_empty_doubled_and_undecodable_names_are_refused(refused) -> None:

@@ -122,7 +122,7 @@ def test_a_base_model_completes_text_only(tiny, tmp_path) -> None:
     model = load_here(rewrite(tiny, tmp_path / "base.gguf", keys=keys))
     assert model.description.chat_template is None and model.description.template_source is None
     assert model.prepare_text("the fox").tokens
-    with pytest.raises(RequestError, match=r"tiny has no chat template"):
+    with pytest.raises(RequestError, match=r"model has no chat template"):
         model.prepare([Message("user", "hi")])
 
 

@@ -154,6 +154,12 @@ def test_an_architecture_may_mean_yarn_where_the_file_names_no_kind(read) -> Non
     agrees(read(keys, kind="yarn"), YARN)
 
 
+def test_yarn_without_an_original_context_uses_the_whole_context(read) -> None:
+    keys = {"scaling.type": "yarn", "scaling.factor": 8.0}
+    agrees(read(keys), {"rope_type": "yarn", "factor": 8.0})
+    agrees(read(keys, original_context=ORIGINAL), YARN)
+
+
 @pytest.mark.parametrize(
     "served, expected", [(None, "long"), (CONTEXT, "long"), (ORIGINAL + 1, "long"), (ORIGINAL, "")]
 )
@@ -178,11 +184,16 @@ def test_other_kinds_are_refused_by_name(read, kind) -> None:
         read({"scaling.type": kind, "scaling.factor": 2.0})
 
 
-@pytest.mark.parametrize("missing", ["scaling.factor", "scaling.original_context_length"])
-def test_yarn_without_its_numbers_is_refused_by_key(read, missing) -> None:
-    keys = {name: value for name, value in YARN_KEYS.items() if name != missing}
-    with pytest.raises(ModelFileError, match=rf"rope\.{missing}` is missing"):
+def test_yarn_without_its_factor_is_refused_by_key(read) -> None:
+    keys = {name: value for name, value in YARN_KEYS.items() if name != "scaling.factor"}
+    with pytest.raises(ModelFileError, match=r"rope\.scaling.factor` is missing"):
         read(keys)
+
+
+@pytest.mark.parametrize("keys", [{}, YARN_KEYS], ids=["plain", "yarn"])
+def test_heads_of_an_odd_length_cannot_turn_whole(read, keys) -> None:
+    with pytest.raises(ModelFileError, match=r"attention\.key_length` is 63; .* need an even one"):
+        read(keys, key_dim=63, dim=63)
 
 
 def test_on_meta_nothing_is_computed(read) -> None:

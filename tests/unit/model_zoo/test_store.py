@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -13,6 +12,7 @@ from model_zoo.model_name import ModelName
 from model_zoo.store import Store, default_root, journal_of
 from runtime.errors import SourceError, StoreError
 from tests.loopback import digest
+from tests.patience import HANG_S
 
 NAME = ModelName.parse("tiny")
 OUTSIDE = ["../x", "..", "/x", "a/../b", ".hidden", "", "a" * 300, "x\0", "a\\b", "\u202ex", "a\nb"]
@@ -206,11 +206,11 @@ def test_who_waits_for_a_blob_says_so_and_goes_on(store, monkeypatch) -> None:
     def hold() -> None:
         with store.blob_lock(digest(b"x")):
             held.set()
-            said.wait(10)
+            said.wait(HANG_S)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    held.wait(10)
+    held.wait(HANG_S)
     with store.blob_lock(digest(b"x"), waiting=said.set):
         assert said.is_set()
     holder.join()
@@ -339,9 +339,9 @@ def test_processes_that_commit_and_remove_at_once_leave_a_sound_store(store) -> 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 60
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(HANG_S)
+    assert not any(thread.is_alive() for thread in threads)
     assert failures == []
     assert [str(name) for name in store.names()] == ["keeper:latest"]
     assert store.missing(store.manifest(ModelName.parse("keeper"))) == []

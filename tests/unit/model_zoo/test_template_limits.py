@@ -1,15 +1,13 @@
 """Templates that want too much are refused soon, with little memory; long conversations are not."""
 
-import gc
 import time
 import tracemalloc
 from itertools import chain
+from typing import Any
 
 import pytest
-from jinja2.sandbox import SecurityError
 
-from model_zoo.chat import ChatTemplate, Message
-from model_zoo.sandbox.budget import Budget
+from model_zoo.chat import ChatTemplate, Message, ToolCall
 from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
     CALLS,
@@ -21,17 +19,23 @@ from tests.chat_templates import (
     TIME,
     WEATHER,
     Talk,
+    plain,
     rendered_by_transformers,
     template_source,
 )
 
 ASK = [Message("user", "Hello")]
 TALK = TALKS["parallel calls, and on"]
-SECONDS = 1.0
-BYTES = 128 << 20
+# Of this process: what a template takes in its own, the kernel limits.
+SECONDS = 0.1
+BYTES = 4 << 20
 
 GROW = "{% set n = namespace(x='ab', l=['ab'], d={}) %}{% for i in range(99) %}"
 LOOP = "{% for i in range(99999) %}{% set y = "
+DIVIDE = (
+    "{% set a = ('f' * 120000) | int(0, 16) %}{% set b = ('e' * 60000) | int(0, 16) %}"
+    "{% for i in range(99) %}"
+)
 HOSTILE = {
     "center": "{{ 'a' | center(10**9) }}",
     "center by name": "{{ 'a' | center(width=10**9) }}",
@@ -61,7 +65,7 @@ HOSTILE = {
     "date": "{{ strftime_now('%999999999Y') }}",
     "repetition": "{{ 'a' * 10**9 }}",
     "repetition of a list": "{{ [1] * 10**9 }}",
-    "power": "{{ 9 ** 9 ** 99 }}",
+    "power": "{{ 9 ** (9 ** 9) }}",
     "large products": "{% set n = namespace(x=9**9) %}{% for i in range(99) %}"
     "{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
     "doubling by plus": GROW + "{% set n.x = n.x + n.x %}{% endfor %}",
@@ -75,10 +79,10 @@ HOSTILE = {
     "nested lists compared": "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
     "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
     "nested dicts": GROW + "{% set n.d = {'a': n.d, 'b': n.d} %}{% endfor %}{{ n.d | tojson }}",
-    "nested tuples as a key": GROW + "{% set n.l = (n.l, n.l) %}{% endfor %}{{ {n.l: 1} }}",
+    "nested tuples as a key": GROW + "{% set n.x = (n.x, n.x) %}{% endfor %}{{ {n.x: 1} }}",
     "nested by dict()": GROW + "{% set n.d = dict(a=n.d, b=n.d) %}{% endfor %}{{ n.d }}",
     "namespaces": "{% set a = namespace(x=1) %}{% set b = namespace(x=a) %}{{ b }}",
-    "sum of lists": "{{ [[1] * 999] * 99 | sum(start=[]) }}",
+    "sum of lists": "{{ ([[1] * 999] * 9999) | sum(start=[]) | length }}",
     "empty loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "empty loops over a list": "{% set r = range(9999) | list %}{% for a in r %}{% for b in r %}"
     "{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
@@ -98,31 +102,39 @@ HOSTILE = {
     "lists in a loop": LOOP + "range(99999) | list %}{% endfor %}",
     "dicts in a loop": LOOP + "dict.fromkeys(range(99999)) %}{% endfor %}",
     "shown": LOOP + "range(1300) | list | pprint %}{% endfor %}",
-    "shown nested": GROW + "{% set n.l = [n.l] %}{% endfor %}{{ n.l | pprint }}",
+    "shown nested": GROW + "{% set n.l = [n.l] * 99 %}{% endfor %}{{ n.l | pprint }}",
     "shown wide": "{% set r = range(99) | list %}{{ [[[r] * 99] * 20] | pprint }}",
     "links": LOOP + "('a@' * 2000) | urlize %}{% endfor %}",
     "links in brackets": LOOP + "('(' * 2000 ~ 'www.a.b' ~ ')' * 2000) | urlize %}{% endfor %}",
-    "many links": "{{ ('www.a.b ' * 9999) | urlize }}",
+    "many links": "{{ ('www.a.b ' * 999999) | urlize }}",
     "comments": LOOP + "('<!---->' * 500) | striptags %}{% endfor %}",
-    "many comments": "{{ ('<!---->' * 30000) | striptags }}",
-    "attributes": "{{ {'a' * 9999: 'b' * 9999} | xmlattr }}",
+    "many comments": "{{ ('<!---->' * 999999) | striptags }}",
+    "attributes": "{{ {'a': '<' * 9999999} | xmlattr }}",
     "slices in a loop": "{% set t = 'a' * 200000 %}{% for i in range(99999) %}"
     "{% set y = t[1:] %}{% endfor %}",
+    # One call into C each, which nothing in its process can interrupt.
+    "stripped": "{% set a = '…' * 120000 %}{{ a.strip('Ħ' * 120000 ~ '…') | length }}",
+    "trimmed": "{% set a = '…' * 120000 %}{{ a | trim('Ħ' * 120000 ~ '…') | length }}",
+    "found from behind": "{{ ('a' * 120000).rfind('ab' ~ 'a' * 40000) }}",
+    "split from behind": "{{ ('a' * 120000).rsplit('ab' ~ 'a' * 40000) | length }}",
+    "divided": DIVIDE + "{% set c = a // b %}{% endfor %}",
+    "divisible": DIVIDE + "{% set c = a is divisibleby(b) %}{% endfor %}",
 }
 
 
 @pytest.mark.parametrize("talk", [Talk(ASK), TALK], ids=["a question", "a conversation with tools"])
 @pytest.mark.parametrize("about", HOSTILE)
 def test_what_takes_too_much_is_refused_soon_and_with_little_memory(about: str, talk: Talk) -> None:
+    template = ChatTemplate(HOSTILE[about])
     tracemalloc.start()
-    began = time.thread_time()
+    began = time.process_time()
     try:
         with pytest.raises(RequestError):
-            ChatTemplate(HOSTILE[about]).render(talk.messages, tools=talk.tools)
+            template.render(talk.messages, tools=talk.tools)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert time.thread_time() - began < SECONDS
+    assert time.process_time() - began < SECONDS
     assert peak < BYTES
 
 
@@ -152,7 +164,6 @@ def test_nothing_is_computed_while_a_template_is_compiled(source: str) -> None:
         "{% if 1 %}" * 200 + "{% endif %}" * 200,
         "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
         "{{ 1" + "0" * 5000 + " }}",
-        "{{ " + "9" * 100 + " }}",
         "x" * (1 << 18),
         "{{ x | no_filter }}",
     ],
@@ -188,23 +199,73 @@ def test_a_long_conversation_with_many_tools_is_no_hostility(name: str) -> None:
     assert all(text.count(ask.text) == 1 for ask in asked)
 
 
-def test_collecting_garbage_costs_no_time(monkeypatch) -> None:
-    """It walks over the whole process, whoever sets it off."""
-    now = [0.0]
-    monkeypatch.setattr(time, "thread_time", lambda: now[0])
+def offering(count: int, **parameters: Any) -> list[dict[str, Any]]:
+    described = {"type": "object", "properties": {"city": {"type": "string", **parameters}}}
+    functions = [{"name": f"f{n}", "parameters": described} for n in range(count)]
+    return [{"type": "function", "function": function} for function in functions]
 
-    def slow(phase: str, info: object) -> None:
-        now[0] += 100.0 if phase == "start" else 0.0
 
-    budget = Budget({})
-    with budget.not_counting_collections():
-        gc.callbacks.append(slow)
-        gc.collect()
-        gc.callbacks.remove(slow)
-        budget.step(99)
-        now[0] += 1.0
-        with pytest.raises(SecurityError, match="takes longer"):
-            budget.step(99)
+def steps(count: int) -> Talk:
+    """Each a call and its result."""
+    ids = [f"call{number:05}" for number in range(count)]
+    turns = [
+        (
+            Message("assistant", tool_calls=(ToolCall("f0", {"city": "Bern"}, name),)),
+            Message("tool", "sunny", tool_call_id=name),
+        )
+        for name in ids
+    ]
+    return Talk([*ASK, *chain.from_iterable(turns)], offering(1))
+
+
+def parallel(count: int) -> Talk:
+    calls = [ToolCall("f0", {"city": f"B{n}"}, f"call{n:05}") for n in range(count)]
+    results = [Message("tool", "sunny", tool_call_id=call.id) for call in calls]
+    return Talk([*ASK, Message("assistant", tool_calls=tuple(calls)), *results], offering(1))
+
+
+# Constructions of published templates that make a text or a list longer step by step, or look for
+# each result among all calls.
+GROWING_TEXT = (
+    "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out = ns.out ~ '<|' ~ m.role"
+    " ~ '|>' ~ m.content %}{% for call in m.tool_calls or [] %}"
+    "{% set ns.out = ns.out ~ call.function.name ~ (call.function.arguments | tojson) %}"
+    "{% endfor %}{% set ns.out = ns.out ~ '\n' %}{% endfor %}{{ ns.out }}"
+)
+GROWING_TOOLS = (
+    "{% set ns = namespace(list='') %}{% for tool in tools %}"
+    "{% set ns.list = ns.list + '\n' + (tool | tojson) %}{% endfor %}"
+    "{{ ns.list }}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+GROWING_LIST = (
+    "{% macro type(schema) %}{% set ns = namespace(values=[]) %}{% for value in schema.enum %}"
+    "{% set ns.values = ns.values + ['\"' ~ value ~ '\"'] %}{% endfor %}"
+    "{{ ns.values | join(' | ') }}{% endmacro %}{% for tool in tools %}"
+    "{{ type(tool.function.parameters.properties.city) }}{% endfor %}"
+)
+RESULTS_BY_CALL = (
+    "{% for m in messages if m.tool_calls %}{% for call in m.tool_calls %}"
+    "{% set ns = namespace(before=[]) %}{% for result in messages %}"
+    "{% if result.role == 'tool' %}{% set ns.before = ns.before + [result] %}"
+    "{% if result.tool_call_id == call.id %}{{ call.function.arguments | tojson }}"
+    "{{ result.content }}{% endif %}{% endif %}{% endfor %}{% endfor %}{% endfor %}"
+)
+LARGE = {
+    "3,000 messages": (GROWING_TEXT, Talk([Message("user", "Where is Bern? " * 9)] * 3000)),
+    "2,000 steps of an agent": (GROWING_TEXT, steps(2000)),
+    "2,000 tools": (GROWING_TOOLS, Talk(ASK, offering(2000))),
+    "4,000 values": (GROWING_LIST, Talk(ASK, offering(1, enum=[*map(str, range(4000))]))),
+    "300 parallel calls": (RESULTS_BY_CALL, parallel(300)),
+}
+
+
+@pytest.mark.parametrize("about", LARGE)
+def test_large_conversations_are_rendered_as_in_transformers(about: str) -> None:
+    source, talk = LARGE[about]
+    chat = [plain(message) for message in talk.messages]
+    expected = rendered_by_transformers(source, chat, talk.tools)
+    assert expected
+    assert ChatTemplate(source).render(talk.messages, tools=talk.tools) == expected
 
 
 def test_a_template_may_look_back_over_all_messages_at_each() -> None:

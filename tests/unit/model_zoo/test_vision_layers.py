@@ -1,7 +1,5 @@
 """What towers are made of: order of patches, windows, who sees whom, merging."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,6 @@ from model_zoo.layers.vision.attention import Sight, attend, slabs, whole
 from model_zoo.layers.vision.merging import merged_planes, shuffled_planes
 from model_zoo.layers.vision.patches import squares
 from model_zoo.layers.vision.rotary import coordinates
-from model_zoo.layers.vision.shapes import nearest_square
 from model_zoo.layers.vision.windows import windows
 
 CPU = torch.device("cpu")
@@ -103,10 +100,3 @@ def test_shuffled_planes_hold_the_rows_of_a_square_line_by_line() -> None:
     assert shuffled_planes(x, 4, 2)[0].tolist() == [
         [0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15],
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 53, 2675, 16384])
-def test_the_nearest_square_wastes_little(most: int) -> None:
-    rows, columns = nearest_square(most)
-    assert math.isqrt(most) ** 2 <= rows * columns <= most
-    assert columns <= 5 * rows

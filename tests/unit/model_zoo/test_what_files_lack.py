@@ -70,6 +70,8 @@ CASES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "qwen3next": (test_qwen3next.CONFIGS["plain"], {}),
 }
 EPSILON, BASE = "attention.layer_norm_rms_epsilon", "rope.freq_base"
+LAYER_EPSILON, WINDOW = "attention.layer_norm_epsilon", "attention.sliding_window"
+ORIGINAL, SHARED = "rope.scaling.original_context_length", "expert_shared_feed_forward_length"
 HEADS = {"attention.key_length", "attention.value_length"}
 YARN = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 GEMMA4 = {
@@ -78,12 +80,12 @@ GEMMA4 = {
 }  # fmt: skip
 # Keys that nothing needs, or for which the family or the other keys have a value.
 DEFAULTS: Mapping[str, set[str]] = {
-    "bert": {"attention.causal"},
+    "bert": {"attention.causal", LAYER_EPSILON},
     "gemma2": {
-        BASE, "attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
+        BASE, WINDOW, "attn_logit_softcapping", "final_logit_softcapping",
     },
-    "gemma3": {EPSILON, BASE, "rope.freq_base_swa"},
-    "gemma3 of Ollama": {EPSILON, "rope.global.freq_base", "rope.local.freq_base"},
+    "gemma3": {EPSILON, BASE, WINDOW, "rope.freq_base_swa"},
+    "gemma3 of Ollama": {EPSILON, WINDOW, "rope.global.freq_base", "rope.local.freq_base"},
     "gemma3n": {
         EPSILON, BASE, "rope.freq_base_swa", "attention.sliding_window_pattern",
         "altup.active_idx", "altup.num_inputs", "altup.correct_scale", "final_logit_softcapping",
@@ -91,37 +93,38 @@ DEFAULTS: Mapping[str, set[str]] = {
     "gemma4": GEMMA4 | {"attention.shared_kv_layers", "embedding_length_per_layer_input"},
     "gemma4 with experts": GEMMA4 | {"expert_feed_forward_length"},
     "gpt-oss": {
-        EPSILON, *YARN, "rope.scaling.type", "attention.sliding_window", "feed_forward_length",
+        EPSILON, BASE, ORIGINAL, *YARN, "rope.scaling.type", WINDOW, "feed_forward_length",
         "expert_feed_forward_length",
     },
     "gptoss": {
-        EPSILON, *YARN, "rope.scaling.type", "attention.sliding_window", "feed_forward_length",
+        EPSILON, BASE, ORIGINAL, *YARN, "rope.scaling.type", WINDOW, "feed_forward_length",
         "expert_feed_forward_length",
     },
-    "llama": {BASE},
-    "llama with experts": {BASE, *HEADS},
+    "llama": {BASE, EPSILON},
+    "llama with experts": {BASE, EPSILON, *HEADS},
     "llama4": {
-        *HEADS, "no_rope_interval", "use_qk_norm", "attention.head_dim", "attention.chunk_size",
-        "attention.temperature_tuning", "attention.scale", "attention.floor_scale",
+        *HEADS, BASE, "no_rope_interval", "use_qk_norm", "attention.head_dim",
+        "attention.chunk_size", "attention.temperature_tuning", "attention.scale",
+        "attention.floor_scale",
     },
     "mistral3": {
-        *YARN, "rope.scaling.mscale", "rope.scaling.yarn_log_multiplier",
+        *YARN, ORIGINAL, "rope.scaling.mscale", "rope.scaling.yarn_log_multiplier",
         "attention.temperature_scale",
     },
-    "mllama": {EPSILON, *HEADS},
-    "nomic-bert": {"attention.causal"},
+    "mllama": {EPSILON, BASE, *HEADS},
+    "nomic-bert": {"attention.causal", LAYER_EPSILON, BASE},
     "phi3": {BASE, *HEADS},
     "phi3 of long contexts": {BASE, *HEADS, "rope.scaling.attn_factor"},
     "qwen2": HEADS,
-    "qwen2vl": HEADS,
-    "qwen3": set(),
+    "qwen2vl": {BASE, *HEADS},
+    "qwen3": {ORIGINAL},
     "qwen35": {"full_attention_interval", "rope.dimension_sections"},
     "qwen35moe": {
-        "full_attention_interval", "rope.dimension_sections", "expert_feed_forward_length",
+        "full_attention_interval", "rope.dimension_sections", "expert_feed_forward_length", SHARED,
     },
     "qwen3next": {
         "full_attention_interval", "feed_forward_length", "expert_feed_forward_length",
-        "expert_weights_norm",
+        "expert_weights_norm", SHARED,
     },
     "qwen3moe": {
         "feed_forward_length", "expert_feed_forward_length", "expert_weights_norm",

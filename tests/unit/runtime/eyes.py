@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.vision import ImageLimits, PreparedImage
+from tests.patience import HANG_S
 
 
 def features_of(digest: bytes, rows: int, width: int) -> Tensor:
@@ -55,7 +56,7 @@ class PretendTower:
         if numbers[0]:  # the worst one, at start, is never held up
             self.entered.release()
             if self._gate is not None:
-                assert self._gate.acquire(timeout=60)
+                assert self._gate.acquire(timeout=HANG_S)
             self.batches.append(numbers)
         if self._broken.intersection(numbers):
             raise ValueError("the picture is upside down")

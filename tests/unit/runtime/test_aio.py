@@ -13,6 +13,7 @@ from runtime.kv.ledger import PageLedger
 from runtime.kv.spec import Full
 from runtime.request import Delta, FinishReason, GenerationRequest, StopRules
 from runtime.scheduler import Scheduler
+from tests.patience import until
 from tests.unit.runtime.pretend import PretendRunner, answer
 from tests.unit.runtime.test_engine import LIMITS, token_bytes
 
@@ -43,14 +44,6 @@ async def collect(engine: AsyncEngine, one: GenerationRequest) -> Delta:
         async for delta in deltas:
             merged = merged.merged(delta)
     return merged
-
-
-async def until(condition) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not become true")
 
 
 def test_many_streams_at_once_get_their_own_tokens() -> None:
@@ -147,22 +140,24 @@ def test_a_failed_loop_ends_streams_fails_the_check_and_refuses_new_ones() -> No
 
 
 def test_a_stuck_step_fails_the_check() -> None:
-    gate = threading.Semaphore(0)
+    gate, entered, now_s = threading.Semaphore(0), threading.Event(), 0.0
+
+    def step() -> None:
+        entered.set()
+        gate.acquire()
 
     async def main() -> None:
-        with running(PretendRunner(gate.acquire), stall_s=0.05) as engine:
+        nonlocal now_s
+        with running(PretendRunner(step), stall_s=300.0, clock=lambda: now_s) as engine:
             engine.check()
             task = asyncio.create_task(collect(engine, request("a", 3)))
-
-            def stuck() -> bool:
-                with contextlib.suppress(EngineDeadError):
-                    engine.check()
-                    return False
-                return True
-
-            await until(stuck)
-            for _ in range(10):
-                gate.release()
+            await until(entered.is_set)
+            now_s += 299.0
+            engine.check()
+            now_s += 2.0
+            with pytest.raises(EngineDeadError, match="no step has finished for 300 seconds"):
+                engine.check()
+            gate.release(10)
             assert (await task).finish is FinishReason.LENGTH
             engine.check()
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -16,12 +18,13 @@ from runtime.kv.spec import Full
 from runtime.request import FinishReason, GenerationRequest, ImageSpan, StopRules
 from runtime.scheduler import Scheduler
 from runtime.vision import LocalEncoder
+from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer
-from tests.unit.runtime.test_aio import collect, request, until
+from tests.unit.runtime.test_aio import collect, request
 from tests.unit.runtime.test_engine import token_bytes
 from tests.unit.runtime.test_features import ManualEncoder, store_of
-from tests.unit.runtime.test_vision import CPU, PATIENCE_S
+from tests.unit.runtime.test_vision import CPU
 
 ROWS = 3
 LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=40, image_rows=ROWS)
@@ -53,12 +56,17 @@ def engine_of(store: FeatureStore, *, slots: int = 4, depth: int = 2) -> Engine:
 
 
 @contextlib.contextmanager
-def seeing(tower: PretendTower, *, images_kept: int = 10, stall_s: float = 300.0, **options):
+def seeing(
+    tower: PretendTower,
+    *,
+    images_kept: int = 10,
+    clock: Callable[[], float] = time.monotonic,
+    **options,
+):
     encoder = LocalEncoder(tower, device=CPU)
     budget = images_kept * ROWS * encoder.limits.row_bytes
-    engine = AsyncEngine(
-        engine_of(FeatureStore(encoder, budget_bytes=budget), **options), stall_s=stall_s
-    )
+    store = FeatureStore(encoder, budget_bytes=budget, clock=clock)
+    engine = AsyncEngine(engine_of(store, **options), stall_s=300.0, clock=clock)
     engine.start()
     try:
         yield engine
@@ -67,7 +75,7 @@ def seeing(tower: PretendTower, *, images_kept: int = 10, stall_s: float = 300.0
 
 
 async def entered(tower: PretendTower) -> None:
-    assert await asyncio.to_thread(tower.entered.acquire, timeout=PATIENCE_S)
+    assert await asyncio.to_thread(tower.entered.acquire, timeout=HANG_S)
 
 
 def test_text_streams_from_first_to_last_while_an_image_is_encoded() -> None:
@@ -202,26 +210,23 @@ def test_an_engine_closes_while_an_image_is_encoded() -> None:
 
 def test_an_encoder_that_hangs_is_called_dead() -> None:
     gate = threading.Semaphore(0)
-    tower = PretendTower(gate=gate)
+    tower, now_s = PretendTower(gate=gate), 0.0
 
     async def main() -> None:
-        with seeing(tower, stall_s=0.0) as engine:
+        nonlocal now_s
+        with seeing(tower, clock=lambda: now_s) as engine:
             task = asyncio.create_task(collect(engine, looking_at("a", 1)))
             await entered(tower)
-            await until(lambda: "no image has been encoded" in complaint(engine))
+            now_s += 299.0
+            engine.check()
+            now_s += 2.0
+            with pytest.raises(EngineDeadError, match="no image has been encoded for 300 seconds"):
+                engine.check()
             gate.release()
             await task
-            await until(lambda: complaint(engine) == "")
+            engine.check()
 
     asyncio.run(main())
-
-
-def complaint(engine: AsyncEngine) -> str:
-    try:
-        engine.check()
-    except EngineDeadError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.parametrize(

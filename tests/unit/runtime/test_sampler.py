@@ -1,6 +1,7 @@
 """Drawing tokens: the right distribution, the right filters, and the same token in any company."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -275,16 +276,14 @@ def test_any_integer_is_a_seed_and_its_low_64_bits_count():
 
 
 def penalised(logits: np.ndarray, tokens: list[int], sampling: SamplingParams) -> np.ndarray:
-    """llama.cpp's penalties, as its sampler applies them to one row."""
+    """llama.cpp's penalties on one row; the additive ones skip what `counted_from` excludes."""
     result = logits.copy()
     last = len(tokens) if sampling.repeat_last_n is None else sampling.repeat_last_n
-    window = tokens[max(len(tokens) - min(last, len(tokens)), sampling.penalty_begin) :]
-    for token in set(window):
-        if result[token] <= 0:
-            result[token] *= sampling.repeat_penalty
-        else:
-            result[token] /= sampling.repeat_penalty
-        count = window.count(token)
+    begin = len(tokens) - min(last, len(tokens))
+    seen, factor = sorted(set(tokens[begin:])), np.float32(sampling.repeat_penalty)
+    result[seen] = np.where(result[seen] <= 0, result[seen] * factor, result[seen] / factor)
+    counted = tokens[max(begin, sampling.counted_from) :]
+    for token, count in Counter(counted).items():
         result[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
     return result
 
@@ -303,7 +302,7 @@ def test_penalties_choose_as_llama_cpp_does():
     lasts = [None, 0, 1, 5, 64, 1000]
     begins = [0, 0, 0, 3, 8, 20, 40]  # the last ones often beyond everything there is
     sampling = [
-        SamplingParams(0.0, repeat_last_n=lasts[r % 6], penalty_begin=begins[r % 7], **kinds[r % 5])
+        SamplingParams(0.0, repeat_last_n=lasts[r % 6], counted_from=begins[r % 7], **kinds[r % 5])
         for r in range(rows)
     ]
     tokens = [torch.randint(vocab, (1 + r % 40,)).tolist() for r in range(rows)]
@@ -313,12 +312,13 @@ def test_penalties_choose_as_llama_cpp_does():
     assert sample(logits, sampling, tokens=tokens).tokens.tolist() == expected
 
 
-def test_repeat_penalty_over_the_whole_sequence_is_that_of_transformers():
+@pytest.mark.parametrize("more", [{}, {"frequency_penalty": 2.0, "counted_from": 12}])
+def test_repeat_penalty_over_the_whole_sequence_is_that_of_transformers(more):
     torch.manual_seed(6)
     logits, tokens = torch.randn(50, 40) * 3, torch.randint(40, (50, 12))
     reference = RepetitionPenaltyLogitsProcessor(1.8)(tokens, logits.clone()).argmax(dim=1)
-    sampling = [SamplingParams(temperature=0.0, repeat_penalty=1.8, repeat_last_n=None)] * 50
-    assert torch.equal(sample(logits, sampling, tokens=tokens.tolist()).tokens, reference)
+    sampling = SamplingParams(temperature=0.0, repeat_penalty=1.8, repeat_last_n=None, **more)
+    assert torch.equal(sample(logits, [sampling] * 50, tokens=tokens.tolist()).tokens, reference)
 
 
 def test_log_probabilities_are_those_of_the_raw_logits():

@@ -157,6 +157,17 @@ def test_only_rows_that_ask_are_penalised_and_scored(stage):
     assert staged.draws.alternatives == 3
 
 
+@pytest.mark.parametrize(("repeat_penalty", "window"), [(1.0, 3), (1.1, 23)])
+def test_the_repeat_penalty_alone_looks_back_beyond_where_counting_begins(
+    stage, repeat_penalty, window
+):
+    sampling = SamplingParams(
+        presence_penalty=1, repeat_penalty=repeat_penalty, repeat_last_n=None, counted_from=20
+    )
+    staged = stage.stage(plan(chunk(0, 22, 1, sampling=sampling)))
+    assert staged.draws.window == window
+
+
 def test_a_plan_that_draws_nothing_has_no_outputs(stage):
     staged = stage.stage(plan(chunk(0, 0, 7, samples=False)))
     assert staged.output_rows.shape == (0,) and staged.drawing == ()

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from runtime.errors import UnsupportedModelError
 from runtime.vision import ForeseenEncoder, LocalEncoder, PreparedImage
 from tests.memory_profile import peak_bytes
+from tests.patience import HANG_S
 from tests.unit.runtime.eyes import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_features_come_from_another_thread_for_each_image_its_own(encoder_of) ->
     encoder = encoder_of(tower)
     futures = [encoder.submit(picture(number)) for number in (5, 7, 5)]
     for number, future in zip((5, 7, 5), futures, strict=True):
-        assert torch.equal(future.result(PATIENCE_S), features_of(bytes([number]), 3, 16))
+        assert torch.equal(future.result(HANG_S), features_of(bytes([number]), 3, 16))
     assert tower.batches == [[5], [7], [5]]
     assert threading.get_ident() not in tower.threads
 
@@ -44,11 +45,11 @@ def test_images_that_are_alike_go_together_and_others_keep_their_turn(encoder_of
     tower = PretendTower(gate=gate)
     encoder = encoder_of(tower, most_at_once=2)
     futures = [encoder.submit(picture(1))]
-    assert tower.entered.acquire(timeout=PATIENCE_S)
+    assert tower.entered.acquire(timeout=HANG_S)
     sizes = {2: 3, 3: 5, 4: 3, 5: 3, 6: 5}
     futures += [encoder.submit(picture(number, rows)) for number, rows in sizes.items()]
     gate.release(100)
-    results = [future.result(PATIENCE_S) for future in futures]
+    results = [future.result(HANG_S) for future in futures]
     assert tower.batches == [[1], [2, 4], [3, 6], [5]]
     for number, result in enumerate(results, 1):
         assert torch.equal(result, features_of(bytes([number]), sizes.get(number, 3), 16))
@@ -63,9 +64,9 @@ def test_an_image_that_fails_does_not_fail_those_beside_it(encoder_of) -> None:
     for number, future in futures.items():
         if number == 3:
             with pytest.raises(ValueError, match="upside down"):
-                future.result(PATIENCE_S)
+                future.result(HANG_S)
         else:
-            assert torch.equal(future.result(PATIENCE_S), features_of(bytes([number]), 3, 16))
+            assert torch.equal(future.result(HANG_S), features_of(bytes([number]), 3, 16))
 
 
 def test_a_cancelled_image_is_never_encoded(encoder_of) -> None:
@@ -73,11 +74,11 @@ def test_a_cancelled_image_is_never_encoded(encoder_of) -> None:
     tower = PretendTower(gate=gate)
     encoder = encoder_of(tower)
     first, second, third = (encoder.submit(picture(number)) for number in (1, 2, 3))
-    assert tower.entered.acquire(timeout=PATIENCE_S)
+    assert tower.entered.acquire(timeout=HANG_S)
     assert not first.cancel(), "it is being encoded"
     assert second.cancel()
     gate.release(100)
-    third.result(PATIENCE_S)
+    third.result(HANG_S)
     assert tower.encoded == [1, 3]
 
 
@@ -86,21 +87,35 @@ def test_closing_ends_what_waits() -> None:
     tower = PretendTower(gate=gate)
     encoder = LocalEncoder(tower, device=CPU)
     first, second = encoder.submit(picture(1)), encoder.submit(picture(2))
-    assert tower.entered.acquire(timeout=PATIENCE_S)
+    assert tower.entered.acquire(timeout=HANG_S)
     closing = threading.Thread(target=encoder.close)
     closing.start()
     with pytest.raises(CancelledError):
-        second.result(PATIENCE_S)
+        second.result(HANG_S)
     gate.release()
-    closing.join(PATIENCE_S)
+    closing.join(HANG_S)
     assert first.done() and tower.encoded == [1]
 
 
-def test_a_tower_that_breaks_its_word_is_seen_at_start(encoder_of) -> None:
+def test_a_largest_image_beyond_the_planned_rows_is_refused_at_start(encoder_of) -> None:
     tower = PretendTower(rows=8)
     tower.largest = lambda: picture(0, 9)
-    with pytest.raises(AssertionError):
+    with pytest.raises(UnsupportedModelError, match="at most 8 rows of 16 numbers are planned for"):
         encoder_of(tower).warm_up()
+
+
+def test_features_of_another_shape_than_declared_are_refused_at_start(encoder_of) -> None:
+    tower = PretendTower(rows=8)
+    tower.encode = lambda pixels, grid: pixels.new_zeros(len(pixels), 8, 15)
+    with pytest.raises(UnsupportedModelError, match=r"an image of 8 rows .* of shape \(8, 15\)"):
+        encoder_of(tower).warm_up()
+
+
+def test_the_largest_image_may_have_fewer_rows_than_are_planned_for(encoder_of) -> None:
+    """No rectangle has as many rows as the largest area would hold."""
+    tower = PretendTower(rows=8)
+    tower.largest = lambda: picture(0, 7)
+    encoder_of(tower).warm_up()
 
 
 def test_what_a_batch_takes_has_room_for_its_pixels_too(encoder_of) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from serve_app.pressure import Report
 from serve_app.scaling import Rules, Seen, State, decide
@@ -86,16 +87,25 @@ class Replica:
 
 
 class Cluster:
-    """Between `least` and `most` replicas; `targets` is what was decided, with its time."""
+    """Between `least` and `most` replicas, of which `places` can run at a time; the others are
+    pending. `targets`: each decision that changed the number of replicas, with its time."""
 
     def __init__(
-        self, rules: Rules, *, least: int = 1, most: int = 8, costs: Costs | None = None
+        self,
+        rules: Rules,
+        *,
+        least: int = 1,
+        most: int = 8,
+        places: float = inf,
+        costs: Costs | None = None,
     ) -> None:
-        self.rules, self.least, self.most = rules, least, most
+        self.rules, self.least, self.most, self.places = rules, least, most, places
         self.costs = costs or Costs()
         self.now = 0.0
         self.state = State()
-        self.replicas = [Replica(f"r{i}", 0.0, self.costs) for i in range(least)]
+        self.replicas = [
+            Replica(f"r{i}", 0.0 if i < places else inf, self.costs) for i in range(least)
+        ]
         self.leaving: list[Replica] = []
         self.held: deque[Job] = deque()
         self.jobs: list[Job] = []
@@ -110,6 +120,10 @@ class Cluster:
     def running(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.ready_at <= self.now]
 
+    @property
+    def placed(self) -> int:
+        return sum(replica.ready_at < inf for replica in self.replicas)
+
     def ask(self, prompt: float, answer_s: float) -> Job:
         job = Job(prompt, answer_s, self.now)
         self.jobs.append(job)
@@ -119,6 +133,7 @@ class Cluster:
     def run(self, seconds: float, arrivals: Callable[["Cluster"], None] = lambda _: None) -> None:
         for _ in range(round(seconds / STEP_S)):
             self.now += STEP_S
+            self._place()
             arrivals(self)
             self._give()
             for replica in [*self.running, *self.leaving]:
@@ -127,6 +142,19 @@ class Cluster:
                 for replica in self.running:
                     replica.report(self.now)
             self._decide()
+
+    def lose(self, replica: Replica) -> None:
+        """It ends, and one that starts takes its place, as Serve does it. Its requests are asked
+        again."""
+        self.replicas.remove(replica)
+        self.held.extend(replica.jobs)
+        self._start()
+
+    def _place(self) -> None:
+        """Pending replicas, the oldest first, start as soon as there are places for them."""
+        for replica in self.replicas:
+            if replica.ready_at == inf and self.placed < self.places:
+                replica.ready_at = self.now + self.costs.start_s
 
     def _give(self) -> None:
         """Each request to the replica with the least to do, and it stays there."""
@@ -150,8 +178,18 @@ class Cluster:
         if target != self.target:
             self.targets.append((self.now, target))
         while len(self.replicas) < target:
-            ready_at = self.now + self.costs.start_s
-            self.replicas.append(Replica(f"r{self._number}", ready_at, self.costs))
-            self._number += 1
+            self._start()
         while len(self.replicas) > target:
-            self.leaving.append(self.replicas.pop())
+            self._stop()
+
+    def _start(self) -> None:
+        self.replicas.append(Replica(f"r{self._number}", inf, self.costs))
+        self._number += 1
+
+    def _stop(self) -> None:
+        """As Serve chooses: one that does not run yet, otherwise the newest."""
+        running = self.running
+        idle = [replica for replica in self.replicas if replica not in running]
+        replica = (idle or running)[-1]
+        self.replicas.remove(replica)
+        self.leaving.append(replica)

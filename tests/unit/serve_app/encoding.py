@@ -11,12 +11,13 @@ from serve_app.stream.feature_server import FeatureServer
 from serve_app.stream.wire import Address
 from serve_app.vision.encoder import EncoderReplica
 from serve_app.vision.pool import PoolEncoder, PoolRules
+from tests.patience import HANG_S
 from tests.unit.runtime.eyes import PretendTower, features_of
 
 CPU = torch.device("cpu")
 NAME = b"the file with the weights"
-# Long enough for a busy machine, and still short.
-HASTY = PoolRules(timeout_s=60.0, patience_s=30.0, pause_s=0.01, longest_pause_s=0.05)
+# Nothing is given up, and little time passes between two tries.
+HASTY = PoolRules(timeout_s=HANG_S, patience_s=HANG_S, pause_s=0.01, longest_pause_s=0.05)
 
 
 class Encoders(list[Address]):
@@ -35,7 +36,7 @@ def encoder_of(tower: PretendTower, **options) -> EncoderReplica:
 
 @asynccontextmanager
 async def served(
-    encoder: EncoderReplica, *, patience_s: float = 30.0
+    encoder: EncoderReplica, *, patience_s: float = HANG_S
 ) -> AsyncIterator[tuple[FeatureServer, Address]]:
     server = FeatureServer(encoder, patience_s=patience_s)
     address = await server.start("127.0.0.1")
@@ -59,16 +60,10 @@ async def pool_of(
 
 
 async def encoded(pool: PoolEncoder, image: PreparedImage) -> torch.Tensor:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         return await asyncio.wrap_future(pool.submit(image))
 
 
 def rounded(image: PreparedImage, width: int = 16) -> torch.Tensor:
     """What the pretend tower makes of it, as it arrives."""
     return features_of(image.digest, image.rows, width).to(torch.bfloat16).float()
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)

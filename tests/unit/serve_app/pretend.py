@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
 from runtime.errors import CaravanError, GenerationFailedError
 from runtime.request import FinishReason, Usage
@@ -20,6 +22,7 @@ from serve_app.options import Options
 from serve_app.stream.server import StreamServer
 from serve_app.stream.wire import Address
 from serve_app.task import Candidate, ChatDelta, ChatTask, TokenLogprob
+from tests.patience import HANG_S
 
 CARD = ModelCard(
     name="demo",
@@ -119,7 +122,7 @@ def backend_of(
     directory,
     *models: ServedModel,
     card: ModelCard = CARD,
-    start_timeout_s: float = 5.0,
+    start_timeout_s: float = HANG_S,
     failover: FailoverRules | None = None,
 ) -> ChatBackend:
     """A backend in front of configured models, by default one without options."""
@@ -134,32 +137,51 @@ def backend_of(
 async def http_client(
     replica: PretendReplica,
     *,
-    options: Options | None = None,
-    api_keys: tuple[str, ...] | None = None,
-    max_body_bytes: int = 65536,
-    image_rules: ImageRules | None = None,
-    card: ModelCard = CARD,
     prefix: str = "",
+    **access: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of the whole ingress, with `replica` behind a real direct stream.
 
-    `prefix`: of all paths, as Serve has it for applications that are not at the root.
+    `prefix`: of all paths, as Serve has it for applications that are not at the root. `access`: as
+    `ingress` has it.
     """
-    server = StreamServer(replica.generate)
-    directory = OneReplica(await server.start("127.0.0.1"), card)
-    backend = backend_of(directory, ServedModel("demo", options or Options()), card=card)
-    app = ingress_app(
-        backend,
-        api_keys=api_keys,
-        max_body_bytes=max_body_bytes,
-        image_rules=image_rules or ImageRules(),
-    )
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=prefix)
-    try:
+    async with ingress(replica, **access) as app:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=prefix)
         async with httpx.AsyncClient(
             transport=transport, base_url=f"http://test{prefix}"
         ) as client:
             yield client
+
+
+@asynccontextmanager
+async def ingress(
+    replica: PretendReplica,
+    *,
+    options: Options | None = None,
+    api_keys: tuple[str, ...] | None = None,
+    allowed_origins: tuple[str, ...] = (),
+    allowed_hosts: tuple[str, ...] | None = None,
+    max_body_bytes: int = 65536,
+    strict_fields: bool = False,
+    image_rules: ImageRules | None = None,
+    card: ModelCard = CARD,
+    management: Any = None,
+) -> AsyncIterator[Starlette]:
+    """The whole ingress, with `replica` behind a real direct stream."""
+    server = StreamServer(replica.generate)
+    directory = OneReplica(await server.start("127.0.0.1"), card)
+    backend = backend_of(directory, ServedModel("demo", options or Options()), card=card)
+    try:
+        yield ingress_app(
+            backend,
+            management,
+            api_keys=api_keys,
+            allowed_origins=allowed_origins,
+            allowed_hosts=allowed_hosts,
+            max_body_bytes=max_body_bytes,
+            strict_fields=strict_fields,
+            image_rules=image_rules or ImageRules(),
+        )
     finally:
         backend.close()
         await server.close(drain_s=1.0)

@@ -1,6 +1,6 @@
 """Processes with models on demand, in this one: real stores and streams, pretend engines."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import ollama
 
 from model_zoo.model_name import ModelName
 from model_zoo.store import Store
@@ -20,10 +21,14 @@ from serve_app.images import ImageRules
 from serve_app.ingress import ingress_app
 from serve_app.on_demand.directory import PoolDirectory
 from serve_app.on_demand.keeper import Keeper
+from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.management import Management
-from serve_app.on_demand.model_pool import Found, Limits, ModelPool, Sizes
+from serve_app.on_demand.model_pool import Found, Limits, Loader, ModelPool, Sizes
+from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.options import Options
+from serve_app.settings import ModelSettings
 from serve_app.stream.server import StreamServer
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, Loaded, OneReplica
 from tests.unit.serve_app.pretend_loader import PretendLoader, card
 
@@ -53,7 +58,7 @@ class Process:
     """One of them; `alive` False: it is gone, and nobody has noticed."""
 
     keeper: Keeper
-    loader: StoreBackedLoader
+    loader: Any
     server: StreamServer
     alive: bool = True
 
@@ -87,14 +92,21 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster_of(
-    *roots: Path, max_loaded_bytes: int = 100, pull_hosts: Sequence[str] = (), **sizes: Any
+    *roots: Path,
+    max_loaded_bytes: int = 100,
+    pull_hosts: Sequence[str] = (),
+    loaders: Callable[[Store], Loader] | None = None,
+    **sizes: Any,
 ) -> AsyncIterator[Cluster]:
-    """A process for each of `roots`, where its store is; equal ones are shared."""
+    """A process for each of `roots`, where its store is; equal ones are shared.
+
+    `loaders`: of the models, by default of pretend ones, which take what `sizes` says.
+    """
     async with AsyncExitStack() as opened:
         processes = []
         for number, root in enumerate(roots):
             store = Store(root)
-            loader = StoreBackedLoader(store, **sizes)
+            loader = loaders(store) if loaders else StoreBackedLoader(store, **sizes)
             pool = ModelPool(loader, Limits(max_loaded_bytes))
             opened.push_async_callback(pool.close)
             server = StreamServer(pool.generate)
@@ -113,27 +125,65 @@ async def cluster_of(
         yield Cluster(processes)
 
 
+def fixed_settings(**configured: Any) -> ModelSettings:
+    return ModelSettings(**{"name": "fixed", "source": "nowhere.gguf", **configured})
+
+
+def real_loader(store: Store, **model: Any) -> StoreLoader:
+    """Loads models as a process with models on demand does; `model` as in its settings."""
+    stated = {"max_sequences": 2, "device": "cpu", "threads": 1, **model}
+    settings = OnDemandSettings.model_validate({"model": stated, "max_loaded_bytes": 1 << 30})
+    return StoreLoader(settings, {"CARAVAN_MODELS": str(store.root)})
+
+
 @asynccontextmanager
 async def serving(
-    cluster: Cluster, *, managed: bool = True, api_keys: tuple[str, ...] | None = None
+    cluster: Cluster,
+    *,
+    managed: bool = True,
+    api_keys: tuple[str, ...] | None = None,
+    allowed_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of an ingress before these processes; `fixed` is a configured model."""
+    access: dict[str, Any] = {"api_keys": api_keys, "allowed_origins": allowed_origins}
+    async with (
+        ingress(cluster, managed=managed, **access) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def official(cluster: Cluster, **configured: Any) -> AsyncIterator[ollama.AsyncClient]:
+    """Ollama's own client of such an ingress; `configured`: what is said of `fixed`."""
+    async with ingress(cluster, **configured) as transport:
+        yield ollama.AsyncClient("http://test", transport=transport)
+
+
+@asynccontextmanager
+async def ingress(
+    cluster: Cluster,
+    *,
+    managed: bool = True,
+    api_keys: tuple[str, ...] | None = None,
+    allowed_origins: tuple[str, ...] = (),
+    **configured: Any,
+) -> AsyncIterator[httpx.ASGITransport]:
     pool = PoolDirectory(cluster)
     fixed = changed(CARD, name="fixed")
     directory = ModelDirectory(OneReplica(None, fixed), {"fixed": Loaded(fixed)}, pool=pool)  # type: ignore[arg-type]
     catalogue = Catalogue([ServedModel("fixed", Options())], directory)
-    backend = ChatBackend(catalogue, directory, start_timeout_s=5.0)
+    backend = ChatBackend(catalogue, directory, start_timeout_s=HANG_S)
     app = ingress_app(
         backend,
-        Management(pool, ["fixed"]) if managed else None,
+        Management(pool, [fixed_settings(**configured)]) if managed else None,
         api_keys=api_keys,
+        allowed_origins=allowed_origins,
         max_body_bytes=1 << 20,
         image_rules=ImageRules(),
     )
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
+        yield httpx.ASGITransport(app, raise_app_exceptions=False)
     finally:
         backend.close()
         pool.close()

@@ -7,11 +7,14 @@ from collections.abc import AsyncGenerator
 
 from runtime.engine import EngineStatistics
 from runtime.errors import EngineDeadError, ModelNotFoundError
-from runtime.request import FinishReason
+from runtime.request import FinishReason, Usage
 from serve_app.card import ModelCard
 from serve_app.on_demand.model_pool import Found, Sizes
 from serve_app.task import ChatDelta, ChatTask
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD
+
+USAGE = Usage(1, 0, 1, queue_ns=1_000, prompt_ns=2_000, decode_ns=3_000)
 
 
 class PretendModel:
@@ -33,7 +36,7 @@ class PretendModel:
             yield ChatDelta(self.found.name, (1,))
         await self.may_end.wait()
         assert not self.closed
-        yield ChatDelta(finish=FinishReason.STOP)
+        yield ChatDelta(finish=FinishReason.STOP, usage=USAGE)
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
         return self._card
@@ -71,7 +74,7 @@ class PretendLoader:
         return card(found, 0), Sizes(least, full)
 
     def load(self, found: Found, memory_bytes: int) -> PretendModel:
-        assert self.may_load.wait(10)
+        assert self.may_load.wait(HANG_S)
         if self.fails is not None:
             raise self.fails
         self.loads.append((found.name, memory_bytes))

@@ -11,6 +11,7 @@ from serve_app.failover import FailoverRules
 from serve_app.stream.server import StreamServer
 from serve_app.stream.wire import Address
 from serve_app.task import ChatDelta, ChatTask, RawText, merge
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, backend_of
 
 TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
@@ -121,7 +122,7 @@ class Spread(Replicas):
 async def following(
     *speakers: Speaker,
     rules: FailoverRules | None = None,
-    start_timeout_s: float = 5.0,
+    start_timeout_s: float = HANG_S,
     directory: type[Replicas] = Replicas,
 ) -> AsyncIterator[tuple[ChatBackend, Replicas]]:
     """A backend in front of these replicas, and the directory that it asks."""
@@ -139,11 +140,5 @@ async def following(
 
 
 async def answered(backend: ChatBackend, task: ChatTask = TASK) -> ChatDelta:
-    async with asyncio.timeout(20), aclosing(backend.generate(task)) as deltas:
+    async with asyncio.timeout(HANG_S), aclosing(backend.generate(task)) as deltas:
         return merge([delta async for delta in deltas])
-
-
-async def eventually(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)

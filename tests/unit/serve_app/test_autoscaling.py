@@ -39,16 +39,20 @@ class Point:
 
 
 def policy(settings=SETTINGS):
-    config = autoscaling_config(settings).policy
+    config = autoscaling_config(settings, start_timeout_s=60.0).policy
     return config.get_policy()(**config.policy_kwargs)
 
 
+def rules(settings):
+    return scaling_rules(settings, start_timeout_s=60.0)
+
+
 def context(*told, target=None, now=100.0, state=None, queued=0.0):
-    """What Serve hands over: the values of each measure, of each replica, at 98 and 100 s."""
+    """What Serve hands over: the values of each measure, of each replica, now and 2 s before."""
     replicas = [f"r{i}" for i in range(len(told))]
     metrics = {
         name: {
-            replica: [Point(98.0, stats[name]), Point(100.0, stats[name])]
+            replica: [Point(now - 2.0, stats[name]), Point(now, stats[name])]
             for replica, stats in zip(replicas, told, strict=True)
             if name in stats
         }
@@ -122,26 +126,47 @@ def test_a_replica_that_told_nothing_is_one_that_starts():
 
 
 def test_serve_delays_nothing_by_itself():
-    config = autoscaling_config(SETTINGS)
+    config = autoscaling_config(SETTINGS, start_timeout_s=60.0)
     assert (config.upscale_delay_s, config.downscale_delay_s) == (0, 0)
     assert config.downscale_to_zero_delay_s is None
     assert (config.metrics_interval_s, config.look_back_period_s) == (2, 10)
 
 
+@pytest.mark.parametrize("placed", [0, 2])
+def test_from_three_of_which_some_are_pending_it_goes_to_zero_by_way_of_serves_one(placed):
+    settings = AutoscalingSettings(
+        min_replicas=0, max_replicas=8, downscale_delay_s=600, downscale_to_zero_delay_s=20
+    )
+    decide, idle = policy(settings), engine_stats(EngineStatistics(slots=64))
+    state, targets = {}, [3]
+    for now in range(100, 300):
+        running = [idle] * min(targets[-1], placed)
+        told = context(*running, target=targets[-1], now=float(now), state=state)
+        target, state = decide(told)
+        target = max(target, 1) if targets[-1] > 1 else target
+        targets += [target] if target != targets[-1] else []
+        if target == 0:
+            break
+    assert now - 100 < 60 + 20 + 10, "Serve's 1 was taken for a new request for a replica"
+    assert targets == [3, 1, 0]
+
+
 @pytest.mark.parametrize(("given", "zero_delay_s"), [({}, 300), ({"to_zero": 900}, 900)])
 def test_the_last_replica_has_a_delay_of_its_own(given, zero_delay_s):
     settings = AutoscalingSettings(downscale_to_zero_delay_s=given.get("to_zero"))
-    assert scaling_rules(settings).zero_delay_s == zero_delay_s
+    assert rules(settings).zero_delay_s == zero_delay_s
 
 
 def test_the_last_replica_never_goes_while_serve_still_counts_its_last_request():
     """Of the mean over its window Serve would make another replica at once."""
     settings = AutoscalingSettings(downscale_to_zero_delay_s=0)
-    assert scaling_rules(settings).zero_delay_s > autoscaling_config(settings).look_back_period_s
+    config = autoscaling_config(settings, start_timeout_s=60.0)
+    assert rules(settings).zero_delay_s > config.look_back_period_s
 
 
 def test_the_policy_runs_where_our_modules_are_not_installed():
-    config = autoscaling_config(AutoscalingSettings(target_queue_s=1.5)).policy
+    settings = AutoscalingSettings(target_queue_s=1.5)
+    config = autoscaling_config(settings, start_timeout_s=60.0).policy
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_OUR_MODULES, repr(config.policy_kwargs)],
         input=config.get_serialized_policy_def(),

@@ -47,6 +47,7 @@ def test_conversations_share_their_system_message_only():
     [
         replace(talk(SYSTEM, QUESTION), model="other"),
         talk(SYSTEM, QUESTION, thinking=False),
+        talk(SYSTEM, QUESTION, variables={"enable_thinking": False}),
         talk(SYSTEM, QUESTION, after=(1, 2, 3)),
         talk(Message("developer", SYSTEM.text), QUESTION),
         talk(QUESTION, SYSTEM),
@@ -57,10 +58,17 @@ def test_what_changes_the_prompt_from_its_beginning_shares_nothing(other):
     assert shared_tokens(talk(SYSTEM, QUESTION), other) == 0
 
 
+def test_template_variables_share_a_beginning_whatever_their_order():
+    one, other = {"a": 1, "b": [True, None]}, {"b": [True, None], "a": 1}
+    first, second = talk(QUESTION, variables=one), talk(QUESTION, variables=other)
+    assert chain_of_task(first) == chain_of_task(second)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"thinking": "Camels, then."},
+        {"name": "Ann"},
         {"tool_calls": (ToolCall("weather", {"place": "Timbuktu"}),)},
         {"content": ANSWER.text[:-2] + "!"},
         {"role": "tool"},

@@ -76,7 +76,9 @@ async def test_what_a_model_brings_is_shown() -> None:
         shown = (await http.post("/api/show", json={"model": "demo"})).json()
     assert (shown["system"], shown["license"]) == ("Be brief.", "MIT")
     parameters = [line.split(maxsplit=1) for line in shown["parameters"].splitlines()]
-    assert parameters == [["temperature", "0.25"], ["top_k", "3"], ["stop", '"<end>"']]
+    assert parameters == [
+        ["temperature", "0.25"], ["top_k", "3"], ["num_ctx", "512"], ["stop", '"<end>"'],
+    ]  # fmt: skip
 
 
 def test_parameters_that_are_not_served_are_told_and_the_others_kept() -> None:

@@ -7,7 +7,9 @@ import sys
 import gguf
 import pytest
 
-from serve_app.cli.main import COMMANDS
+from serve_app.cli import footprint
+from serve_app.cli.main import COMMANDS, caravan
+from tests.patience import HANG_S
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli_runs import CARAVAN, run
 
@@ -22,7 +24,7 @@ finally:
 
 
 def process(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_the_installed_script_shows_a_model(tmp_path):
@@ -42,7 +44,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path)
     script = f"{' '.join(CARAVAN)} show {path} --json | head -c 5"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=HANG_S)
     assert done.stdout == '{\n  "' and done.stderr == ""
 
 
@@ -81,3 +83,13 @@ def test_only_what_a_command_needs_is_loaded(tmp_path):
     ):
         done = process(sys.executable, "-c", LOADED, *arguments)
         assert done.stderr.splitlines()[-1] == str(loaded), arguments
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_compiling_the_kernels_is_noted_to_whoever_watches(tmp_path, monkeypatch, capsys, watched):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path)
+    monkeypatch.setattr(footprint, "needs_compiling", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: watched)
+    caravan(["show", str(path), "--device", "cpu"], standalone_mode=False)
+    assert ("compiling the CPU kernels" in capsys.readouterr().err) == watched

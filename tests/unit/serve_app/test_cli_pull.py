@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,12 +22,23 @@ from model_zoo.store import PARTIAL, Store, digest_of
 from runtime.errors import CaravanError
 from serve_app.cli.progress import MOST_BARS, Bars, Steps
 from serve_app.cli.pull import remote_source
+from tests.patience import HANG_S
 from tests.tiny_models import write_tiny_llama
-from tests.unit.serve_app.cli_runs import CARAVAN, put, run, said
+from tests.unit.serve_app.cli_runs import put, run, said
 
+ROOT = Path(__file__).parents[3]
 SPLIT = 40_000
-# Far below the time that a connection may be silent.
-ENDING_S = 10
+# The command with servers that may be silent for ever: only an interrupt ends the wait for one. It
+# may have been ignored by whoever started the tests in the background.
+WAITING = """
+import signal
+import httpx
+from model_zoo.sources import http
+http.TIMEOUT = httpx.Timeout(None)
+from serve_app.cli.main import caravan
+signal.signal(signal.SIGINT, signal.default_int_handler)
+caravan()
+"""
 
 
 class Registry(ThreadingHTTPServer):
@@ -65,7 +77,7 @@ class Answer(BaseHTTPRequestHandler):
         self.server.ranges.append(wanted)
         if self.server.silent:
             self.server.stalled.set()
-            self.server.go_on.wait(60)
+            self.server.go_on.wait(HANG_S)
             return
         if wanted is None:
             self.reply(200, content)
@@ -84,7 +96,7 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(content[:SPLIT])
             self.wfile.flush()
             self.server.stalled.set()
-            self.server.go_on.wait(60)
+            self.server.go_on.wait(HANG_S)
             return
         self.wfile.write(content)
 
@@ -163,21 +175,23 @@ def test_a_model_that_cannot_be_had_does_not_keep_the_others_away(registry, stor
 def interrupted(registry: Registry, store: Store, name: str) -> tuple[int, str, str]:
     """Exit status, output and errors of a pull that is interrupted once the server stalls.
 
-    The server goes on stalling, for longer than a pull may take to end.
+    The server goes on stalling until the pull has ended.
     """
     environment = {**os.environ, "CARAVAN_MODELS": str(store.root)}
     with subprocess.Popen(
-        [*CARAVAN, "pull", name],
+        [sys.executable, "-c", WAITING, "pull", name],
+        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert registry.stalled.wait(60)
+        assert registry.stalled.wait(HANG_S)
         process.send_signal(signal.SIGINT)
         try:
-            output, errors = process.communicate(timeout=ENDING_S)
+            output, errors = process.communicate(timeout=HANG_S)
         finally:
+            process.kill()
             registry.go_on.set()
     return process.returncode, output, errors
 

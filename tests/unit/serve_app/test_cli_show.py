@@ -1,5 +1,6 @@
 """`caravan show`: what it tells agrees with the reference reader and with the engine's own plan."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from model_zoo.store import Store
 from runtime.assembly import EngineOptions, assemble
 from serve_app.machine import usable_cpus
 from tests.gguf_files import rewrite
+from tests.patience import HANG_S
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_llama
 from tests.unit.model_zoo.gguf_bytes import F32, STRING, Parts, pair, text
 from tests.unit.serve_app.cli_runs import put, run, said
@@ -109,6 +111,14 @@ def test_a_context_that_the_model_does_not_have_is_told(tiny):
     told = said("show", tiny, "--context", 513)
     assert "513" in told["memory"]["error"] and "512" in told["memory"]["error"]
     assert told["architecture"] == "llama"
+
+
+@pytest.mark.parametrize(("num_ctx", "planned"), [(96, 96), (10**6, 512), ("soon", 512)])
+def test_a_stored_model_is_planned_with_the_context_that_it_asks_for(tiny, store, num_ctx, planned):
+    params = json.dumps({"num_ctx": num_ctx}).encode()
+    put(store, "sized", {"model": tiny.read_bytes(), "params": params})
+    assert said("show", "sized", store=store)["memory"]["context_tokens"] == planned
+    assert said("show", "sized", "--context", 64, store=store)["memory"]["context_tokens"] == 64
 
 
 def test_an_architecture_that_is_not_supported_hides_nothing_else(tiny, tmp_path):
@@ -245,7 +255,7 @@ def test_of_a_large_file_only_the_header_is_read(tiny, tmp_path):
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )
     command = [sys.executable, "-c", script, "show", str(large), "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert "served         yes" in done.stdout
     peak_bytes = int(done.stderr.split()[-1]) * 1024

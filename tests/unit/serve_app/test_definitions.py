@@ -19,6 +19,7 @@ NOTHING = {
     "messages": [],
     "licenses": [],
     "quantize": None,
+    "materials": remote_material,
 }
 
 
@@ -107,7 +108,7 @@ def test_what_names_no_model_is_refused(base):
         ("FROM a\nPARAMETER colour red", 'line 2: option "colour" is not known'),
         ("FROM a\nPARAMETER top_k many", 'line 2: option "top_k" must be of type integer'),
         ("FROM a\nPARAMETER top_p 3", 'line 2: option "top_p" is 3'),
-        ("FROM a\nPARAMETER mirostat 2", 'line 2: option "mirostat" is not served'),
+        ("FROM a\nPARAMETER mirostat two", 'line 2: option "mirostat" must be of type'),
         ("FROM a\nTEMPLATE {{ .Prompt }}", "line 2: template error: it is in Go's template"),
         ("FROM a\nTEMPLATE {% for %}", "line 2: template error: "),
         ("FROM a\nFROM b", "FROM names more"),

@@ -54,8 +54,8 @@ async def test_embed_gives_unit_vectors_in_the_order_of_the_texts():
     expected = [unit(vector_of(RawText(text))) for text in texts]
     np.testing.assert_allclose(reply["embeddings"], expected, rtol=1e-6)
     assert reply["prompt_eval_count"] == 3 * len(texts)
-    assert (reply["model"], reply["load_duration"]) == ("demo", 1_000)
-    assert reply["total_duration"] > 0
+    assert reply["model"] == "demo"
+    assert 1_000 <= reply["load_duration"] < reply["total_duration"]
     assert [len(task.texts) for task in replica.tasks] == [GROUP, GROUP, 7]
     assert all(task.truncate for task in replica.tasks)
 
@@ -129,8 +129,9 @@ async def test_openai_gives_a_list_with_usage():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-async def test_openai_in_base64_is_little_endian_float32():
-    body = {"input": "abc", "encoding_format": "base64"}
+@pytest.mark.parametrize("name", ["base64", "BASE64"])
+async def test_openai_in_base64_is_little_endian_float32(name):
+    body = {"input": "abc", "encoding_format": name}
     reply = (await post("/v1/embeddings", body)).json()
     found = np.frombuffer(base64.b64decode(reply["data"][0]["embedding"]), dtype="<f4")
     np.testing.assert_allclose(found, unit(vector_of(RawText("abc"))), rtol=1e-6)
@@ -149,7 +150,7 @@ async def test_openai_takes_token_ids_and_the_empty_text(given, texts):
     response = await post("/v1/embeddings", {"input": given}, replica)
     assert response.status_code == 200, response.text
     assert replica.tasks[0].texts == texts
-    assert not replica.tasks[0].truncate
+    assert replica.tasks[0].truncate  # as Ollama's own endpoint of this name does
 
 
 @pytest.mark.parametrize("given", [None, [], [[]], [True], [1.5], [[1], "a"], [-1]])

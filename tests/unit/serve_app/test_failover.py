@@ -2,9 +2,11 @@
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 
+from model_zoo.chat import Message
 from runtime.errors import (
     EngineDeadError,
     ModelUnavailableError,
@@ -15,14 +17,14 @@ from runtime.errors import (
 from runtime.request import Begun, FinishReason
 from serve_app.failover import FailoverRules
 from serve_app.stream.wire import Address
-from serve_app.task import Candidate, ChatDelta, EmbeddingTask, RawText, TokenLogprob
+from serve_app.task import Candidate, ChatDelta, Conversation, EmbeddingTask, RawText, TokenLogprob
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.speakers import (
     TASK,
     TEXT,
     WORDS,
     Speaker,
     answered,
-    eventually,
     following,
 )
 
@@ -43,9 +45,12 @@ async def test_a_stream_goes_on_elsewhere_from_its_tokens(dies_at):
 
 async def test_everything_else_that_decides_an_answer_is_the_same_elsewhere():
     first, second = Speaker(dies_at=3), Speaker()
+    variables = {"enable_thinking": False, "tools_in_user_message": True}
+    prompt = Conversation((Message("user", "hi", name="Ann"),), variables=variables)
     async with following(first, second) as (backend, _):
-        await answered(backend)
+        await answered(backend, dataclasses.replace(TASK, prompt=prompt))
     (one,), (two,) = first.tasks, second.tasks
+    assert one.prompt == prompt
     assert one.now is not None, "templates may ask for the time"
     assert dataclasses.replace(two, begun=None) == one
 
@@ -53,21 +58,35 @@ async def test_everything_else_that_decides_an_answer_is_the_same_elsewhere():
 async def test_it_costs_one_prompt_and_the_time_it_took():
     first, second = Speaker(dies_at=3), Speaker()
     async with following(first, second) as (backend, _):
-        begun = asyncio.get_running_loop().time()
+        begun_ns = time.monotonic_ns()
         usage = (await answered(backend)).usage
-        took_ns = (asyncio.get_running_loop().time() - begun) * 1e9
+        took_ns = time.monotonic_ns() - begun_ns
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (5, 4)
     assert usage.completion_tokens == len(WORDS)
-    assert (usage.queue_ns, usage.prompt_ns) == (1_000, 2_000), "of the first replica"
+    assert usage.prompt_ns == 2_000, "of the first replica"
+    assert 1_000 <= usage.queue_ns < took_ns
     assert 3_000 < usage.decode_ns < took_ns
+
+
+async def test_waiting_until_there_is_a_replica_is_queueing():
+    """A model with no replica is started by the request, which waits until it is loaded."""
+    speaker = Speaker()
+    async with following(speaker) as (backend, directory):
+        address = directory.addresses.pop()
+        answer = asyncio.create_task(answered(backend))
+        await asyncio.sleep(0.1)
+        directory.addresses.append(address)
+        usage = (await answer).usage
+    assert usage is not None and usage.queue_ns > 0.05e9
+    assert (usage.prompt_ns, usage.decode_ns) == (2_000, 3_000), "as the replica measured them"
 
 
 async def test_waiting_for_a_replica_that_died_before_it_began_is_queueing():
     first, second = Speaker(dies_at=0, halts_at=0), Speaker()
     async with following(first, second) as (backend, _):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         await asyncio.sleep(0.1)
         first.goes_on.set()
         usage = (await answer).usage
@@ -124,7 +143,7 @@ async def test_a_replica_that_comes_back_alone_is_waited_for():
     first, later = Speaker(dies_at=4), Speaker()
     async with following(first) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.dying)
+        await until(lambda: first.dying)
         await asyncio.sleep(0.2)
         directory.addresses.append(await later.start())
         assert (await answer).text == TEXT
@@ -176,8 +195,8 @@ async def test_a_replica_that_leaves_hands_its_streams_over_at_no_charge():
     first, second = Speaker(halts_at=4), Speaker()
     async with following(first, second, rules=FailoverRules(max_retries=0)) as (backend, _):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
-        async with asyncio.timeout(5):
+        await until(lambda: first.halted)
+        async with asyncio.timeout(HANG_S):
             await first.server.close(drain_s=60)
         assert (await answer).text == TEXT
     assert second.tasks[0].begun == Begun(tuple(range(4)), len("".join(WORDS[:4])))
@@ -187,7 +206,7 @@ async def test_a_replica_that_leaves_answers_on_where_there_is_no_other():
     first = Speaker(halts_at=4)
     async with following(first) as (backend, _):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         closing = asyncio.create_task(first.server.close(drain_s=60))
         await asyncio.sleep(0.3)
         first.goes_on.set()
@@ -200,7 +219,7 @@ async def test_where_there_is_no_place_for_another_the_one_that_leaves_answers_o
     first = Speaker(halts_at=4)
     async with following(first) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         directory.problem = ModelUnavailableError("it has no place")
         closing = asyncio.create_task(first.server.close(drain_s=60))
         await asyncio.sleep(0.3)
@@ -215,7 +234,7 @@ async def test_a_stream_outlasts_the_time_in_which_the_cluster_has_no_place_for_
     first, later = Speaker(dies_at=4), Speaker()
     async with following(first) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.dying)
+        await until(lambda: first.dying)
         directory.problem = ModelUnavailableError("it has no place")
         with pytest.raises(ModelUnavailableError):
             await answered(backend)  # a new request does not wait for that
@@ -226,7 +245,7 @@ async def test_a_stream_outlasts_the_time_in_which_the_cluster_has_no_place_for_
     first = Speaker(dies_at=4)
     async with following(first, start_timeout_s=0.3) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.dying)
+        await until(lambda: first.dying)
         directory.problem = ModelUnavailableError("it has no place")
         with pytest.raises(OverloadedError, match="no replica of model 'demo' has answered"):
             await answer
@@ -236,10 +255,10 @@ async def test_a_task_that_waited_at_a_replica_that_leaves_is_not_refused_by_a_f
     first, full = Speaker(halts_at=0), Speaker(error=OverloadedError("full"))
     async with following(first, full) as (backend, _):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
-        async with asyncio.timeout(5):
+        await until(lambda: first.halted)
+        async with asyncio.timeout(HANG_S):
             await first.server.close(drain_s=60)
-        await eventually(lambda: len(full.tasks) > 2)
+        await until(lambda: len(full.tasks) > 2)
         full.error = None
         assert (await answer).text == TEXT
     assert full.tasks[0].begun == Begun(had_turn=False), "which engines never refuse"
@@ -249,7 +268,7 @@ async def test_what_a_replica_cannot_finish_before_it_goes_waits_for_the_next():
     first, later = Speaker(halts_at=4), Speaker()
     async with following(first, rules=FailoverRules(max_retries=0)) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         await first.server.close(drain_s=0.3)
         directory.addresses = [await later.start()]
         assert (await answer).text == TEXT
@@ -274,7 +293,7 @@ async def test_an_answer_does_not_go_on_with_another_model():
     first, other = Speaker(halts_at=4, dies_at=4), Speaker(model="two")
     async with following(first, other) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         del directory.addresses[0]
         first.goes_on.set()
         with pytest.raises(ReplicaLostError, match="replaced by another one"):
@@ -314,7 +333,7 @@ async def test_a_stream_that_has_begun_waits_for_room():
     first, full = Speaker(dies_at=4), Speaker(error=OverloadedError("full"))
     async with following(first, full) as (backend, _):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: len(full.tasks) > 2)
+        await until(lambda: len(full.tasks) > 2)
         full.error = None
         assert (await answer).text == TEXT
 
@@ -347,6 +366,6 @@ async def test_leaving_in_the_middle_of_a_second_leg_ends_the_work_there():
     first, second = Speaker(dies_at=2), Speaker(halts_at=5)
     async with following(first, second) as (backend, _):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: second.halted)
+        await until(lambda: second.halted)
         answer.cancel()
-        await eventually(lambda: not second.at_work)
+        await until(lambda: not second.at_work)

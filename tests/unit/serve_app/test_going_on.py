@@ -17,6 +17,7 @@ from serve_app.replica import ModelReplica
 from serve_app.settings import ModelSettings
 from serve_app.stream.wire import Address
 from serve_app.task import ChatDelta, ChatTask, Conversation, RawText, merge
+from tests.patience import HANG_S
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo.gguf")
 HOT = SamplingParams(temperature=2.0, top_k=40, top_p=0.95, seed=11)
@@ -49,7 +50,7 @@ def replicas() -> Iterator[tuple[ModelReplica, ModelReplica]]:
 
 
 async def deltas_of(replica: ModelReplica, task: ChatTask) -> list[ChatDelta]:
-    async with asyncio.timeout(60), aclosing(replica.generate(task)) as deltas:
+    async with asyncio.timeout(HANG_S), aclosing(replica.generate(task)) as deltas:
         return [delta async for delta in deltas]
 
 
@@ -81,7 +82,8 @@ async def test_the_answer_is_the_same_however_tokens_are_drawn(replicas, how):
 
 
 async def test_penalties_that_look_at_the_answer_alone_know_where_it_begins(replicas):
-    task = dataclasses.replace(TASK, sampling=SAMPLINGS["penalised"], penalise_prompt=False)
+    sampling = dataclasses.replace(SAMPLINGS["penalised"], presence_penalty=8.0)
+    task = dataclasses.replace(TASK, sampling=sampling, penalise_prompt=False)
     other = await check_cuts(replicas, dataclasses.replace(task, penalise_prompt=True))
     assert (await check_cuts(replicas, task)).tokens != other.tokens
 

@@ -26,6 +26,7 @@ from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.task import ChatTask, Conversation
 from tests.parity import test_vision_idefics3, test_vision_internvl, test_vision_llava
 from tests.parity.vision_agreement import make_seeing
+from tests.patience import until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import write_tiny_seeing
 from tests.unit.serve_app.test_seeing import GREEDY, answer, likelihoods, settings
@@ -143,9 +144,7 @@ async def test_room_is_given_back_however_a_request_ends(file, ends: Callable) -
     with running(settings(file)) as replica:
         for _ in range(2):
             await ends(replica)
-            async with asyncio.timeout(10):
-                while replica.image_bytes:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not replica.image_bytes)
         assert (await answer(replica, ONE, "a")).usage is not None
 
 

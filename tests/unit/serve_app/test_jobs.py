@@ -8,20 +8,26 @@ import pytest
 from model_zoo.sources.pull import PullProgress
 from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
 from serve_app.on_demand.jobs import Jobs
+from tests.patience import HANG_S, wait_until
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def jobs():
-    made = Jobs(lease_s=0.5, most_at_once=2)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def jobs(clock):
+    made = Jobs(lease_s=15.0, most_at_once=2, clock=clock)
     yield made
     made.close()
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_job_is_joined_by_its_key_and_told_from_where_one_has_got_to(jobs):
@@ -31,17 +37,17 @@ def test_a_job_is_joined_by_its_key_and_told_from_where_one_has_got_to(jobs):
         progress(PullProgress("one"))
         for done in range(3):
             progress(PullProgress("two", "sha256:x", 2, done))
-        assert may_end.wait(10)
+        assert may_end.wait(HANG_S)
         progress(PullProgress("three"))
 
     job = jobs.begin("a", work)
     assert jobs.begin("a", work) == job != jobs.begin("b", lambda progress: None)
-    until(lambda: len(jobs.follow(job, 0).steps) == 2)
+    wait_until(lambda: len(jobs.follow(job, 0).steps) == 2)
     account = jobs.follow(job, 0)
     assert [step.status for step in account.steps] == ["one", "two"] and not account.done
     assert account.steps[1].completed == 2
     may_end.set()
-    until(lambda: jobs.follow(job, 2).done)
+    wait_until(lambda: jobs.follow(job, 2).done)
     account = jobs.follow(job, 2)
     assert (account.first, [step.status for step in account.steps]) == (1, ["two", "three"])
 
@@ -59,12 +65,12 @@ def test_what_a_job_fails_with_is_told_to_who_follows(jobs):
             assert str(error) == "it is not there"
             return True
 
-    until(failed)
+    wait_until(failed)
     with pytest.raises(ModelNotFoundError, match="is not known"):
         jobs.follow("nobody", 0)
 
 
-def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(jobs):
+def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(jobs, clock):
     ended: list[str] = []
 
     def work_of(name: str):
@@ -82,16 +88,17 @@ def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(jobs):
     followed = jobs.begin("followed", work_of("followed"))
 
     def only_one_ended() -> bool:
+        clock.now += 1.0
         jobs.follow(followed, 0)
         return ended == ["left"]
 
-    until(only_one_ended)
+    wait_until(only_one_ended)
 
 
 def test_only_so_many_are_at_work_at_once(jobs):
     may_end = threading.Event()
     for key in ("a", "b"):
-        jobs.begin(key, lambda progress: may_end.wait(10))
+        jobs.begin(key, lambda progress: may_end.wait(HANG_S))
     with pytest.raises(OverloadedError, match="at work already"):
         jobs.begin("c", lambda progress: None)
     may_end.set()

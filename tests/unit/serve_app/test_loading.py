@@ -9,6 +9,7 @@ import torch
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
+from runtime.kernels import native
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings
 
@@ -40,7 +41,8 @@ def test_the_last_line_of_a_start_says_what_loading_and_warming_up_took(capsys):
     took = time.monotonic() - begun
     replica.close()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["event"] for line in lines if line["event"] != "loading"] == [
+    may_come = {"loading", "compiling kernels", "kernels compiled"}
+    assert [line["event"] for line in lines if line["event"] not in may_come] == [
         "device",
         "model",
         "vision",
@@ -49,6 +51,28 @@ def test_the_last_line_of_a_start_says_what_loading_and_warming_up_took(capsys):
     assert lines[-1]["model"] == "demo"
     load_s, warm_up_s = lines[-1]["load_s"], lines[-1]["warm_up_s"]
     assert load_s > 0 and warm_up_s > 0 and load_s + warm_up_s <= took + 0.001
+
+
+def logged(capsys) -> list[str]:
+    return [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_start_that_compiles_the_kernels_logs_it_before_and_after(monkeypatch, capsys):
+    before: list[str] = []
+
+    def library() -> object:
+        before.extend(logged(capsys))
+        return object()
+
+    monkeypatch.setattr(native, "needs_compiling", lambda: True)
+    monkeypatch.setattr(native, "library", library)
+    load_replica(settings(context_tokens=64, max_sequences=2)).close()
+    assert before == ["compiling kernels"]
+    after = logged(capsys)
+    assert after[:2] == ["kernels compiled", "device"]
+    monkeypatch.setattr(native, "needs_compiling", lambda: False)
+    load_replica(settings(context_tokens=64, max_sequences=2)).close()
+    assert "kernels" not in " ".join(logged(capsys))
 
 
 def test_a_replica_that_is_there_has_computed_already(tmp_path):

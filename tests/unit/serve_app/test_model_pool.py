@@ -1,6 +1,7 @@
 """Models on demand in one process: who is loaded, who has to go, and when."""
 
 import asyncio
+import json
 from contextlib import aclosing, asynccontextmanager, suppress
 
 import pytest
@@ -13,11 +14,12 @@ from runtime.errors import (
     ModelUnavailableError,
     OverloadedError,
 )
-from runtime.request import SamplingParams
+from runtime.request import SamplingParams, Usage
 from serve_app.keep_alive import FOREVER
 from serve_app.on_demand.model_pool import Limits, ModelPool
 from serve_app.pressure import MEASURES
 from serve_app.task import ChatTask, RawText, merge
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.pretend_loader import PretendLoader
 
 SMALL = {"a": (40, 50), "b": (40, 50), "c": (40, 50)}
@@ -28,7 +30,7 @@ async def pool_of(loader: PretendLoader, **limits):
     stated = {"max_loaded_bytes": 100, **limits}
     pool = ModelPool(loader, Limits(**stated), clock=lambda: 1000.0)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             yield pool
     finally:
         for model in loader.models.values():
@@ -60,11 +62,6 @@ async def using(pool: ModelPool, loader: PretendLoader, model: str):
 
 def names(pool: ModelPool) -> set[str]:
     return {resident.loaded.model.name for resident in pool.residents()}
-
-
-async def until(condition) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_model_is_loaded_once_for_all_that_ask_at_once():
@@ -168,6 +165,18 @@ async def test_a_model_that_fails_to_load_leaves_nothing_behind():
         assert await ask(pool, "a") == "a"
 
 
+async def test_the_log_names_the_kind_of_a_failure_that_has_no_text(capsys):
+    loader = PretendLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        loader.fails = AssertionError()
+        with pytest.raises(AssertionError):
+            await ask(pool, "a")
+    lines = map(json.loads, capsys.readouterr().err.splitlines())
+    assert [line["reason"] for line in lines if line["event"] == "not loaded"] == [
+        "AssertionError()"
+    ]
+
+
 async def test_a_model_goes_when_it_has_not_been_asked_for_so_long():
     loader = PretendLoader(**SMALL)
     async with pool_of(loader, keep_alive_s=0.05) as pool:
@@ -226,6 +235,28 @@ async def test_whoever_leaves_while_it_loads_does_not_take_it_from_others():
             await leaving
         loader.may_load.set()
         assert await staying == "a" and len(loader.loads) == 1
+
+
+async def test_the_time_that_a_request_waits_for_its_model_is_told_as_queueing():
+    """Also where another request has started the loading."""
+    loader = PretendLoader(**SMALL)
+    loader.may_load.clear()
+    async with pool_of(loader) as pool:
+        asked = [asyncio.create_task(usage_of(pool, "a")) for _ in range(2)]
+        await until(lambda: [each.users for each in pool.residents()] == [2])
+        await asyncio.sleep(0.1)
+        loader.may_load.set()
+        for usage in await asyncio.gather(*asked):
+            assert usage.queue_ns > 0.05e9
+            assert (usage.prompt_ns, usage.decode_ns) == (2_000, 3_000)
+        assert len(loader.loads) == 1
+
+
+async def usage_of(pool: ModelPool, model: str) -> Usage:
+    async with aclosing(pool.generate(task(model))) as deltas:
+        usage = merge([delta async for delta in deltas]).usage
+    assert usage is not None
+    return usage
 
 
 async def test_a_model_that_nobody_waited_for_goes_after_its_time():

@@ -10,13 +10,13 @@ from runtime.request import Begun
 from serve_app.failover import MOST_MOVES, FailoverRules
 from serve_app.stream.wire import Address
 from serve_app.task import EmbeddingTask, RawText
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.speakers import (
     TASK,
     TEXT,
     Replicas,
     Speaker,
     answered,
-    eventually,
     following,
 )
 
@@ -43,10 +43,10 @@ async def test_a_task_that_waits_goes_where_it_begins_earlier_at_no_charge():
     rules = FailoverRules(max_retries=0)
     async with following(first, second, rules=rules, directory=Better) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted and directory.asked)
+        await until(lambda: first.halted and directory.asked)
         directory.better_ones = [directory.addresses[1]]
         whole = await answer
-        await eventually(lambda: not first.at_work)
+        await until(lambda: not first.at_work)
     assert whole.text == TEXT and whole.usage.queue_ns > 1_000, "both waits are one"
     (again,) = second.tasks
     assert again.begun == Begun(had_turn=False), "it is not refused there, and waits its turn"
@@ -58,7 +58,7 @@ async def test_an_answer_that_has_begun_stays():
     async with following(first, second, directory=Better) as (backend, directory):
         directory.better_ones = [directory.addresses[1]]
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         await asyncio.sleep(0.3)
         first.goes_on.set()
         assert (await answer).text == TEXT
@@ -69,7 +69,7 @@ async def test_who_is_on_trial_and_vectors_are_not_moved():
     first, second = Speaker(dies_at=0), Speaker(halts_at=0)
     async with following(first, second, directory=Better) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: second.halted)
+        await until(lambda: second.halted)
         asked = directory.asked
         await asyncio.sleep(0.3)
         assert directory.asked == asked
@@ -95,7 +95,7 @@ async def test_nobody_is_moved_for_ever():
     async with following(*speakers, directory=Better) as (backend, directory):
         directory.better_ones = directory.addresses[1:]
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: speakers[MOST_MOVES].halted)
+        await until(lambda: speakers[MOST_MOVES].halted)
         await asyncio.sleep(0.3)
         speakers[MOST_MOVES].goes_on.set()
         assert (await answer).text == TEXT
@@ -108,9 +108,9 @@ async def test_where_looking_for_a_better_place_fails_the_task_stays(problem):
     first = Speaker(halts_at=0)
     async with following(first, directory=Better) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         directory.problem = problem
-        await eventually(lambda: directory.asked > 2)
+        await until(lambda: directory.asked > 2)
         first.goes_on.set()
         assert (await answer).text == TEXT
     assert len(first.tasks) == 1
@@ -120,9 +120,9 @@ async def test_a_place_that_turns_out_to_be_full_costs_nobody_the_answer():
     first, full = Speaker(halts_at=0), Speaker(error=OverloadedError("full"))
     async with following(first, full, directory=Better) as (backend, directory):
         answer = asyncio.create_task(answered(backend))
-        await eventually(lambda: first.halted)
+        await until(lambda: first.halted)
         directory.better_ones = [directory.addresses[1]]
-        await eventually(lambda: full.tasks)
+        await until(lambda: full.tasks)
         directory.better_ones = []
         first.goes_on.set()
         assert (await answer).text == TEXT
@@ -133,9 +133,9 @@ async def test_a_task_on_one_that_leaves_is_still_taken_over():
     first, second = Speaker(halts_at=0), Speaker()
     async with following(first, directory=Better) as (backend, directory):
         answer = asyncio.create_task(answered(backend, TASK))
-        await eventually(lambda: directory.asked > 1)
+        await until(lambda: directory.asked > 1)
         directory.addresses.append(await second.start())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await first.server.close(drain_s=60)
         assert (await answer).text == TEXT
         await second.server.close(drain_s=0)

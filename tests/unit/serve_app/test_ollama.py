@@ -1,6 +1,9 @@
 """The native protocol in front of a pretend model: requests in, tasks and lines of JSON out."""
 
+import dataclasses
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +11,7 @@ from model_zoo.chat import Message
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.options import Options
 from serve_app.task import Conversation, RawText
-from tests.unit.serve_app.pretend import PretendReplica, http_client
+from tests.unit.serve_app.pretend import CARD, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -110,6 +113,11 @@ async def test_no_seed_is_a_new_seed_each_time(seed):
     assert len(seeds) == 4
 
 
+async def test_a_negative_top_k_keeps_all_tokens():
+    task = await task_of("/api/chat", {"messages": USER, "options": {"top_k": -1}})
+    assert task.sampling.top_k == 0
+
+
 @pytest.mark.parametrize("count", [-1, -2, 0])
 async def test_no_limit_is_until_the_context_is_full(count):
     body = {"messages": USER, "options": {"num_predict": count}}
@@ -138,7 +146,6 @@ BAD = [
     ({"messages": [{"role": "user", "content": 1}]}, 'field "messages[0].content" must be'),
     ({"messages": [{"role": "tool", "content": "1"}]}, '"messages[0].role" is "tool"'),
     ({"messages": [{"role": "user", "images": ["aGk="]}]}, "data required for image input"),
-    ({"messages": [{"role": "user", "content": "", "colour": 1}]}, '"messages[0].colour" is not k'),
     ({"stream": "yes"}, 'field "stream" must be'),
     ({"tools": [{"type": "function"}]}, 'field "tools" is not served yet'),
     ({"format": "json"}, 'field "format" is not served yet'),
@@ -150,19 +157,15 @@ BAD = [
     ({"options": {"stop": ["x"] * 65}}, "at most 64 strings"),
     ({"options": {"stop": ["x" * 1025]}}, "1,024 characters"),
     ({"options": {"stop": [[[]] * 2]}}, "array of strings"),
-    ({"shift": True}, 'field "shift" is not served yet'),
-    ({"colour": "red"}, 'field "colour" is not known'),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs must be between 0 and 20"),
     ({"keep_alive": "soon"}, 'invalid keep_alive "soon"'),
     ({"keep_alive": []}, "Unsupported type"),
-    ({"messages": [], "keep_alive": 0}, "pinned by the configuration"),
-    ({"messages": [], "keep_alive": "0s"}, "pinned by the configuration"),
     ({"options": []}, 'field "options" must be'),
     ({"options": {"temperature": -1}}, 'option "temperature" is -1; it must be at least 0'),
     ({"options": {"temperature": "hot"}}, 'option "temperature" must be of type float32'),
     ({"options": {"top_p": 0}}, 'option "top_p" is 0; it must be above 0 and at most 1'),
     ({"options": {"top_p": 1.5}}, 'option "top_p" is 1.5'),
-    ({"options": {"top_k": -1}}, 'option "top_k" is -1'),
+    ({"options": {"top_k": -2}}, 'option "top_k" is -2'),
     ({"options": {"top_k": True}}, 'option "top_k" must be of type integer'),
     ({"options": {"min_p": 2}}, 'option "min_p" is 2'),
     ({"options": {"repeat_penalty": 0}}, 'option "repeat_penalty" is 0'),
@@ -172,9 +175,7 @@ BAD = [
     ({"options": {"stop": "x"}}, 'option "stop" must be of type array'),
     ({"options": {"stop": [1]}}, 'option "stop" must be of an array of strings'),
     ({"options": {"stop": [""]}}, "empty string"),
-    ({"options": {"mirostat": 1}}, 'option "mirostat" is not served yet'),
     ({"options": {"typical_p": 0.5}}, 'option "typical_p" is not served yet'),
-    ({"options": {"warmth": 1}}, 'option "warmth" is not known'),
 ]
 
 
@@ -234,6 +235,7 @@ async def test_raw_excludes_system():
     [
         {"tools": []}, {"format": ""}, {"format": None}, {"keep_alive": "5m"}, {"keep_alive": -1},
         {"think": False}, {"truncate": False}, {"truncate": True}, {"shift": False},
+        {"shift": True},
         {"keep_alive": 10**320}, {"options": None},
         {"options": {"typical_p": 1.0, "mirostat": 0, "num_keep": 4}},
     ],
@@ -316,8 +318,25 @@ async def test_tags_show_and_ps_tell_about_the_model():
     }
     assert shown["tensors"] == [{"name": "token_embd.weight", "type": "Q8_0", "shape": [64, 512]}]
     assert shown["parameters"].splitlines() == [
-        f"{'top_k':<30} 3", f"{'stop':<30} \"a\"", f"{'stop':<30} \"b\"",
+        f"{'top_k':<30} 3", f"{'num_ctx':<30} 512", f"{'stop':<30} \"a\"", f"{'stop':<30} \"b\"",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("configured", "shown_tokens"), [(None, 256), (100, 100), (8192, 256)])
+async def test_show_and_ps_report_the_served_context_beside_the_trained_one(
+    configured, shown_tokens
+):
+    card = dataclasses.replace(
+        CARD, context_tokens=256, context_length=2048, metadata={"llama.context_length": 2048}
+    )
+    options = Options(num_ctx=configured)
+    async with http_client(PretendReplica(), options=options, card=card) as client:
+        (running,) = (await client.get("/api/ps")).json()["models"]
+        shown = (await client.post("/api/show", json={"model": "demo"})).json()
+    assert running["context_length"] == 256
+    assert shown["parameters"].split() == ["num_ctx", str(shown_tokens)]
+    assert shown["model_info"]["llama.context_length"] == 2048
+    assert ("PARAMETER num_ctx" in shown["modelfile"]) == (configured is not None)
 
 
 async def test_show_of_an_unknown_model_is_not_found():
@@ -330,10 +349,22 @@ async def test_plain_routes_answer():
         assert (await client.get("/")).text == "Ollama is running"
         for path in ("/", "/api/version", "/api/tags"):
             assert (await client.head(path)).status_code == 200
-        assert set((await client.get("/api/version")).json()) == {"version"}
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/api/chat")).status_code == 405
         assert (await client.post("/api/unheard", json={})).status_code == 404
+
+
+async def test_the_version_is_that_of_ollamas_api_and_ours_stands_beside_it():
+    async with http_client(PretendReplica()) as client:
+        told = (await client.get("/api/version")).json()
+    # VS Code's Copilot reads numbers between dots, Codex a semantic version.
+    numbers = tuple(map(int, told["version"].split(".")))
+    assert len(numbers) == 3
+    assert numbers >= (0, 6, 4), "what VS Code asks for"
+    assert numbers >= (0, 13, 4), "what Codex asks for"
+    assert numbers < (0, 14, 0), "which has /v1/messages, and we do not"
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert told["caravan"] == project["version"]
 
 
 async def test_a_key_is_asked_for_where_keys_are_configured():

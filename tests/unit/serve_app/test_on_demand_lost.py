@@ -8,6 +8,7 @@ import pytest
 
 from model_zoo.store import Store
 from serve_app.on_demand.directory import PoolDirectory
+from tests.patience import HANG_S, until
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli_runs import put
 from tests.unit.serve_app.pretend_cluster import cluster_of, serving
@@ -34,9 +35,7 @@ async def test_an_answer_whose_process_dies_goes_on_in_another_which_loads_the_m
         model.may_end.clear()
         model.waiting = 0
         answer = asyncio.create_task(chat(client, "both"))
-        async with asyncio.timeout(10):
-            while not first.keeper.pool.residents()[0].users:
-                await asyncio.sleep(0.01)
+        await until(lambda: first.keeper.pool.residents()[0].users)
         await asyncio.sleep(0.1)  # until it has said something
         await first.die()
         told = (await answer).json()
@@ -67,7 +66,7 @@ async def test_who_leaves_while_processes_are_asked_does_not_make_old_news_new(r
         with pytest.raises(asyncio.CancelledError):
             await pool.loaded()
         cluster.ask = answers
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             assert len(await pool.processes()) == 2
             assert cluster.awaited == 0, "they were there all the time"
         pool.close()

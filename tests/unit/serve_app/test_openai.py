@@ -195,7 +195,8 @@ BAD_CHAT = [
     ),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "invalid message format"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 'is "tool", which is not served yet'),
-    ({"messages": [{"role": "user", "content": "", "name": "Bob"}]}, '"messages[0].name" is not'),
+    ({"messages": [{"role": "user", "content": "", "name": 5}]}, '"messages[0].name" must be'),
+    ({"messages": [{"role": "user", "content": "", "name": "x" * 257}]}, "at most 256 are taken"),
     ({"tools": [{"type": "function"}]}, 'field "tools" is not served yet'),
     ({"tool_choice": "required"}, 'field "tool_choice" is not served yet'),
     ({"response_format": {"type": "json_object"}}, 'field "response_format" is not served yet'),
@@ -203,10 +204,13 @@ BAD_CHAT = [
     ({"logit_bias": {"5": 1}}, 'field "logit_bias" is not served yet'),
     ({"audio": {"voice": "x"}}, 'field "audio" is not served yet'),
     ({"reasoning_effort": "high"}, 'field "reasoning_effort" is not served yet'),
-    ({"colour": "red"}, 'field "colour" is not known'),
     ({"temperature": -0.1}, 'field "temperature" is -0.1; it must be at least 0 and at most 2'),
     ({"temperature": 2.1}, 'field "temperature" is 2.1'),
     ({"top_p": 0}, 'field "top_p" is 0'),
+    ({"top_k": -2}, 'field "top_k" is -2; it must be at least -1'),
+    ({"min_p": 1.1}, 'field "min_p" is 1.1'),
+    ({"repetition_penalty": 0}, 'field "repetition_penalty" is 0'),
+    ({"repetition_penalty": "1"}, 'field "repetition_penalty" must be of type float32'),
     ({"max_tokens": 0}, 'field "max_tokens" is 0; it must be at least 1'),
     ({"max_completion_tokens": -1}, 'field "max_completion_tokens" is -1'),
     ({"max_tokens": "ten"}, 'field "max_tokens" must be of type integer'),
@@ -217,7 +221,6 @@ BAD_CHAT = [
     ({"stop": [1]}, 'field "stop" must be of an array of strings'),
     ({"stop": ""}, "empty string"),
     ({"stream": 1}, 'field "stream" must be'),
-    ({"stream_options": {"include": 1}}, 'field "stream_options.include" is not known'),
 ]
 BAD_TEXT = [
     ({"prompt": None}, 'field "prompt" must be a string or a list of token ids'),
@@ -287,6 +290,23 @@ async def test_unknown_paths_and_methods_are_told_in_json():
         response = await client.post("/v1/unheard", json={})
     assert response.status_code == 404
     assert response.json()["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_endpoint_that_is_not_served_is_named_with_those_that_are(method):
+    async with http_client(PretendReplica()) as client:
+        response = await client.request(method, "/v1/responses", json={"model": "demo"})
+        long = await client.request(method, "/v1/" + "x" * 10_000)
+    assert response.status_code == long.status_code == 404
+    error = response.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("not_found_error", None, None)
+    unserved, served = error["message"].split("; ")
+    assert f"{method} /v1/responses is not served" in unserved
+    assert served == (
+        "the endpoints are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, "
+        "/v1/models/{model}"
+    )
+    assert len(long.json()["error"]["message"]) < 400
 
 
 @pytest.mark.parametrize("keys", [None, ("secret",)])

@@ -27,6 +27,21 @@ def test_a_conversations_own_instructions_go_first_and_replace_the_models() -> N
         assert opened(opening, given, ASKED) == (given, *EXAMPLE, ASKED)
 
 
+def test_a_saved_session_begins_with_its_system_text_once() -> None:
+    """`/save` after `/set system` sends the text twice, and some templates take only one."""
+    saved = Opening("Be brief.", (OWN, *EXAMPLE))
+    assert opened(saved, ASKED) == (OWN, *EXAMPLE, ASKED)
+    given = Message("system", "Be long.")
+    assert opened(saved, given, ASKED) == (given, *EXAMPLE, ASKED)
+
+
+def test_a_system_text_and_another_among_the_messages_are_both_said() -> None:
+    opening = Opening("Be brief.", (Message("system", "Be kind."), *EXAMPLE))
+    both = Message("system", "Be brief.\n\nBe kind.")
+    assert opened(opening, ASKED) == (both, *EXAMPLE, ASKED)
+    assert opened(Opening(None, opening.messages), ASKED) == (*opening.messages, ASKED)
+
+
 def test_what_goes_on_after_an_earlier_answer_has_the_messages_already() -> None:
     assert opened(Opening("Be brief.", EXAMPLE), ASKED, after=(1, 2)) == (OWN, ASKED)
 

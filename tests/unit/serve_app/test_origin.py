@@ -78,7 +78,7 @@ def test_a_model_is_pulled_at_start_and_brings_its_parameters(registry, capsys) 
     written = capsys.readouterr().err.splitlines()
     lines = [json.loads(line) for line in written if line.startswith("{")]
     left_alone = " ".join(line["what"] for line in lines if line["event"] == "left alone")
-    assert 'option "mirostat" is not served' in left_alone
+    assert 'option "mirostat" is not known' in left_alone
     assert "language of Go; the file's own is used" in left_alone
     pulled = [line for line in lines if line["event"] == "pull"]
     assert pulled[-1]["status"] == "success"
@@ -93,6 +93,28 @@ def test_settings_go_before_what_the_model_brings(registry) -> None:
     replica = load_replica(settings(registry, context_tokens=64))
     assert replica.describe().context_tokens == 64
     replica.close()
+
+
+@pytest.mark.parametrize(
+    ("num_ctx", "configured", "served", "reason"),
+    [(64, None, 64, None), (100_000, None, 1024, "trained"), (128, 64, 64, "context_tokens")],
+)
+def test_a_shorter_context_than_the_model_asks_for_is_logged(
+    num_ctx, configured, served, reason, capsys
+) -> None:
+    published = Registry()
+    layers = [LAYERS[0], ("params", json.dumps({"num_ctx": num_ctx}).encode())]
+    published.publish("library/demo:latest", layers)
+    with serving(published) as server:
+        replica = load_replica(settings(server, context_tokens=configured))
+    assert replica.describe().context_tokens == served
+    replica.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line[:1] == "{"]
+    told = [line for line in lines if line["event"] == "context reduced"]
+    assert len(told) == (reason is not None)
+    for line in told:
+        assert (line["num_ctx"], line["context_tokens"]) == (num_ctx, served)
+        assert reason in line["reason"]
 
 
 def test_a_replica_that_starts_again_asks_nobody(registry) -> None:

@@ -11,6 +11,7 @@ from serve_app.directory import ModelDirectory
 from serve_app.placement import Need, Placement, View, problem_of
 from serve_app.stream.wire import Address
 from serve_app.task import ChatTask, Conversation, RawText, TokenIds
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import Loaded, OneReplica
 
 SMALL, BIG = {"CPU": 4.0, "GPU": 0.0}, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
@@ -107,7 +108,7 @@ async def test_who_waits_for_a_replica_hears_at_once_that_there_can_be_none():
         async with placement.hopeful("m"):
             await asyncio.Event().wait()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         waiting = [asyncio.create_task(wait()) for _ in range(3)]
         await asyncio.sleep(0.01)
         watching = asyncio.create_task(placement.watch())
@@ -135,7 +136,7 @@ async def test_a_place_that_comes_is_seen_and_a_failed_look_changes_nothing(monk
     monkeypatch.setattr("serve_app.placement.CALM_LOOK_S", 0.01)
     cluster = Cluster(view(SMALL), View(), view(SMALL, BIG))
     placement = Placement({"m": need()}, cluster)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         watching = asyncio.create_task(placement.watch())
         while placement.problem("m") is None:
             await asyncio.sleep(0.001)

@@ -121,3 +121,17 @@ def test_what_the_settings_say_of_layers_counts_whatever_is_free(outline) -> Non
     assert stages == Stages((HOST,) * (LAYERS - 1) + (GPUS[0],), GPUS[0])
     with pytest.raises(ConfigurationError, match="names 3 devices; this replica has 2"):
         placed(outline, [1, 1], tensor_split=(1, 1, 1))
+
+
+@pytest.mark.parametrize(("num_gpu", "compiled"), [(LAYERS, 0), (2, 1)])
+def test_kernels_are_compiled_where_the_host_computes_layers(
+    outline, monkeypatch, num_gpu: int, compiled: int
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("serve_app.placing.prepare_kernels", lambda: calls.append(None))
+    monkeypatch.setattr("serve_app.placing.available_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = {"tensor_split": (1.0, 1.0), "num_gpu": num_gpu, "main_gpu": 0}
+    placing = LayerPlacing(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)
+    assert placing(*outline) is not None
+    assert len(calls) == compiled

@@ -8,13 +8,13 @@ import pytest
 from runtime.errors import ReplicaLostError
 from serve_app.failover import CLEARING_TOKENS, FailoverRules
 from serve_app.task import ChatTask
+from tests.patience import until
 from tests.unit.serve_app.speakers import (
     TASK,
     TEXT,
     WORDS,
     Speaker,
     answered,
-    eventually,
     following,
 )
 
@@ -38,7 +38,7 @@ class Allergic(Speaker):
             self.most_on_trial = max(self.most_on_trial, len(self.on_trial))
         await asyncio.sleep(0.002)
         if task.id == "poison" and index == self.deadly_at:
-            await eventually(lambda: self.at_work > CROWD or task.begun is not None)
+            await until(lambda: self.at_work > CROWD or task.begun is not None)
             self.die()
             await asyncio.Event().wait()
         if task.id != "poison" and task.begun is None and index == 2:
@@ -59,7 +59,7 @@ async def test_poison_is_stopped_after_the_second_replica_and_nobody_else_is(dea
     speakers = [Allergic(deadly_at) for _ in range(4)]
     async with following(*speakers, rules=FailoverRules(max_retries=9)) as (backend, _):
         innocent = [asyncio.create_task(answered(backend, task)) for task in crowd()]
-        await eventually(lambda: speakers[0].halted == CROWD)
+        await until(lambda: speakers[0].halted == CROWD)
         with pytest.raises(ReplicaLostError, match="2 replicas of model 'demo' died while"):
             await answered(backend, POISON)
         assert [answer.text for answer in await asyncio.gather(*innocent)] == [TEXT] * CROWD
@@ -71,7 +71,7 @@ async def test_who_was_at_work_on_a_dead_replica_goes_on_one_at_a_time():
     first, second = Allergic(), Allergic()
     async with following(first, second) as (backend, _):
         innocent = [asyncio.create_task(answered(backend, task)) for task in crowd()]
-        await eventually(lambda: first.halted == CROWD)
+        await until(lambda: first.halted == CROWD)
         first.die()
         await asyncio.gather(*innocent)
     assert second.most_on_trial == 1
@@ -84,9 +84,9 @@ async def test_who_waited_for_its_turn_is_not_charged_with_a_death():
     rules = FailoverRules(max_retries=1)
     async with following(first, second, third, rules=rules) as (backend, _):
         innocent = [asyncio.create_task(answered(backend, task)) for task in crowd()]
-        await eventually(lambda: first.halted == CROWD)
+        await until(lambda: first.halted == CROWD)
         first.die()
-        await eventually(lambda: second.halted == 1)
+        await until(lambda: second.halted == 1)
         second.die()
         answers = await asyncio.gather(*innocent, return_exceptions=True)
     told = [answer for answer in answers if isinstance(answer, Exception)]
@@ -112,9 +112,9 @@ async def test_a_reader_who_leaves_makes_way_for_the_next_on_trial():
         innocent = [
             asyncio.create_task(answered(backend, task), name=task.id) for task in crowd()[:2]
         ]
-        await eventually(lambda: first.halted == 2)
+        await until(lambda: first.halted == 2)
         first.die()
-        await eventually(lambda: second.halted == 1)
+        await until(lambda: second.halted == 1)
         tried = second.tasks[0].id
         (leaver,) = (
             each for each, task in zip(innocent, crowd(), strict=False) if task.id == tried

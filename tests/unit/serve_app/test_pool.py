@@ -14,6 +14,8 @@ from runtime.features import FeatureStore
 from serve_app.stream.feature_server import FeatureServer
 from serve_app.stream.wire import Address
 from serve_app.vision.directory import EncoderDirectory, KnownEncoders
+from serve_app.vision.encoder import EncoderReplica
+from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.serve_app.encoding import (
     HASTY,
@@ -23,7 +25,6 @@ from tests.unit.serve_app.encoding import (
     pool_of,
     rounded,
     served,
-    until,
 )
 
 TOWER = PretendTower()
@@ -36,6 +37,7 @@ class Pool:
     def __init__(self, *towers: PretendTower) -> None:
         self.towers = list(towers)
         self.directory = Encoders()
+        self.encoders: list[EncoderReplica] = []
         self.servers: list[FeatureServer] = []
         self._opened = AsyncExitStack()
 
@@ -48,7 +50,9 @@ class Pool:
         await self._opened.aclose()
 
     async def add(self, tower: PretendTower) -> None:
-        server, address = await self._opened.enter_async_context(served(encoder_of(tower)))
+        encoder = encoder_of(tower)
+        server, address = await self._opened.enter_async_context(served(encoder))
+        self.encoders.append(encoder)
         self.servers.append(server)
         self.directory.append(address)
 
@@ -56,6 +60,11 @@ class Pool:
         """The number of the encoder that is asked first."""
         known = KnownEncoders(self.directory)
         return self.directory.index((await known.ranked(digest))[0])
+
+    @property
+    def waiting(self) -> int:
+        """Images at all encoders, those that are being encoded among them."""
+        return sum(encoder.statistics().images_waiting for encoder in self.encoders)
 
     @property
     def encoded(self) -> list[list[int]]:
@@ -183,7 +192,7 @@ async def test_an_image_that_ends_encoders_is_given_up_and_the_others_go_on() ->
             if int(pixels[0, 0]) == 7:
                 self.batches.append([7])
                 loop.call_soon_threadsafe(self.cut)
-                self.over.wait(20)
+                self.over.wait(HANG_S)
             return super().encode(pixels, grid)
 
     loop = asyncio.get_running_loop()
@@ -233,9 +242,9 @@ async def test_a_cancelled_image_is_not_encoded() -> None:
             first = asyncio.create_task(encoded(replica, picture(1)))
             await until(lambda: tower.entered.acquire(blocking=False))
             second = replica.submit(picture(2))
-            await asyncio.sleep(0.05)
+            await until(lambda: pool.waiting == 2)
             assert second.cancel()
-            await asyncio.sleep(0.05)
+            await until(lambda: pool.waiting == 1)
             gate.release(100)
             await first
             await encoded(replica, picture(3))
@@ -249,7 +258,7 @@ async def test_closing_ends_what_waits() -> None:
             waiting = replica.submit(picture(1))
             await until(lambda: tower.entered.acquire(blocking=False))
         with pytest.raises(CancelledError):
-            waiting.result(10)
+            waiting.result(HANG_S)
         gate.release(100)
 
 
@@ -261,7 +270,7 @@ async def test_an_engines_store_takes_features_of_a_pool_as_of_any_encoder() -> 
         store = FeatureStore(replica, budget_bytes=20 * 64)
         images = [picture(number) for number in (1, 2, 3)]
         failures = {}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while not (store.encoded == 2 and failures):
                 store.provide([image for image in images if image.digest not in failures])
                 await asyncio.sleep(0.01)

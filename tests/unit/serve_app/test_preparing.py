@@ -15,6 +15,7 @@ from runtime.request import ImageSpan
 from serve_app import preparing
 from serve_app.preparing import Preparer
 from serve_app.task import Conversation, RawText, TokenIds
+from tests.patience import HANG_S, until
 
 SEEING = [
     Conversation((Message("user", ("a", ImagePart(b"x"))),)),
@@ -35,13 +36,15 @@ class SlowModel:
         self.rooms: list[int | None] = []
         self._lock = threading.Lock()
 
-    def prepare(self, messages, *, thinking=None, at_most=None, now=None, loan=None) -> Prompt:
+    def prepare(
+        self, messages, *, thinking=None, variables=None, at_most=None, now=None, loan=None
+    ) -> Prompt:
         with self._lock:
             self.at_once += 1
             self.most_at_once = max(self.at_once, self.most_at_once)
             self.threads.add(threading.current_thread())
             self.rooms.append(at_most)
-        assert self.may.wait(10)
+        assert self.may.wait(HANG_S)
         with self._lock:
             self.at_once -= 1
         return Prompt((1,))
@@ -56,9 +59,7 @@ async def made(preparer: Preparer, source, at_most: int = 9) -> Prompt:
 
 
 async def running(model: SlowModel, count: int) -> None:
-    async with asyncio.timeout(10):
-        while model.at_once < count:
-            await asyncio.sleep(0.01)
+    await until(lambda: model.at_once >= count)
 
 
 @pytest.mark.parametrize("source", SEEING)
@@ -88,6 +89,20 @@ async def test_texts_do_not_wait_for_images() -> None:
     preparer.close()
 
 
+async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None:
+    slow, quick = SlowModel(), SlowModel()
+    quick.may.set()
+    preparers = [Preparer(slow), Preparer(quick)]
+    delayed = [asyncio.create_task(made(preparers[0], BLIND[0])) for _ in range(100)]
+    await running(slow, preparing.TEXT_THREADS)
+    assert (await made(preparers[1], BLIND[0])).tokens == (1,)
+    assert not any(prompt.done() for prompt in delayed)
+    slow.may.set()
+    await asyncio.gather(*delayed)
+    for preparer in preparers:
+        preparer.close()
+
+
 async def test_who_leaves_makes_no_room_before_the_work_is_done(monkeypatch) -> None:
     monkeypatch.setattr(preparing, "MOST_WAITING", 0)
     model = SlowModel()
@@ -100,9 +115,7 @@ async def test_who_leaves_makes_no_room_before_the_work_is_done(monkeypatch) -> 
     with pytest.raises(OverloadedError, match="2 prompts with images"):
         await made(preparer, SEEING[0])
     model.may.set()
-    async with asyncio.timeout(10):
-        while preparer.at_work:
-            await asyncio.sleep(0.01)
+    await until(lambda: not preparer.at_work)
     assert (await made(preparer, SEEING[0])).tokens == (1,)
     preparer.close()
 
@@ -120,7 +133,7 @@ async def test_a_bad_image_makes_room_again(monkeypatch) -> None:
     for _ in range(9):
         with pytest.raises(RequestError, match="truncated"):
             await made(preparer, SEEING[0])
-        await asyncio.sleep(0.01)
+        await until(lambda: not preparer.at_work)
     preparer.close()
 
 
@@ -165,9 +178,7 @@ async def test_who_leaves_gives_room_back_once_the_work_is_done() -> None:
     await asyncio.wait({asked})
     assert preparer.album.used_bytes == 60
     model.may.set()
-    async with asyncio.timeout(10):
-        while preparer.at_work:
-            await asyncio.sleep(0.01)
+    await until(lambda: not preparer.at_work)
     assert preparer.album.used_bytes == 0
     preparer.close()
 

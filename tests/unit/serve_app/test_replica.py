@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import math
 from contextlib import aclosing
 from datetime import datetime
@@ -18,7 +19,6 @@ from runtime.errors import (
     GenerationFailedError,
     PromptTooLongError,
     ReplicaLostError,
-    RequestError,
 )
 from runtime.request import (
     Alternative,
@@ -29,8 +29,10 @@ from runtime.request import (
     Sampled,
     SamplingParams,
 )
+from serve_app.opening import Opening
 from serve_app.replica import ModelReplica
 from serve_app.task import ChatTask, Conversation, RawText, TokenIds, merge
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, USAGE
 
 PICTURE = object()
@@ -53,7 +55,7 @@ class PretendModel:
     """One token per character; a conversation begins with token 100."""
 
     prepared = 0
-    now = None
+    now = variables = None
     tower = None
     decoder = SimpleNamespace(generates=True, causal=True)
     tokenizer = PretendTokenizer()
@@ -62,9 +64,11 @@ class PretendModel:
         projector={"general.architecture": "clip", "mean": [0.5]},
     )
 
-    def prepare(self, messages, *, thinking=None, at_most=None, now=None, loan=None) -> Prompt:
+    def prepare(
+        self, messages, *, thinking=None, variables=None, at_most=None, now=None, loan=None
+    ) -> Prompt:
         self.prepared += 1
-        self.now = now
+        self.now, self.variables = now, variables
         parts = [part for message in messages for part in message.content]
         begin = 1 + sum(isinstance(part, str) for part in parts)
         tokens = [ord(part) for part in parts if isinstance(part, str)]
@@ -102,7 +106,7 @@ END = Delta(finish=FinishReason.STOP, usage=USAGE, tokens=(0,))
 
 async def answered(engine: PretendEngine, task: ChatTask = TASK):
     replica = ModelReplica(PretendModel(), engine, CARD)
-    async with asyncio.timeout(5), aclosing(replica.generate(task)) as deltas:
+    async with asyncio.timeout(HANG_S), aclosing(replica.generate(task)) as deltas:
         return merge([delta async for delta in deltas])
 
 
@@ -183,10 +187,19 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_any_work():
 
 
 @pytest.mark.parametrize(("penalise_prompt", "begin"), [(True, 0), (False, 5)])
-async def test_penalties_begin_at_the_prompt_or_after_it(penalise_prompt, begin):
+async def test_additive_penalties_count_the_prompt_or_the_answer_alone(penalise_prompt, begin):
     engine = PretendEngine(END)
     await answered(engine, dataclasses.replace(TASK, penalise_prompt=penalise_prompt))
-    assert engine.requests[0].sampling.penalty_begin == begin
+    assert engine.requests[0].sampling.counted_from == begin
+
+
+async def test_variables_reach_the_template_beside_the_models_own_opening():
+    model, variables = PretendModel(), {"enable_thinking": False}
+    conversation = Conversation((Message("user", "hi"),), variables=variables)
+    replica = ModelReplica(model, PretendEngine(END), CARD, Opening("Be brief."))
+    async with aclosing(replica.generate(dataclasses.replace(TASK, prompt=conversation))) as deltas:
+        [delta async for delta in deltas]
+    assert model.variables == variables
 
 
 async def test_a_failed_request_and_a_dead_engine_are_told_apart():
@@ -198,9 +211,25 @@ async def test_a_failed_request_and_a_dead_engine_are_told_apart():
         await answered(engine)
 
 
-async def test_a_context_larger_than_configured_is_refused():
-    with pytest.raises(RequestError, match=r'"num_ctx" is 513.*`context_tokens` 512'):
-        await answered(PretendEngine(END), dataclasses.replace(TASK, context_tokens=513))
+async def test_a_context_above_the_served_one_is_clamped_and_logged_once_per_model(capsys):
+    engine = PretendEngine(END)
+    replica = ModelReplica(PretendModel(), engine, CARD)
+    for asked in (8192, 16_384):
+        async with aclosing(replica.generate(dataclasses.replace(TASK, context_tokens=asked))) as d:
+            [delta async for delta in d]
+    assert [request.stop.max_tokens for request in engine.requests] == [507, 507]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "num_ctx" in line]
+    logged = json.loads(line)
+    assert (logged["model"], logged["asked"], logged["served"]) == ("demo", 8192, 512)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "fix"), [(8192, 512, "context_tokens"), (100, 100, "num_ctx")]
+)
+async def test_a_prompt_that_is_too_long_is_told_the_limit_and_what_to_raise(asked, limit, fix):
+    task = dataclasses.replace(TASK, prompt=RawText("x" * 600), context_tokens=asked)
+    with pytest.raises(PromptTooLongError, match=rf"has {limit} for prompt .* raise `{fix}`"):
+        await answered(PretendEngine(END), task)
 
 
 async def test_logprobs_are_spelled_out_with_their_bytes():

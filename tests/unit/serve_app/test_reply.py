@@ -13,6 +13,7 @@ from serve_app.api.ollama import NativeEncoder
 from serve_app.api.openai_chat import ChatEncoder
 from serve_app.api.reply import Reply
 from serve_app.task import ChatDelta
+from tests.patience import HANG_S
 
 ENCODERS = {
     "native": lambda: NativeEncoder("message"),
@@ -50,7 +51,7 @@ class Server:
 
 
 async def answer(server: Server, reply: Reply) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await reply({"type": "http"}, server.receive, server.send)
 
 
@@ -135,7 +136,7 @@ async def test_a_client_that_leaves_ends_the_generation(stream, begun):
     answering = asyncio.create_task(
         answer(server, Reply(deltas(), NativeEncoder("message"), stream=stream))
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await waiting.wait()
         server.leave()
         await answering
@@ -152,7 +153,7 @@ async def test_a_stream_is_never_quiet_for_long(protocol, begun, monkeypatch):
         if begun:
             yield ChatDelta("one")
         said = server.text
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while not server.text.removeprefix(said):
                 await asyncio.sleep(0.005)
         if not begun:
@@ -190,7 +191,7 @@ async def test_a_stream_that_fails_after_a_beat_is_told_so_in_the_stream(monkeyp
 
 
 async def test_a_long_single_reply_says_blanks_until_it_is_complete(monkeypatch):
-    monkeypatch.setattr(reply_module, "BEAT_S", 0.01)
+    monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.01)
     server = Server()
 
     async def deltas():
@@ -204,8 +205,9 @@ async def test_a_long_single_reply_says_blanks_until_it_is_complete(monkeypatch)
     assert json.loads(server.text)["message"]["content"] == "one two"
 
 
-async def test_a_long_single_reply_that_breaks_stays_incomplete(monkeypatch):
-    monkeypatch.setattr(reply_module, "BEAT_S", 0.01)
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_single_reply_that_breaks_late_ends_with_the_reason(protocol, monkeypatch):
+    monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.01)
     server = Server()
 
     async def deltas():
@@ -213,7 +215,9 @@ async def test_a_long_single_reply_that_breaks_stays_incomplete(monkeypatch):
         await server.said_something.wait()
         raise ReplicaLostError("the replica is gone")
 
-    with pytest.raises(ReplicaLostError):
-        await answer(server, Reply(deltas(), NativeEncoder("message"), stream=False))
-    assert server.text.strip() == ""
-    assert server.sent[-1]["more_body"] is True
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=False))
+    assert server.status == 200
+    assert server.text.startswith(" ")
+    error = json.loads(server.text)["error"]
+    assert (error if protocol == "native" else error["message"]) == "the replica is gone"
+    assert server.sent[-1]["more_body"] is False

@@ -17,10 +17,10 @@ from serve_app.routing import CensusRouter, Crowd, HandleDirectory
 from serve_app.stream.client import StreamClient
 from serve_app.stream.server import StreamServer
 from serve_app.task import ChatTask, RawText
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, PretendReplica
 
 IDLE = EngineStatistics(slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000)
-PATIENCE_S = 5.0
 NEWS_S = 0.5  # until what happened is heard of; silence would tell after 5 s
 
 
@@ -104,12 +104,12 @@ async def crowd(handle: PretendHandle):
 
 
 async def chosen(crowd: Crowd, asked: ChatTask, avoid: frozenset[str] = frozenset()) -> str:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         return (await crowd.choose(asked, avoid)).replica
 
 
 async def eventually(holds) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while not await holds():
             await asyncio.sleep(0.02)
 
@@ -268,7 +268,7 @@ async def test_who_dies_while_a_model_is_described_leaves_that_to_another():
             return answer
 
     directory = HandleDirectory({"demo": Dying()})
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         assert await directory.describe("demo", verbose=False) == CARD
         assert await directory.describe("demo", verbose=False) == CARD
 

@@ -19,6 +19,7 @@ from serve_app.loading import check_model, load_replica
 from serve_app.replica import ModelReplica
 from serve_app.settings import ModelSettings
 from serve_app.task import ChatDelta, ChatTask, Conversation, RawText, merge
+from tests.patience import HANG_S
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import PLACES, ROWS, write_tiny_seeing
 from tests.vision_prompts import png
@@ -58,7 +59,7 @@ async def answer(replica: ModelReplica, *content: str | bytes, **change) -> Chat
 
 async def at_rest(replica: ModelReplica) -> EngineStatistics:
     """Its statistics, once the last answer's steps have retired."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while (found := replica.statistics()).running or found.pages_owned:
             await asyncio.sleep(0.01)
     return found

@@ -54,6 +54,32 @@ def test_images_are_not_fetched_unless_hosts_are_allowed():
     assert settings.image_urls is not None and not settings.image_urls.allow_private
 
 
+def test_no_page_and_no_name_is_allowed_beyond_the_local_ones_unless_configured():
+    settings = read_settings(with_model())
+    assert (settings.allowed_origins, settings.allowed_hosts) == ((), None)
+    origins = ("*", "https://a.test", "http://*.a.test:*", "http://[::1]:80", "app://*")
+    hosts = ("*", "a.test", "*.a.test", "my_service")
+    settings = read_settings({**with_model(), "allowed_origins": origins, "allowed_hosts": hosts})
+    assert (settings.allowed_origins, settings.allowed_hosts) == (origins, hosts)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["a.test", "https://a.test/", "https://a.test/x", "https://*a.test", "http://*:80", "null", ""],
+)
+def test_what_browsers_never_send_as_an_origin_is_refused(origin):
+    with pytest.raises(
+        ConfigurationError, match=r"args\.allowed_origins: .* is no origin, such as"
+    ):
+        read_settings({**with_model(), "allowed_origins": [origin]})
+
+
+@pytest.mark.parametrize("host", ["a.test:80", "https://a.test", "*a.test", "a.test/", ""])
+def test_what_is_no_name_of_a_host_is_refused(host):
+    with pytest.raises(ConfigurationError, match=r"args\.allowed_hosts: .* is no name, such as"):
+        read_settings({**with_model(), "allowed_hosts": [host]})
+
+
 def test_defaults_become_options():
     (model,) = read_settings(with_model(defaults={"temperature": 0.1, "stop": ["x"]})).models
     assert (model.options.temperature, model.options.stop) == (0.1, ("x",))

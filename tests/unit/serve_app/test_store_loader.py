@@ -1,27 +1,46 @@
 """Models of the store as a pool loads them: what they will take is known before."""
 
 import asyncio
+import json
 from contextlib import aclosing
 from pathlib import Path
 
+import gguf
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat import ImagePart, Message
 from model_zoo.creation import create
 from model_zoo.definition import Definition
 from model_zoo.model_name import ModelName
 from model_zoo.sources.reference import RegistrySource
 from model_zoo.store import Store
-from runtime.errors import DoesNotFitError, ModelNotFoundError
+from runtime.errors import (
+    DoesNotFitError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    RequestError,
+)
 from runtime.request import SamplingParams
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.task import ChatTask, Conversation, merge
+from serve_app.replica import ModelReplica
+from serve_app.task import (
+    ChatDelta,
+    ChatTask,
+    Conversation,
+    EmbeddingTask,
+    RawText,
+    Task,
+    merge,
+)
+from tests.gguf_files import rewrite
+from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import write_tiny_seeing
 from tests.unit.serve_app.cli_runs import put
 
 DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
 NAME = "127.0.0.1:5000/library/demo:latest"
+TRAINED = 512  # of "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +52,20 @@ def store(tmp_path_factory) -> Store:
     assert projector is not None
     eyes = {"model": (folder / "tiny.gguf").read_bytes(), "projector": projector.read_bytes()}
     put(store, "seeing", eyes)
+    write_tiny_llama(folder / "text.gguf", type="F16")
+    put(store, "tiny", {"model": (folder / "text.gguf").read_bytes()})
     return store
 
 
-def loader_of(store: Store, **model) -> StoreLoader:
+def loader_of(store: Store, max_loaded_bytes: int | None = None, **model) -> StoreLoader:
     stated = {"context_tokens": 64, "max_sequences": 3, "device": "cpu", "threads": 1, **model}
-    settings = OnDemandSettings.model_validate({"model": stated})
+    settings = OnDemandSettings(model=stated, max_loaded_bytes=max_loaded_bytes)
     return StoreLoader(settings, {"CARAVAN_MODELS": str(store.root)})
+
+
+async def answer(replica: ModelReplica, task: Task) -> ChatDelta:
+    async with aclosing(replica.generate(task)) as deltas:
+        return merge([delta async for delta in deltas])
 
 
 @pytest.mark.parametrize("name", [NAME, "seeing"])
@@ -106,15 +132,113 @@ def test_a_template_of_the_models_own_is_used(store):
         prompt_wanted=True,
     )
 
-    async def prompt() -> tuple[int, ...]:
-        async with aclosing(replica.generate(task)) as deltas:
-            return merge([delta async for delta in deltas]).prompt
-
-    tokens = asyncio.run(prompt())
+    tokens = asyncio.run(answer(replica, task)).prompt
     spoken = "".join(replica._model.tokenizer.token_text(token) for token in tokens)
     loader.unload(replica)
     assert spoken.removeprefix("<s>") == "ab|cd"
     assert replica.describe().chat_template == template
+
+
+def sized(store: Store, num_ctx: int) -> str:
+    """The name of a model that asks for so long a context."""
+    name, base = ModelName.parse("sized"), RegistrySource(ModelName.parse("tiny"))
+    create(name, Definition(base=base, parameters={"num_ctx": num_ctx}), store)
+    return "sized"
+
+
+def served_context(loader: StoreLoader, name: str) -> int:
+    """As it was foreseen and as it is served, which must be the same."""
+    found = loader.find(name)
+    card, sizes = loader.outline(found)
+    replica = loader.load(found, sizes.least)
+    told = replica.describe()
+    loader.unload(replica)
+    assert told.context_tokens == card.context_tokens
+    return told.context_tokens
+
+
+def reduced(capsys) -> list[tuple[int, int, str]]:
+    """What the log says of contexts that are shorter than the model asks for."""
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line[:1] == "{"]
+    told = [line for line in lines if line["event"] == "context reduced"]
+    return [(line["num_ctx"], line["context_tokens"], line["reason"]) for line in told]
+
+
+@pytest.mark.parametrize("num_ctx", [16, 100, TRAINED])
+def test_a_models_own_context_goes_before_the_common_one(store, capsys, num_ctx):
+    assert served_context(loader_of(store), sized(store, num_ctx)) == num_ctx
+    assert reduced(capsys) == []
+
+
+def test_a_context_ends_at_the_trained_length_and_the_log_says_so(store, capsys):
+    assert served_context(loader_of(store), sized(store, 10**6)) == TRAINED
+    ((asked, served, reason),) = reduced(capsys)
+    assert (asked, served) == (10**6, TRAINED) and "trained" in reason
+
+
+def test_a_context_is_as_long_as_there_is_room_and_the_log_says_so(store, capsys):
+    loader = loader_of(store)
+    least = loader.outline(loader.find("tiny"))[1].least
+    most = loader.outline(loader.find(sized(store, TRAINED)))[1].least
+    for part in (0.25, 0.5):
+        room = int(least + part * (most - least))
+        tight = loader_of(store, max_loaded_bytes=room)
+        served = served_context(tight, "sized")
+        assert 64 < served < TRAINED
+        assert tight.outline(tight.find("sized"))[1].least <= room
+        ((asked, told, reason),) = reduced(capsys)
+        assert (asked, told) == (TRAINED, served) and "max_loaded_bytes" in reason
+        longer = loader_of(store, max_loaded_bytes=room)
+        assert longer.outline(longer.find(sized(store, served + 16)))[0].context_tokens == served
+        sized(store, TRAINED)
+
+
+def test_a_model_without_room_for_the_common_context_is_not_cut_shorter(store):
+    loader = loader_of(store)
+    least = loader.outline(loader.find("tiny"))[1].least
+    tight = loader_of(store, max_loaded_bytes=least - 1)
+    for name in ("tiny", sized(store, TRAINED)):
+        card, sizes = tight.outline(tight.find(name))
+        assert (card.context_tokens, sizes.least) == (64, least), "the pool refuses it"
+
+
+@pytest.mark.parametrize("common", [{"context_tokens": 10**6}, {"defaults": {"num_ctx": 10**6}}])
+def test_what_is_common_to_all_models_may_be_more_than_one_of_them_can(store, common):
+    assert served_context(loader_of(store, **common), "tiny") <= TRAINED
+
+
+def question(text: str, *images: ImagePart) -> Conversation:
+    return Conversation((Message("user", (text, *images)),))
+
+
+REFUSED = {
+    "seeing": ChatTask("t", "mine", question("hi", ImagePart(b"x")), SamplingParams(seed=1)),
+    "a long chat": ChatTask("t", "mine", question("hi " * 100), SamplingParams(seed=1)),
+    "a long text": EmbeddingTask("t", "mine", (RawText("hi " * 100),), truncate=False),
+}
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", None])
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_an_error_does_not_name_the_model_of_the_file(tmp_path, refused, template):
+    """The client has asked for another name, and may not know the file's."""
+    write_tiny_llama(tmp_path / "tiny.gguf", type="F16")
+    tokens = gguf.GGUFReader(tmp_path / "tiny.gguf").fields["tokenizer.ggml.tokens"].contents()
+    keys = {
+        "general.name": "Secret-7B",
+        "tokenizer.chat_template": template,
+        "tokenizer.ggml.tokens": [text.replace("<|im_start|>", "<plain>") for text in tokens],
+    }
+    path = rewrite(tmp_path / "tiny.gguf", tmp_path / "secret.gguf", keys=keys)
+    put(Store(tmp_path / "models"), "mine", {"model": path.read_bytes()})
+    loader = loader_of(Store(tmp_path / "models"))
+    replica = loader.load(loader.find("mine"), 10**9)
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(answer(replica, refused))
+    loader.unload(replica)
+    assert "Secret" not in str(caught.value)
+    if isinstance(caught.value, PromptTooLongError):
+        assert "'mine:latest'" in str(caught.value)
 
 
 def test_what_is_free_is_the_limit_unless_one_is_stated(store):

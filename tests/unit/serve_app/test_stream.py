@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import tracemalloc
+from collections.abc import Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -10,9 +12,10 @@ from model_zoo.chat import Message
 from runtime.errors import OverloadedError, PromptTooLongError
 from runtime.request import FinishReason, SamplingParams
 from serve_app.stream import wire
-from serve_app.stream.client import ConnectionLost, StreamClient
+from serve_app.stream.client import ConnectionLost, StreamClient, _Connection
 from serve_app.stream.server import StreamServer
 from serve_app.task import ChatDelta, ChatTask, Conversation, RawText, TokenIds, merge
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.pretend import USAGE, PretendReplica
 
 TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(), stop=("x",))
@@ -31,7 +34,7 @@ async def connected(replica: PretendReplica):
 
 
 async def collected(client: StreamClient, address: wire.Address, task=TASK) -> list[ChatDelta]:
-    async with asyncio.timeout(10), aclosing(client.generate(address, task)) as deltas:
+    async with asyncio.timeout(HANG_S), aclosing(client.generate(address, task)) as deltas:
         return [delta async for delta in deltas]
 
 
@@ -39,6 +42,7 @@ async def collected(client: StreamClient, address: wire.Address, task=TASK) -> l
     "prompt",
     [
         Conversation((Message("system", "be"), Message("user", "naïve 🐪")), thinking=False),
+        Conversation((Message("user", "hi"),), variables={"a": {"b": [1, None, 2**62, "🐪", 0.5]}}),
         RawText("text"),
         TokenIds((1, 2, 3)),
     ],
@@ -84,9 +88,7 @@ async def test_leaving_ends_the_task_on_the_replica():
     async with connected(replica) as (_, address, client):
         async with aclosing(client.generate(address, TASK)) as deltas:
             await anext(deltas)
-        async with asyncio.timeout(5):
-            while replica.left == 0:
-                await asyncio.sleep(0.01)
+        await until(lambda: replica.left)
 
 
 @pytest.mark.parametrize("error", [PromptTooLongError("too long"), OverloadedError("full")])
@@ -115,7 +117,7 @@ async def test_a_task_without_proof_gets_no_answer():
     async with connected(replica) as (_, address, _):
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(wire.frame(wire.Ask(TASK)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await wire.read_message(reader, 1024)  # the challenge
             assert await reader.read() == b""
         writer.close()
@@ -126,7 +128,7 @@ async def test_a_frame_beyond_the_limit_closes_the_connection_unread():
     async with connected(PretendReplica()) as (_, address, _):
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write((2**31).to_bytes(4, "big"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await wire.read_message(reader, 1024)
             assert await reader.read() == b""
         writer.close()
@@ -144,9 +146,7 @@ async def test_closing_lets_a_running_answer_end():
     replica.waits.clear()
     async with connected(replica) as (server, address, client):
         answer = asyncio.create_task(collected(client, address))
-        async with asyncio.timeout(5):
-            while not replica.tasks:
-                await asyncio.sleep(0.01)
+        await until(lambda: replica.tasks)
         closing = asyncio.create_task(server.close(drain_s=5.0))
         await asyncio.sleep(0.05)
         replica.waits.set()
@@ -165,3 +165,64 @@ def test_frames_cut_anywhere_come_out_whole():
 def test_a_frame_with_rubbish_is_refused():
     with pytest.raises(wire.WireError):
         wire.decode(b"\xc1rubbish")
+
+
+PENDING_BYTES = 4 * 2**20
+
+
+def allocated_by(work: Callable[[], object]) -> int:
+    """Bytes at the most beyond those that were allocated before."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_check_of_an_incomplete_frame_copies_nothing_of_it() -> None:
+    splitter = wire.FrameSplitter(2 * PENDING_BYTES)
+    splitter.feed(wire.LENGTH.pack(2 * PENDING_BYTES) + bytes(PENDING_BYTES))
+    splitter.feed(b"x")  # the buffer now has room for more
+    assert allocated_by(lambda: splitter.feed(b"x")) < 64 * 1024
+
+
+def test_the_frames_of_one_read_do_not_copy_what_follows_them() -> None:
+    splitter = wire.FrameSplitter(2 * PENDING_BYTES)
+    beats = wire.frame(wire.Beat()) * 100
+    data = beats + wire.LENGTH.pack(2 * PENDING_BYTES) + bytes(PENDING_BYTES)
+    assert allocated_by(lambda: splitter.feed(data)) < 1.5 * PENDING_BYTES
+
+
+def test_a_whole_frame_is_decoded_where_it_lies() -> None:
+    message = wire.Told(ChatDelta("x" * PENDING_BYTES))
+    splitter = wire.FrameSplitter(2 * PENDING_BYTES)
+    data = wire.frame(message)
+    assert allocated_by(lambda: splitter.feed(data)) < 2.5 * PENDING_BYTES  # buffer and text
+    assert splitter.feed(data) == [message]
+
+
+async def test_deltas_that_nobody_reads_are_merged_once(monkeypatch) -> None:
+    merged = 0
+
+    def counting(deltas: list[ChatDelta]) -> ChatDelta:
+        nonlocal merged
+        merged += sum(len(delta.tokens) for delta in deltas)
+        return merge(deltas)
+
+    for module in ("serve_app.task", "serve_app.stream.client"):
+        monkeypatch.setattr(f"{module}.merge", counting, raising=False)
+    connection = _Connection()
+    for token in range(500):
+        connection._take(wire.Told(ChatDelta("x", (token,))))
+    told = await connection.receive()
+    assert isinstance(told, ChatDelta) and told.tokens == tuple(range(500))
+    assert merged == 500
+
+
+@pytest.mark.parametrize("data", [b"\0\0\0\1\xc1", b"\0\0\1\0" + bytes(9), b"\xff\xff\xff\xff"])
+def test_a_frame_that_is_malformed_or_too_long_is_refused_as_soon_as_that_shows(data) -> None:
+    with pytest.raises(wire.WireError):
+        wire.FrameSplitter(255).feed(data)

@@ -13,6 +13,7 @@ from runtime.request import Delta, FinishReason, ImageSpan, Pooling, SamplingPar
 from serve_app.replica import ModelReplica
 from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
 from serve_app.vectors import AT_ONCE
+from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD
 
 END = 2
@@ -22,6 +23,8 @@ class PretendTokenizer:
     """A token for each character, then the end token."""
 
     longest_token = 3
+    bos_id: int | None = 1
+    eos_id: int | None = END
 
     def __init__(self) -> None:
         self.longest_text = 0
@@ -60,10 +63,12 @@ class PretendEngine:
             self.at_work -= 1
 
 
-def replica_over(engine, *, causal=True, generates=True, pooling=None) -> ModelReplica:
+def replica_over(
+    engine, *, causal=True, generates=True, pooling=None, tokenizer=None
+) -> ModelReplica:
     model = SimpleNamespace(
         decoder=SimpleNamespace(causal=causal, generates=generates),
-        tokenizer=PretendTokenizer(),
+        tokenizer=tokenizer or PretendTokenizer(),
         description=SimpleNamespace(name="demo", pooling=pooling),
     )
     return ModelReplica(model, engine, CARD)
@@ -71,7 +76,10 @@ def replica_over(engine, *, causal=True, generates=True, pooling=None) -> ModelR
 
 async def embedded(engine, *texts, truncate=True, context_tokens=None, **model):
     task = EmbeddingTask("t1", "demo", texts, truncate, context_tokens)
-    async with asyncio.timeout(5), aclosing(replica_over(engine, **model).generate(task)) as told:
+    async with (
+        asyncio.timeout(HANG_S),
+        aclosing(replica_over(engine, **model).generate(task)) as told,
+    ):
         (delta,) = [delta async for delta in told]
     vectors = [np.frombuffer(vector, dtype="<f4").tolist() for vector in delta.vectors]
     return delta, vectors
@@ -111,10 +119,38 @@ async def test_a_long_text_is_cut_before_its_end_token():
     assert other.prompt == tuple(range(3, 3 + CARD.context_tokens))
 
 
+class BareTokenizer(PretendTokenizer):
+    """Adds no end token."""
+
+    def encode_document(self, text: str, *, at_most: int | None = None) -> list[int]:
+        return super().encode_document(text)[:-1][:at_most]
+
+
+@pytest.mark.parametrize(("bos", "eos", "token"), [(1, END, 1), (None, END, END)])
+async def test_an_empty_text_among_others_is_its_bos_or_eos_token(bos, eos, token):
+    engine, tokenizer = PretendEngine(), BareTokenizer()
+    tokenizer.bos_id, tokenizer.eos_id = bos, eos
+    await embedded(engine, RawText("a"), RawText(""), tokenizer=tokenizer)
+    assert sorted(request.prompt for request in engine.requests) == sorted([(97,), (token,)])
+
+
+async def test_an_empty_text_without_any_such_token_is_refused():
+    tokenizer = BareTokenizer()
+    tokenizer.bos_id = tokenizer.eos_id = None
+    with pytest.raises(RequestError, match="neither a BOS nor an EOS token"):
+        await embedded(PretendEngine(), RawText(""), tokenizer=tokenizer)
+
+
 async def test_a_request_may_cut_earlier():
     engine = PretendEngine()
     await embedded(engine, RawText("abcdef"), context_tokens=4)
     assert engine.requests[0].prompt == (97, 98, 99, END)
+
+
+async def test_a_text_is_cut_at_the_served_context_where_more_is_asked_for():
+    engine = PretendEngine()
+    await embedded(engine, RawText("a" * 1000), context_tokens=8192)
+    assert len(engine.requests[0].prompt) == CARD.context_tokens
 
 
 @pytest.mark.parametrize("text", [RawText("a" * 600), TokenIds((5,) * 600)])

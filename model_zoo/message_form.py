@@ -1,0 +1,140 @@
+"""Messages in the form that a template reads, which rendering probes finds out."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import RequestError
+
+if TYPE_CHECKING:
+    from model_zoo.chat import ImagePart, Message, ToolCall
+
+Values = dict[str, Any]
+Render = Callable[[list[Values], list[Values] | None], str]
+
+# Under these names templates look for what an assistant thought before it spoke.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_PROBE, _KEY = "probed value", "probed_key"
+_TOOL: Values = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probes.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A city."}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """The form that a template reads.
+
+    `parts`: a text is a list of one part. `arguments_as_json`: a call's arguments are JSON text
+    and no object. `calls_alone`: calls are shown only in a turn whose content is None.
+    """
+
+    parts: bool = False
+    arguments_as_json: bool = False
+    calls_alone: bool = False
+
+    def values(self, message: "Message") -> list[Values]:
+        """The message as templates read it; what is absent has no key.
+
+        Words and calls are two messages where the template shows calls alone.
+        """
+        values: Values = {"role": message.role, "content": self.content(message.content)}
+        if message.thinking is not None:
+            values |= dict.fromkeys(_THOUGHTS, message.thinking)
+        if message.tool_call_id is not None:
+            values["tool_call_id"] = message.tool_call_id
+        name = message.name if message.tool_name is None else message.tool_name
+        if name is not None:
+            values["name"] = name
+        if not message.tool_calls:
+            return [values]
+        calls = [self._call(call) for call in message.tool_calls]
+        if not self.calls_alone:
+            return [values | {"tool_calls": calls}]
+        alone = {"role": message.role, "content": None, "tool_calls": calls}
+        return [values, alone] if message.content else [values | alone]
+
+    def content(self, content: "str | tuple[str | ImagePart, ...]") -> str | list[Values]:
+        if isinstance(content, str):
+            return text_parts(content) if self.parts else content
+        return [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+            for part in content
+        ]
+
+    def _call(self, call: "ToolCall") -> Values:
+        known = {} if call.id is None else {"id": call.id}
+        arguments: Any = dict(call.arguments)
+        if self.arguments_as_json:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {
+            "type": "function",
+            **known,
+            "function": {"name": call.name, "arguments": arguments},
+        }
+
+
+def text_parts(text: str) -> list[Values]:
+    return [{"type": "text", "text": text}]
+
+
+def wants_parts(render: Render) -> bool:
+    """Whether the template shows a text only as a part in a list, as some do that see images."""
+
+    def shows(content: str | list[Values]) -> bool:
+        return _PROBE in _rendered(render, [{"role": "user", "content": content}], None)
+
+    return not shows(_PROBE) and shows(text_parts(_PROBE))
+
+
+def call_form(render: Render, *, parts: bool) -> MessageForm:
+    """The first form in which the template shows a call's arguments, and not as Python does.
+
+    What most templates read comes first; it is also the form for one that shows no calls.
+    """
+    for calls_alone in (False, True):
+        for as_json in (False, True):
+            form = MessageForm(parts, as_json, calls_alone)
+            text = _rendered(render, _conversation(form), [_TOOL])
+            if _PROBE in text and f"{{'{_KEY}'" not in text:
+                return form
+    return MessageForm(parts)
+
+
+def _conversation(form: MessageForm) -> list[Values]:
+    arguments: Any = {_KEY: _PROBE}
+    if form.arguments_as_json:
+        arguments = json.dumps(arguments)
+    call = {"id": "call00001", "function": {"name": "probe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": form.content("Probe.")},
+        {
+            "role": "assistant",
+            "content": None if form.calls_alone else form.content(""),
+            "tool_calls": [{"type": "function", **call}],
+        },
+        {
+            "role": "tool",
+            "content": form.content("Done."),
+            "name": "probe",
+            "tool_call_id": "call00001",
+        },
+        {"role": "assistant", "content": form.content("It is done.")},
+        {"role": "user", "content": form.content("Thanks.")},
+    ]
+
+
+def _rendered(render: Render, messages: list[Values], tools: list[Values] | None) -> str:
+    try:
+        return render(messages, tools)
+    except RequestError:
+        return ""

@@ -1,0 +1,107 @@
+"""Frames between a process that wants templates rendered and those that render them."""
+
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+# Each begins with the length of what follows it.
+_REQUEST = struct.Struct("<QdQQ")
+_REPLY = struct.Struct("<QB")
+_AT_ONCE = 1 << 14
+# What the fork server answers: the id of the process that it has started.
+PID = struct.Struct("<q")
+
+
+class Outcome(IntEnum):
+    """What became of a request; only DONE comes with a result, all others with an explanation."""
+
+    DONE = 0
+    REFUSED = 1  # by the template itself
+    FORBIDDEN = 2  # by the sandbox
+    TOO_MUCH_MEMORY = 3
+    TOO_MUCH_TEXT = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may take: processor time, memory beyond the idle process, reply bytes."""
+
+    seconds: float
+    memory_bytes: int
+    reply_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    outcome: Outcome
+    text: str
+
+
+def send_request(connection: socket.socket, limits: Limits, body: bytes) -> None:
+    header = _REQUEST.pack(len(body), limits.seconds, limits.memory_bytes, limits.reply_bytes)
+    _send(connection, header, body)
+
+
+def receive_request(connection: socket.socket) -> tuple[Limits, bytes | bytearray] | None:
+    """None where the other side is gone."""
+    received = _receive(connection, _REQUEST, most=None)
+    return None if received is None else (Limits(*received[0]), received[1])
+
+
+def send_reply(connection: socket.socket, outcome: Outcome, text: bytes) -> None:
+    _send(connection, _REPLY.pack(len(text), outcome), text)
+
+
+def receive_reply(connection: socket.socket, limits: Limits) -> Reply | None:
+    """None where the other side is gone, or sends more than it may."""
+    received = _receive(connection, _REPLY, most=limits.reply_bytes)
+    if received is None:
+        return None
+    (outcome,), body = received
+    return Reply(Outcome(outcome), body.decode("utf-8", "surrogatepass"))
+
+
+def _send(connection: socket.socket, header: bytes, body: bytes) -> None:
+    if len(body) < _AT_ONCE:
+        connection.sendall(header + body)
+    else:
+        connection.sendall(header)
+        connection.sendall(body)
+
+
+def _receive(
+    connection: socket.socket, header: struct.Struct, *, most: int | None
+) -> tuple[list[Any], bytes | bytearray] | None:
+    """The fields of the header behind the length, and the body.
+
+    One frame is under way at a time, so that a short one takes a single call.
+    """
+    begun = b""
+    while len(begun) < header.size:
+        more = connection.recv(_AT_ONCE)
+        if not more:
+            return None
+        begun += more
+    length, *fields = header.unpack_from(begun)
+    if most is not None and length > most:
+        return None
+    body = begun[header.size :]
+    return (fields, body) if len(body) == length else _completed(connection, fields, body, length)
+
+
+def _completed(
+    connection: socket.socket, fields: list[Any], begun: bytes, length: int
+) -> tuple[list[Any], bytearray] | None:
+    body = bytearray(length)
+    count = len(begun)
+    view = memoryview(body)
+    view[:count] = begun
+    while count < length:
+        size = connection.recv_into(view[count:])
+        if not size:
+            return None
+        count += size
+    return fields, body

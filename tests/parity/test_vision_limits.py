@@ -1,0 +1,277 @@
+"""The largest images of every family: as its processor produces them, and memory for all of them.
+
+Files state the limits of images in several ways, or not at all; each way is tried with numbers of
+rows that no rectangle has, that are tiny, and that are no multiples of a patch.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from model_zoo.chat_model import ChatModel
+from model_zoo.images.prepared import Outline, blank
+from model_zoo.registry import load
+from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError, RequestError
+from runtime.vision import LocalEncoder, most_pixels
+from tests.gguf_files import rewrite
+from tests.memory_profile import peak_bytes
+from tests.parity import test_vision_qwen3vl, test_vision_qwen25vl
+from tests.parity.test_engine import answers
+from tests.parity.test_vision_engine import FAMILIES, check_answer, request, running
+from tests.parity.vision_agreement import FLAVOURS, Seeing, make_seeing
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+# Of each family the flavours of its files, and what each calls the limits.
+FILES: Mapping[str, Sequence[str]] = {
+    "gemma3": FLAVOURS, "gemma4": FLAVOURS, "idefics3": ("llama.cpp",), "internvl": ("llama.cpp",),
+    "llama4": FLAVOURS, "llava": ("llama.cpp",), "llava_next": ("llama.cpp",),
+    "mistral3": FLAVOURS, "mllama": ("ollama",), "qwen25vl": FLAVOURS, "qwen3vl": FLAVOURS,
+}  # fmt: skip
+QWEN_KEYS = {
+    ("qwen25vl", "llama.cpp"): ("vision.image_min_pixels", "vision.image_max_pixels"),
+    ("qwen25vl", "ollama"): ("vision.min_pixels", "vision.max_pixels"),
+    ("qwen3vl", "llama.cpp"): ("vision.image_min_pixels", "vision.image_max_pixels"),
+    ("qwen3vl", "ollama"): ("vision.shortest_edge", "vision.longest_edge"),
+}
+UNITS = {"qwen25vl": 28, "qwen3vl": 32, "gemma4": 12}
+Limits = Mapping[str, Any]
+
+
+def qwen_limits(family: str, flavour: str) -> Iterator[Limits]:
+    """Absent; of a prime number of rows, of less than one; the least and the most alike."""
+    (least, most), square = QWEN_KEYS[family, flavour], UNITS[family] ** 2
+    yield {least: None, most: None}
+    for area in (1, square - 1, 53 * square, 211 * square, 211 * square + 1, 65_537):
+        yield {least: None, most: area}
+        yield {least: 1, most: area}
+    for area in (square, 30 * square, 100 * square + 1):
+        yield {least: area, most: area}
+
+
+def limits_of(family: str, flavour: str) -> Iterator[Limits]:
+    if family in ("qwen25vl", "qwen3vl"):
+        yield from qwen_limits(family, flavour)
+        return
+    yield {}
+    if family == "gemma4":
+        for area in (1, 7 * 144, 7 * 144 - 1, 11 * 144, 13 * 144 + 100):
+            yield {"vision.image_max_pixels": area}
+    if family == "idefics3":
+        for edge in (None, 1, 35, 36, 37, 71, 107, 109):
+            yield {"vision.preproc_image_size": edge}
+    if family == "internvl":
+        yield {"vision.preproc_min_tiles": None, "vision.preproc_max_tiles": None}
+        for most in (1, 2, 7, 11):
+            yield {"vision.preproc_max_tiles": most}
+            yield {"vision.preproc_min_tiles": most, "vision.preproc_max_tiles": most}
+    if family == "llava_next":
+        # More lines of features than the canvas with the most tiles has.
+        for sides in ([36, 72, 72, 36], [36, 5 * 36, 4 * 36, 36], [36, 36], [3 * 36, 2 * 36]):
+            yield {"vision.image_grid_pinpoints": sides}
+    if family == "mistral3":
+        for edge in (6, 7, 11, 12, 13, 61, 100):
+            yield {"vision.image_size": edge}
+
+
+CASES = [
+    (family, flavour, limits)
+    for family, flavours in FILES.items()
+    for flavour in flavours
+    for limits in limits_of(family, flavour)
+]
+
+
+class Made:
+    """The tiny model of each family and flavour, written when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._folders: dict[tuple[str, str], Path] = {}
+
+    def load(
+        self, family: str, flavour: str, limits: Limits, device: torch.device = CPU
+    ) -> ChatModel:
+        """With a file that states other limits; a key whose value is None is left out."""
+        folder = self._folder(family, flavour)
+        own = folder / "mmproj-tiny.gguf"
+        source = own if own.exists() else folder / "tiny.gguf"
+        name = "clip" if own.exists() else family
+        keys = {f"{name}.{key}": value for key, value in limits.items()}
+        changed = folder / f"changed-{source.name}"
+        rewrite(source, changed, keys={"general.architecture": name, **keys})
+        options = {"device": device, "dtype": torch.float32}
+        if own.exists():
+            return load(folder / "tiny.gguf", projector=changed, **options)
+        return load(changed, **options)
+
+    def _folder(self, family: str, flavour: str) -> Path:
+        if (family, flavour) not in self._folders:
+            folder = self._folders[family, flavour] = self._factory.mktemp("models")
+            made = FAMILIES[family]
+            make_seeing(
+                made.config(),
+                folder,
+                made.module.expected,
+                special=made.module.SPECIAL,
+                spelled=made.spelled,
+                flavour=flavour,
+                settings=made.settings,
+            )
+        return self._folders[family, flavour]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Made:
+    return Made(tmp_path_factory)
+
+
+def sizes(count: int) -> Iterator[tuple[int, int]]:
+    """Heights and widths of images: of any area and shape, the longest that are accepted among
+    them."""
+    draw = np.random.default_rng(3)
+    for _ in range(count):
+        sides = np.exp(draw.uniform(0, np.log(3000), 2)).astype(int)
+        yield int(sides[0]), int(sides[1])
+        yield int(sides[0]), int(sides[0]) * int(draw.integers(1, 201))
+        yield 200 * int(sides[1]), int(sides[1])
+
+
+def outlines(model: ChatModel, count: int) -> list[Outline]:
+    """What the processor makes of images of many sizes, as far as it accepts them."""
+    found = []
+    for height, width in sizes(count):
+        try:
+            found.append(model.eyes.processor.outline(height, width))
+        except RequestError as error:
+            assert "times as long as wide" in str(error)
+    return found
+
+
+def check_limits(model: ChatModel) -> None:
+    tower, processor = model.eyes.tower, model.eyes.processor
+    largest, image = processor.largest, tower.largest()
+    assert Outline(tuple(image.pixels.shape), image.grid, image.rows) == largest
+    assert 1 <= largest.rows <= processor.most_rows == tower.limits.rows
+    most = most_pixels(tower)
+    for outline in outlines(model, 300):
+        assert 1 <= outline.rows <= tower.limits.rows
+        assert prod(outline.shape) <= most
+
+
+@pytest.mark.parametrize(("family", "flavour", "limits"), CASES, ids=str)
+def test_no_image_exceeds_the_largest_that_a_start_reserves_and_encodes(
+    made, family, flavour, limits
+) -> None:
+    model = made.load(family, flavour, limits)
+    check_limits(model)
+    encoder = LocalEncoder(model.tower, device=CPU)
+    encoder.warm_up()
+    encoder.close()
+
+
+@pytest.mark.parametrize(("family", "flavour", "limits"), CASES, ids=str)
+def test_images_of_extreme_shapes_take_no_more_memory_than_planned(
+    made, family, flavour, limits
+) -> None:
+    model = made.load(family, flavour, limits)
+    found = [o for o in outlines(model, 100) if o.rows <= 300]
+    ranks = (lambda o: o.rows), (lambda o: prod(o.shape)), (lambda o: o.grid[1]), (lambda o: o.grid)
+    for outline in {str(o): o for o in (max(found, key=rank) for rank in ranks)}.values():
+        image = blank(outline)
+        with torch.inference_mode():
+            encode = partial(model.tower.encode, image.pixels[None], image.grid)
+            encode()
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+                features = encode()
+        assert features.shape == (1, outline.rows, model.tower.limits.width)
+        assert 0 < peak_bytes(recorded) <= model.tower.activation_bytes(1)
+
+
+@pytest.mark.parametrize("family", ["qwen25vl", "qwen3vl"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_limits_that_are_huge_are_planned_for_without_encoding(made, family, flavour) -> None:
+    _, most = QWEN_KEYS[family, flavour]
+    model = made.load(family, flavour, {most: 16 << 20}, META)
+    assert model.eyes.processor.most_rows == (16 << 20) // UNITS[family] ** 2
+    check_limits(model)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_limits_that_exceed_the_memory_are_refused_before_anything_is_encoded(
+    made, flavour
+) -> None:
+    _, most = QWEN_KEYS["qwen25vl", flavour]
+    model = made.load("qwen25vl", flavour, {most: 1 << 24})
+    seeing = Seeing(model, None, test_vision_qwen25vl.expected)
+    with pytest.raises(DoesNotFitError), running(seeing, memory_bytes=1 << 28):
+        pass
+
+
+@pytest.mark.parametrize("family", ["qwen25vl", "qwen3vl"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_default_gives_way_to_the_bound_that_the_file_states(made, family, flavour) -> None:
+    least, most = QWEN_KEYS[family, flavour]
+    small = made.load(family, flavour, {least: None, most: 900}, META).eyes.processor
+    assert (small.min_pixels, small.max_pixels) == (900, 900)
+    large = made.load(family, flavour, {least: 3 << 20, most: None}, META).eyes.processor
+    assert (large.min_pixels, large.max_pixels) == (3 << 20, 3 << 20)
+    with pytest.raises(ModelFileError, match=f"{least}` is 901, more than `.*{most}`, 900"):
+        made.load(family, flavour, {least: 901, most: 900}, META)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_qwen25vl_starts_and_answers_where_its_file_states_no_limits(tmp_path, flavour) -> None:
+    """As files of both converters are: the checkpoint's processor has settings, the file has none.
+
+    The largest image is then of 14 x 191 rows, which fill 2 << 20 pixels best.
+    """
+    seeing = make_seeing(
+        test_vision_qwen25vl.config(),
+        tmp_path,
+        test_vision_qwen25vl.expected,
+        special=test_vision_qwen25vl.SPECIAL,
+        spelled=FAMILIES["qwen25vl"].spelled,
+        flavour=flavour,
+    )
+    assert seeing.model.tower.largest().grid == (14, 191)
+    about = "images in two turns"
+    with running(seeing) as engine:
+        [delta] = answers(engine, [request(seeing, about)], together=True)
+    check_answer(seeing, about, delta)
+
+
+IMPOSSIBLE = [
+    ("llava", "llama.cpp", "vision.image_mean", [0.5, -1.0, 0.5]),
+    ("llava", "llama.cpp", "vision.image_mean", [0.5, 3.7, 0.5]),
+    ("mllama", "ollama", "attention.key_length", 17),
+]
+
+
+@pytest.mark.parametrize(("family", "flavour", "key", "value"), IMPOSSIBLE, ids=str)
+def test_values_with_which_no_image_can_be_computed_are_refused_by_key(
+    made, family, flavour, key, value
+) -> None:
+    with pytest.raises(ModelFileError, match=re.escape(f".{key}` is ")):
+        made.load(family, flavour, {key: value})
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_features_for_more_layers_than_the_text_model_has_are_refused(tmp_path, flavour) -> None:
+    config = test_vision_qwen3vl.config(test_vision_qwen3vl.Qwen3VLConfig, num_hidden_layers=2)
+    with pytest.raises(ConfigurationError, match=r"first 2 layers .* at least 3, .* has 2"):
+        make_seeing(
+            config,
+            tmp_path,
+            test_vision_qwen3vl.expected,
+            special=test_vision_qwen3vl.SPECIAL,
+            spelled=FAMILIES["qwen3vl"].spelled,
+            flavour=flavour,
+        )

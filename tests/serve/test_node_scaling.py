@@ -1,0 +1,36 @@
+"""Nodes that come with the load and go without it, under Ray's autoscaler."""
+
+from typing import Any
+
+import pytest
+
+from tests.serve.node_scaling import LIMIT_S, node_scaling_report
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+
+# Replicas that run, replicas that start, nodes.
+ASLEEP, CROWDED = [0, 0, 1], [2, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return node_scaling_report()
+
+
+def test_a_node_is_added_for_a_replica_without_a_place(report: dict[str, Any]) -> None:
+    seen = report["seen"]
+    assert seen[0] == ASLEEP
+    assert CROWDED in seen, "a third replica is wanted, and there is no third node"
+
+
+def test_all_requests_are_answered(report: dict[str, Any]) -> None:
+    assert report["statuses"] and set(report["statuses"]) == {200}
+
+
+def test_without_load_the_pending_replica_the_idle_ones_and_the_node_are_released(
+    report: dict[str, Any],
+) -> None:
+    seen = report["seen"]
+    after = seen[len(seen) - seen[::-1].index(CROWDED) :]
+    assert after[-1] == ASLEEP
+    assert all(starting == 0 for _, starting, _ in after), "no running replica goes before it"

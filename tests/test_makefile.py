@@ -1,0 +1,114 @@
+"""What `make serve` and `make test` run, in which order, and how they report a failure."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("python", "pip", "pytest", "ruff", "mypy", "lint-imports", "serve")
+# Notes its call in the file `calls`, and fails where the call holds what FAIL says.
+STUB = """#!/bin/sh
+call="$(basename "$0") $*"
+echo "$call" >> calls
+case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
+"""
+PARTS = ("ruff check .", "pytest --ignore tests/serve", "pytest tests/serve")
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A fresh clone whose virtual environment consists of stubs."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    kernels = tmp_path / "runtime" / "kernels"
+    (kernels / "cpu").mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", kernels / "native.py", kernels / "cpu/a.c"):
+        (tmp_path / name).touch()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for tool in TOOLS:
+        stub = tmp_path / ".venv" / "bin" / tool
+        stub.write_text(STUB)
+        stub.chmod(0o755)
+    return tmp_path
+
+
+def make(clone: Path, *targets: str, fail: str = "nothing fails") -> subprocess.CompletedProcess:
+    """Without the variables of a make that may be running these tests."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        ["make", *targets, "WORKERS=2"],
+        cwd=clone,
+        env=environment | {"FAIL": fail},
+        capture_output=True,
+        text=True,
+    )
+
+
+def calls(clone: Path) -> list[str]:
+    """Since this was last called."""
+    path = clone / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return lines
+
+
+def test_all_parts_of_the_tests_pass(clone: Path) -> None:
+    done = make(clone, "test")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "make test: passed: lint, unit tests, cluster tests"
+    assert [part for part in calls(clone) if part.startswith(PARTS)] == [
+        "ruff check .",
+        "pytest --ignore tests/serve --numprocesses 2",
+        "pytest tests/serve",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fail", "named"),
+    [
+        ("mypy", "lint"),
+        ("pytest --ignore", "unit tests"),
+        ("pytest tests/serve", "cluster tests"),
+        ("pytest", "unit tests, cluster tests"),
+    ],
+)
+def test_a_part_that_fails_stops_no_other_and_is_named_at_the_end(
+    clone: Path, fail: str, named: str
+) -> None:
+    done = make(clone, "test", fail=fail)
+    assert done.returncode != 0
+    assert f"make test: FAILED: {named}\n" in done.stderr
+    run = calls(clone)
+    assert all(any(call.startswith(part) for call in run) for part in PARTS)
+
+
+@pytest.mark.parametrize("target", ["serve", "test"])
+def test_kernels_are_compiled_once_after_the_install_and_before_their_use(
+    clone: Path, target: str
+) -> None:
+    assert make(clone, target).returncode == 0
+    first = calls(clone)
+    compiled = first.index("python -m runtime.kernels.native")
+    installs = [n for n, call in enumerate(first) if call.startswith("pip install")]
+    uses = [n for n, call in enumerate(first) if call.startswith(("pytest", "serve run"))]
+    assert installs and max(installs) < compiled < min(uses)
+    make(clone, target)
+    assert "python -m runtime.kernels.native" not in calls(clone)
+
+
+def test_kernels_are_compiled_again_when_their_sources_change(clone: Path) -> None:
+    make(clone, "serve")
+    calls(clone)
+    stamp = (clone / ".venv" / "kernels").stat().st_mtime
+    os.utime(clone / "runtime/kernels/cpu/a.c", (stamp + 10, stamp + 10))
+    make(clone, "serve")
+    assert "python -m runtime.kernels.native" in calls(clone)
+
+
+def test_a_dry_run_runs_nothing(clone: Path) -> None:
+    assert make(clone, "--dry-run", "test").returncode == 0
+    assert calls(clone) == []

@@ -1,0 +1,148 @@
+"""What image processors say of their largest images holds for every image and every setting."""
+
+from collections.abc import Iterator
+from math import isqrt, prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_zoo.images.normalise import CLIP
+from model_zoo.images.prepared import ImageProcessor
+from model_zoo.images.resize import MAX_ASPECT
+from model_zoo.images.shapes import rectangles
+from model_zoo.processors.clip import ClipProcessor
+from model_zoo.processors.gemma4 import Gemma4Processor
+from model_zoo.processors.idefics3 import Idefics3Processor
+from model_zoo.processors.internvl import InternVLProcessor
+from model_zoo.processors.llama4 import Llama4Processor
+from model_zoo.processors.llava_next import LlavaNextProcessor
+from model_zoo.processors.mllama import MllamaProcessor
+from model_zoo.processors.pixtral import PixtralProcessor
+from model_zoo.processors.qwen_vl import QwenVLProcessor
+from model_zoo.processors.square import SquareProcessor
+from runtime.errors import RequestError
+
+SIDES, PATCHES, ROWS = st.integers(1, 600), st.integers(1, 32), st.integers(1, 64)
+
+
+@st.composite
+def qwen(draw: st.DrawFn) -> QwenVLProcessor:
+    """From areas that hold less than a patch to the largest that a file may state."""
+    areas = st.one_of(st.integers(1, 3000), st.integers(1, 300_000), st.integers(1, 1 << 26))
+    least, most = sorted((draw(areas), draw(areas)))
+    if draw(st.booleans()):
+        least = most
+    return QwenVLProcessor(draw(PATCHES), draw(st.integers(1, 4)), 2, least, most, CLIP)
+
+
+@st.composite
+def internvl(draw: st.DrawFn) -> InternVLProcessor:
+    most = draw(st.integers(1, 24))
+    return InternVLProcessor(draw(SIDES), draw(ROWS), CLIP, draw(st.integers(1, most)), most)
+
+
+@st.composite
+def llava_next(draw: st.DrawFn) -> LlavaNextProcessor:
+    side = draw(st.integers(1, 400))
+    canvas = st.tuples(st.integers(1, 9), st.integers(1, 7))
+    tiles = draw(st.lists(canvas, min_size=1, max_size=6))
+    canvases = tuple((high * side, wide * side) for high, wide in tiles)
+    return LlavaNextProcessor(side, draw(st.integers(1, 30)), canvases)
+
+
+PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
+    "clip": st.builds(ClipProcessor, SIDES, ROWS, whole=st.booleans()),
+    "gemma4": st.builds(Gemma4Processor, PATCHES, st.integers(1, 4), st.integers(1, 3000)),
+    "idefics3": st.builds(Idefics3Processor, SIDES.filter(lambda n: n > 2), SIDES, ROWS),
+    "idefics3_of_large_images": st.builds(
+        Idefics3Processor, st.integers(100, 600), st.integers(4000, 6000), ROWS
+    ),
+    "internvl": internvl(),
+    "llama4": st.builds(Llama4Processor, SIDES, ROWS, max_tiles=st.integers(1, 20)),
+    "llava_next": llava_next(),
+    "mllama": st.builds(MllamaProcessor, SIDES, ROWS, max_tiles=st.integers(1, 8)),
+    "pixtral": st.builds(PixtralProcessor, SIDES, PATCHES, merge=st.integers(1, 3)),
+    "qwen": qwen(),
+    "square": st.builds(SquareProcessor, SIDES, ROWS),
+}
+LENGTHS = st.one_of(st.integers(1, 40), st.integers(1, 1000), st.integers(1, 1 << 20))
+IMAGES = st.one_of(
+    st.tuples(LENGTHS, LENGTHS),
+    st.builds(lambda side, times: (side, side * times), LENGTHS, st.integers(1, MAX_ASPECT)),
+    st.builds(lambda side, times: (side * times, side), LENGTHS, st.integers(1, MAX_ASPECT)),
+)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_no_image_has_more_rows_or_pixels_than_memory_is_planned_for(name, data) -> None:
+    processor = data.draw(PROCESSORS[name])
+    largest, most = processor.largest, processor.most_rows
+    assert 1 <= largest.rows <= most
+    for height, width in data.draw(st.lists(IMAGES, min_size=1, max_size=20)):
+        try:
+            outline = processor.outline(height, width)
+        except RequestError:
+            continue
+        assert 1 <= outline.rows <= most
+        assert len(outline.shape) == len(largest.shape)
+        assert prod(outline.shape) * largest.rows <= prod(largest.shape) * most
+
+
+def every_image(sides: int) -> Iterator[tuple[int, int]]:
+    """Up to so long on the shorter side, as long as may be on the other, either way round."""
+    for short in range(1, sides + 1):
+        for long in range(short, MAX_ASPECT * short + 1):
+            yield short, long
+            yield long, short
+
+
+SMALL: list[ImageProcessor] = [
+    *(QwenVLProcessor(1, 2, 2, least, 53, CLIP) for least in (1, 20, 53)),
+    *(QwenVLProcessor(3, 1, 2, least, 211, CLIP) for least in (1, 100, 211)),
+    *(QwenVLProcessor(2, 2, 2, least, 900, CLIP) for least in (1, 450, 900)),
+    *(Gemma4Processor(1, 2, tokens) for tokens in (1, 7, 12, 53)),
+    *(Idefics3Processor(4, edge, 1) for edge in (1, 3, 4, 5, 11, 12, 13)),
+    *(PixtralProcessor(edge, 3) for edge in (1, 2, 3, 4, 11, 12)),
+    *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
+    LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
+]
+
+
+@pytest.mark.parametrize("processor", SMALL)
+def test_the_largest_image_is_one_that_comes_out_of_the_processor(processor) -> None:
+    """No other has more pixels, and the bound of rows is near."""
+    made = {str(o): o for o in (processor.outline(*size) for size in every_image(12))}
+    largest = processor.largest
+    assert str(largest) in made
+    assert max(outline.rows for outline in made.values()) >= 0.8 * processor.most_rows
+    assert prod(largest.shape) >= 0.9 * max(prod(outline.shape) for outline in made.values())
+
+
+@pytest.mark.parametrize("unit", [28, 32])
+@given(least=st.integers(3136, 200_000), most=st.integers(3136, 1 << 24))
+@settings(deadline=None)
+def test_the_largest_image_of_qwen_nearly_fills_what_is_planned_for_it(unit, least, most) -> None:
+    """So that the first encoding at the start shows whether the memory is there."""
+    least, most = min(least, most), max(least, most)
+    processor = QwenVLProcessor(unit // 2, 2, 2, least, most, CLIP)
+    assert processor.largest.rows >= 0.9 * processor.most_rows
+
+
+def test_qwen_fills_its_area_exactly_where_a_rectangle_does() -> None:
+    """2 << 20 pixels, the bound of files that state none, hold 2,674 squares of 28 pixels."""
+    processor = QwenVLProcessor(14, 2, 2, 56 * 56, 2 << 20, CLIP)
+    assert processor.most_rows == processor.largest.rows == 2674 == 14 * 191
+    assert processor.largest.grid == (14, 191)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 53, 2674, 16_384])
+def test_rectangles_are_as_large_as_their_rows_allow_and_begin_with_the_nearest_square(
+    most: int,
+) -> None:
+    found = list(rectangles(most))
+    assert [rows for rows, _ in found] == list(range(isqrt(most), 0, -1))
+    assert all(rows * columns <= most < rows * (columns + 1) for rows, columns in found)
+    assert found[-1] == (1, most)

@@ -1,0 +1,136 @@
+"""Files of a machine as blobs of a store: shared with the file where that is safe, else copied."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from model_zoo import importing
+from model_zoo.importing import import_file
+from model_zoo.store import Store
+from runtime.errors import SourceError, StoreError
+
+CONTENT = b"some bytes" * 1000
+DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    (tmp_path / "model.gguf").write_bytes(CONTENT)
+    return tmp_path / "model.gguf"
+
+
+@pytest.fixture(autouse=True)
+def no_reflinks(monkeypatch) -> None:
+    """So that the file system of the tests does not matter."""
+    monkeypatch.setattr(importing, "_reflink", lambda path, target: False)
+
+
+def blobs(store: Store) -> list[str]:
+    return sorted(path.name for path in (store.root / "blobs").iterdir())
+
+
+@pytest.mark.parametrize("may_link", [False, True])
+def test_a_file_becomes_the_blob_of_its_digest_and_nothing_else_stays(store, file, may_link):
+    layer = import_file(file, store, may_link=may_link)
+    assert (layer.kind, layer.digest, layer.size) == ("model", DIGEST, len(CONTENT))
+    assert store.blob(DIGEST).read_bytes() == CONTENT
+    assert blobs(store) == [DIGEST.replace(":", "-")]
+    assert store.blob(DIGEST).samefile(file) == may_link
+
+
+def test_a_copy_is_not_changed_with_the_file(store, file):
+    import_file(file, store)
+    file.write_bytes(b"something else")
+    assert store.blob(DIGEST).read_bytes() == CONTENT
+
+
+def test_a_link_to_a_file_is_followed(store, file, tmp_path):
+    """As in the cache of the Hub's own tools."""
+    (tmp_path / "link.gguf").symlink_to(file)
+    import_file(tmp_path / "link.gguf", store, may_link=True)
+    assert not store.blob(DIGEST).is_symlink() and store.blob(DIGEST).samefile(file)
+
+
+def test_a_file_that_is_linked_already_is_not_read_again(store, file):
+    first = import_file(file, store, may_link=True)
+    told = []
+    assert import_file(file, store, may_link=True, progress=told.append) == first
+    assert import_file(store.blob(DIGEST), store, may_link=True, progress=told.append) == first
+    assert told == [] and blobs(store) == [DIGEST.replace(":", "-")]
+
+
+def test_where_no_link_can_be_made_the_file_is_copied(store, file, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    import_file(file, store, may_link=True)
+    assert store.blob(DIGEST).read_bytes() == CONTENT and not store.blob(DIGEST).samefile(file)
+
+
+def test_a_reflink_goes_before_a_hard_link(store, file, monkeypatch):
+    monkeypatch.undo()
+
+    def clone(target, request, source):
+        assert request == 0x40049409  # FICLONE of linux/fs.h
+        os.write(target.fileno(), os.pread(source, len(CONTENT), 0))
+
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    layer = import_file(file, store, may_link=True)
+    assert layer.digest == DIGEST and store.blob(DIGEST).read_bytes() == CONTENT
+    assert not store.blob(DIGEST).samefile(file)
+
+
+def test_a_file_system_without_reflinks_is_no_error(store, file, monkeypatch):
+    monkeypatch.undo()
+
+    def refuse(target, request, source):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    assert import_file(file, store, may_link=True).digest == DIGEST
+
+
+@pytest.mark.parametrize("may_link", [False, True])
+def test_progress_counts_the_files_bytes(store, file, monkeypatch, may_link):
+    monkeypatch.setattr(importing, "_READ_BYTES", 4096)
+    told = []
+    import_file(file, store, may_link=may_link, progress=told.append)
+    assert {step.status for step in told} == {f"{'reading' if may_link else 'copying'} model.gguf"}
+    assert [step.completed for step in told] == [0, 4096, 8192, len(CONTENT)]
+    assert {step.total for step in told} == {len(CONTENT)}
+
+
+@pytest.mark.parametrize("may_link", [False, True])
+def test_a_file_that_changes_meanwhile_makes_no_blob(store, file, may_link):
+    with pytest.raises(SourceError, match="has changed while it was imported"):
+        import_file(file, store, may_link=may_link, progress=lambda step: file.write_bytes(b"x"))
+    assert blobs(store) == []
+
+
+def test_what_cannot_be_kept_leaves_nothing(store, file, tmp_path, monkeypatch):
+    with pytest.raises(StoreError, match=r"nowhere\.gguf: cannot read it"):
+        import_file(tmp_path / "nowhere.gguf", store)
+    full = shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(StoreError, match="10 bytes free"):
+        import_file(file, store)
+    assert blobs(store) == []
+
+
+def test_an_import_that_is_given_up_leaves_nothing(store, file):
+    def give_up(step):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_file(file, store, progress=give_up)
+    assert blobs(store) == []

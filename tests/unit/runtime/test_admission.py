@@ -1,0 +1,236 @@
+"""Who may join the first rank, and whom a rank joins: strangers that guess, replay, reflect, flood
+and hold back, on both ends of the control channel."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+
+import pytest
+
+from runtime import admission, lifeline
+from runtime.errors import EngineDeadError
+from runtime.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, Role
+from runtime.lifeline import Lead, Lifeline, Seat
+from tests.patience import HANG_S, wait_until
+
+HOST = "127.0.0.1"
+ANSWER_BYTES = 4 + NONCE_BYTES + DIGEST_BYTES
+
+
+@pytest.fixture
+def lead() -> Iterator[Lead]:
+    lead = Lead(HOST, 3)
+    yield lead
+    lead.close()
+
+
+@pytest.fixture
+def gathering(lead) -> Iterator[Future[None]]:
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(lead.gather)
+        try:
+            yield future
+        finally:
+            lead.close()
+
+
+def connected(seat: Seat) -> socket.socket:
+    return socket.create_connection((seat.host, seat.port), timeout=HANG_S)
+
+
+def nonce_of(line: socket.socket) -> bytes:
+    return admission.read_exactly(line, NONCE_BYTES)
+
+
+def cut(line: socket.socket) -> bool:
+    """Whether the first rank closes it without another byte."""
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def join(lead: Lead, gathering: Future[None]) -> None:
+    """The genuine ranks join, and there is no other."""
+    with ExitStack() as ending:
+        for seat in lead.seats:
+            ending.enter_context(closing(Lifeline(seat)))
+        gathering.result(HANG_S)
+        assert lead.machines == [HOST] * 3
+        lead.check()
+
+
+def answer(seat: Seat, nonce: bytes, *, purpose: str | None = None, role: Role = "caller") -> bytes:
+    handshake = Handshake(
+        seat.token, purpose or f"rank {seat.rank} of {seat.size}", nonce, bytes(NONCE_BYTES)
+    )
+    return struct.pack("<I", seat.rank) + bytes(NONCE_BYTES) + handshake.proof(role)
+
+
+def old_hello(seat: Seat, nonce: bytes) -> bytes:
+    """As the protocol was before: the token itself."""
+    words = json.dumps({"rank": seat.rank, "token": seat.token}).encode()
+    return struct.pack("<I", len(words)) + words.ljust(ANSWER_BYTES)
+
+
+ATTACKS: dict[str, Callable[[Seat, bytes], bytes]] = {
+    "a guessed token": lambda seat, nonce: answer(replace(seat, token="guess"), nonce),
+    "a rank that is none": lambda seat, nonce: answer(replace(seat, rank=7), nonce),
+    "the first rank": lambda seat, nonce: answer(replace(seat, rank=0), nonce),
+    "another rank's proof": lambda seat, nonce: answer(seat, nonce, purpose="rank 2 of 3"),
+    "another size": lambda seat, nonce: answer(seat, nonce, purpose="rank 1 of 2"),
+    "the other role": lambda seat, nonce: answer(seat, nonce, role="listener"),
+    "a proof for another nonce": lambda seat, nonce: answer(seat, bytes(NONCE_BYTES)),
+    "the challenge, echoed": lambda seat, nonce: b"\1\0\0\0" + nonce + nonce,
+    "the protocol without proofs": old_hello,
+    "noise": lambda seat, nonce: b"\xff" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_stranger_is_cut_and_takes_the_place_of_no_rank(lead, gathering, name) -> None:
+    with connected(lead.seats[0]) as line:
+        line.sendall(ATTACKS[name](lead.seats[0], nonce_of(line)))
+        assert cut(line)
+    join(lead, gathering)
+
+
+def test_the_proof_of_an_earlier_connection_is_refused(lead, gathering) -> None:
+    seat = lead.seats[0]
+    with connected(seat) as first, connected(seat) as second:
+        recorded = answer(seat, nonce_of(first))
+        assert nonce_of(second) not in recorded
+        second.sendall(recorded)
+        assert cut(second)
+    join(lead, gathering)
+
+
+def test_a_rank_joins_once(lead, gathering) -> None:
+    with closing(Lifeline(lead.seats[0])), connected(lead.seats[0]) as line:
+        line.sendall(answer(lead.seats[0], nonce_of(line)))
+        assert cut(line)
+        with closing(Lifeline(lead.seats[1])):
+            gathering.result(HANG_S)
+            lead.check()
+
+
+def test_strangers_that_hold_back_their_proof_delay_no_rank(lead, monkeypatch) -> None:
+    """They came first, and none of them is cut before the ranks have joined."""
+    monkeypatch.setattr(admission, "_HANDSHAKE_S", HANG_S)
+    with ExitStack() as strangers, ThreadPoolExecutor(1) as pool:
+        for count in range(3):
+            line = strangers.enter_context(connected(lead.seats[0]))
+            line.sendall(b"\1" * count)
+        join(lead, pool.submit(lead.gather))
+
+
+def test_a_handshake_that_trickles_is_cut_at_its_deadline(lead, gathering, monkeypatch) -> None:
+    """Each byte arrives in time; the handshake as a whole does not."""
+    monkeypatch.setattr(admission, "_HANDSHAKE_S", 0.3)
+    with connected(lead.seats[0]) as line:
+        nonce_of(line)
+        stop = threading.Event()
+
+        def trickle() -> None:
+            for _ in range(ANSWER_BYTES - 1):
+                if stop.wait(0.15):
+                    return
+                with suppress(OSError):  # it is cut meanwhile
+                    line.sendall(b"\1")
+
+        trickling = threading.Thread(target=trickle)
+        trickling.start()
+        assert cut(line)
+        assert trickling.is_alive()
+        stop.set()
+        trickling.join()
+    monkeypatch.undo()
+    join(lead, gathering)
+
+
+def test_half_open_handshakes_are_few_and_the_oldest_makes_room(lead, monkeypatch) -> None:
+    monkeypatch.setattr(admission, "_HANDSHAKE_S", HANG_S)
+    monkeypatch.setattr(admission, "_MAX_HALF_OPEN", 3)
+    with ExitStack() as strangers, ThreadPoolExecutor(1) as pool:
+        lines = [strangers.enter_context(connected(lead.seats[0])) for _ in range(5)]
+        gathering = pool.submit(lead.gather)
+        for line in lines:
+            nonce_of(line)
+        assert cut(lines[0]) and cut(lines[1])
+        join(lead, gathering)
+
+
+def test_closing_ends_the_wait_for_ranks(lead, gathering) -> None:
+    with connected(lead.seats[0]) as line:
+        nonce_of(line)
+        lead.close()
+        with pytest.raises(EngineDeadError, match="before all others have joined"):
+            gathering.result(HANG_S)
+        assert cut(line)
+
+
+class Impostor:
+    """Has the port of a first rank that has ended; keeps what a rank sends it."""
+
+    def __init__(self, reply: Callable[[socket.socket, bytes], None]) -> None:
+        self._reply = reply
+        self._door = socket.create_server((HOST, 0))
+        self.seat = Seat(1, 2, HOST, self._door.getsockname()[1], "the token of the first rank")
+        self.heard: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                line, _ = self._door.accept()
+            except OSError:
+                return
+            with line:
+                heard = b""
+                try:
+                    line.sendall(bytes(NONCE_BYTES))
+                    heard = admission.read_exactly(line, ANSWER_BYTES)
+                    self._reply(line, heard)
+                    while part := line.recv(4096):
+                        heard += part
+                except (OSError, EOFError):
+                    pass
+                self.heard.append(heard)
+
+    def close(self) -> None:
+        self._door.close()
+
+
+REPLIES: dict[str, Callable[[socket.socket, bytes], None]] = {
+    "its own proof, reflected": lambda line, heard: line.sendall(heard[-DIGEST_BYTES:]),
+    "a guess": lambda line, heard: line.sendall(bytes(DIGEST_BYTES)),
+    "a message instead": lambda line, heard: line.sendall(struct.pack("<I", 100) + b"{" * 100),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_rank_refuses_a_first_rank_that_does_not_know_the_token(name) -> None:
+    with closing(Impostor(REPLIES[name])) as impostor:
+        with pytest.raises(EngineDeadError, match="does not know the token"):
+            Lifeline(impostor.seat)
+        wait_until(lambda: impostor.heard)
+    assert [len(heard) for heard in impostor.heard] == [ANSWER_BYTES]
+    assert impostor.seat.token.encode() not in impostor.heard[0]
+
+
+def test_a_rank_does_not_wait_forever_for_a_first_rank_that_is_silent(monkeypatch) -> None:
+    monkeypatch.setattr(lifeline, "_JOIN_S", 0.3)
+    with (
+        closing(Impostor(lambda line, heard: None)) as impostor,
+        pytest.raises(EngineDeadError, match="does not reach the first one"),
+    ):
+        Lifeline(impostor.seat)
+
+
+def test_the_token_is_not_in_the_representation_of_a_seat(lead) -> None:
+    assert lead.seats[0].token not in repr(lead.seats[0])

@@ -1,0 +1,148 @@
+"""Ranks of one engine: whose memory they share, and how each then plans its own."""
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import team as team_module
+from runtime.assembly import EngineOptions, assemble, compute_part
+from runtime.errors import ConfigurationError
+from runtime.kv.spec import Full, LayerCache
+from runtime.lifeline import Lead, Seat
+from runtime.memory import MemoryPlan
+from runtime.team import Member, Team
+
+HOST = "127.0.0.1"
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+GIB = 1 << 30
+WEIGHTS, FREE = 37 * GIB, 40 * GIB  # free beside the weights
+# Half of a model: 37 GiB of weights, and 128 KiB of keys and values for each token.
+DECODER = SimpleNamespace(
+    causal=True,
+    generates=True,
+    cache_layers=[LayerCache(Full(), 8, 128, 128)] * 32,
+    cache_devices=None,
+    context_length=131_072,
+    vocab_size=1_000,
+    hidden_size=64,
+    weight_bytes=WEIGHTS,
+    activation_bytes=lambda tokens, outputs: GIB,
+)
+OPTIONS = EngineOptions(context_tokens=4096, max_sequences=32, kv_dtype=torch.bfloat16)
+
+
+class Planned(Exception):
+    """Ends an assembly once the memory is planned, before anything is allocated."""
+
+    def __init__(self, memory: MemoryPlan) -> None:
+        self.memory = memory
+
+
+def stop(memory: MemoryPlan, *_: Any) -> None:
+    raise Planned(memory)
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """A function from the memory of each rank to what all ranks learn when they join."""
+
+    def join(device: torch.device, memories: Sequence[str]) -> tuple[Team, list[Member]]:
+        names = {"rank-0": memories[0]}
+        monkeypatch.setattr(
+            team_module, "memory_name", lambda _: names[threading.current_thread().name]
+        )
+        lead = Lead(HOST, len(memories))
+        members: list[Member] = []
+
+        def sit(seat: Seat) -> None:
+            members.append(Member(seat, device))
+
+        threads = []
+        for seat, memory in zip(lead.seats, memories[1:], strict=True):
+            names[f"rank-{seat.rank}"] = memory
+            threads.append(threading.Thread(target=sit, args=(seat,), name=f"rank-{seat.rank}"))
+        found: list[Team | Exception] = []
+
+        def gather() -> None:
+            try:
+                found.append(Team(lead, device))
+            except ConfigurationError as error:
+                found.append(error)
+                lead.close()
+
+        threads.append(threading.Thread(target=gather, name="rank-0"))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lead.close()
+        (team,) = found
+        if isinstance(team, Exception):
+            raise team
+        return team, sorted(members, key=lambda member: member.lifeline.seat.rank)
+
+    class NoGroup:
+        """Instead of a process group, of which a process has one at most."""
+
+        leading = following = staticmethod(lambda line, device: None)
+
+    monkeypatch.setattr(team_module, "ProcessRanks", NoGroup)
+    return join
+
+
+def test_ranks_with_a_gpu_each_share_the_machine_and_no_memory(joined) -> None:
+    team, members = joined(CUDA, ["GPU-a", "GPU-b", "GPU-c"])
+    assert [rank.device_ranks for rank in (team, *members)] == [1, 1, 1]
+    assert [rank.machine_ranks for rank in (team, *members)] == [3, 3, 3]
+
+
+def test_ranks_on_processors_share_their_machines_memory(joined) -> None:
+    team, members = joined(CPU, ["host", "host"])
+    assert [rank.device_ranks for rank in (team, *members)] == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_two_ranks_on_one_gpu_are_refused_by_its_name(joined) -> None:
+    with pytest.raises(ConfigurationError, match=r"Ranks 0 and 2 .* GPU-a .*num_gpus: 1"):
+        joined(CUDA, ["GPU-a", "GPU-b", "GPU-a"])
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_each_rank_with_its_own_gpu_plans_as_one_alone(monkeypatch, size: int) -> None:
+    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: FREE)
+    alone = planned_by_first(device_ranks=1, machine_ranks=1)
+    assert alone.cache_tokens >= OPTIONS.context_tokens
+    assert planned_by_first(device_ranks=1, machine_ranks=size) == alone
+    follower = planned_by_follower(device_ranks=1, machine_ranks=size)
+    assert follower.pages == alone.pages
+
+
+def test_ranks_of_one_memory_divide_it(monkeypatch) -> None:
+    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: 100 * GIB)
+    for planned in (planned_by_first, planned_by_follower):
+        assert planned(device=CPU, device_ranks=2, machine_ranks=2).available_bytes == 50 * GIB
+
+
+def planned_by_first(*, device: torch.device = CUDA, **ranks: int) -> MemoryPlan:
+    team: Any = SimpleNamespace(agree=stop, **ranks)
+    decoder: Any = DECODER
+    with pytest.raises(Planned) as planned:
+        assemble(decoder, lambda token: b"", device=device, options=OPTIONS, team=team)
+    return planned.value.memory
+
+
+def planned_by_follower(*, device: torch.device = CUDA, **ranks: int) -> MemoryPlan:
+    told = {
+        name: getattr(OPTIONS, name) for name in ("context_tokens", "max_sequences", "step_tokens")
+    }
+    told |= {"depth": 2, "kv_dtype": "bfloat16"}
+    lifeline = SimpleNamespace(received_words=lambda: told)
+    member: Any = SimpleNamespace(agree=stop, lifeline=lifeline, **ranks)
+    decoder: Any = DECODER
+    with pytest.raises(Planned) as planned:
+        compute_part(decoder, member, device=device)
+    return planned.value.memory

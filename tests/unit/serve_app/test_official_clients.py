@@ -1,0 +1,162 @@
+"""The official clients against the demo model itself, without Ray: what they may send and ask."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import httpx2
+import ollama
+import openai
+import pytest
+from starlette.applications import Starlette
+
+from serve_app.catalogue import ServedModel
+from serve_app.images import ImageRules
+from serve_app.ingress import ingress_app
+from serve_app.loading import load_replica
+from serve_app.options import Options
+from serve_app.origin import present_origin
+from serve_app.replica import ModelReplica
+from serve_app.settings import ModelSettings
+from serve_app.stream.server import StreamServer
+from tests.patience import HANG_S
+from tests.unit.serve_app.pretend import OneReplica, backend_of
+
+DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
+CONTEXT_TOKENS = 128
+QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
+LONG = "hot and cold " * 200
+# ChatML with a question that may come from a variable, and the names of participants.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.name %}{{ m.name }}: {% endif %}"
+    "{{ question | default(m.content) }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+
+
+@dataclass(frozen=True)
+class Clients:
+    native: ollama.AsyncClient
+    oai: openai.AsyncOpenAI
+    raw: httpx.AsyncClient
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[ModelReplica]:
+    settings = ModelSettings(
+        name="demo", source=str(DEMO), context_tokens=CONTEXT_TOKENS, max_sequences=2
+    )
+    origin = present_origin(settings, {})
+    assert origin is not None
+    replica = load_replica(settings, origin=replace(origin, template=TEMPLATE))
+    yield replica
+    replica.close()
+
+
+@asynccontextmanager
+async def clients(replica: ModelReplica) -> AsyncIterator[Clients]:
+    server = StreamServer(replica.generate)
+    card = replica.describe()
+    directory = OneReplica(await server.start("127.0.0.1"), card)
+    backend = backend_of(directory, ServedModel("demo", Options()), card=card)
+    app = ingress_app(backend, api_keys=None, max_body_bytes=1 << 20, image_rules=ImageRules())
+    try:
+        async with asyncio.timeout(HANG_S):
+            yield _clients_of(app)
+    finally:
+        backend.close()
+        await server.close(drain_s=1.0)
+
+
+def _clients_of(app: Starlette) -> Clients:
+    host, transport = "http://test", httpx.ASGITransport(app)
+    # The client of OpenAI is built on httpx's successor, which has transports of its own.
+    http = openai.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(app))
+    return Clients(
+        ollama.AsyncClient(host, transport=transport),
+        openai.AsyncOpenAI(base_url=f"{host}/v1", api_key="any", http_client=http, max_retries=0),
+        httpx.AsyncClient(base_url=host, transport=transport, timeout=None),
+    )
+
+
+async def said(oai: openai.AsyncOpenAI, **change) -> str:
+    body = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 64, **change}
+    return (await oai.chat.completions.create(**body)).choices[0].message.content
+
+
+async def test_a_num_ctx_above_the_served_context_is_answered_and_what_is_served_is_told(replica):
+    async with clients(replica) as to:
+        options = {"num_ctx": 8192, "temperature": 0}
+        reply = await to.native.chat("demo", QUESTION, options=options)
+        (running,) = (await to.native.ps()).models
+        shown = await to.native.show("demo")
+    assert "cold" in reply.message.content
+    assert running.context_length == CONTEXT_TOKENS
+    assert shown.parameters.split() == ["num_ctx", str(CONTEXT_TOKENS)]
+    assert shown.modelinfo["gemma3.context_length"] > CONTEXT_TOKENS
+
+
+async def test_fields_that_only_some_clients_know_change_nothing(replica):
+    body = {"model": "demo", "messages": QUESTION, "stream": False, "options": {"temperature": 0}}
+    extra = {"num_predict": 1, "temperature": 2, "top_p": 0.1}
+    async with clients(replica) as to:
+        plain = (await to.raw.post("/api/chat", json=body)).json()["message"]
+        given = (await to.raw.post("/api/chat", json=body | extra)).json()["message"]
+        compatible = await said(
+            to.oai, user="u", store=False, metadata={"a": "b"}, extra_body={"keep_alive": "10m"}
+        )
+    assert given == plain
+    assert compatible == plain["content"]
+
+
+@pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1.0}])
+async def test_vllms_filters_leave_the_likeliest_token_alone_to_draw(replica, extra):
+    async with clients(replica) as to:
+        greedy = await said(to.oai)
+        hot = [await said(to.oai, temperature=2, seed=s, extra_body=extra) for s in range(4)]
+        wild = [await said(to.oai, temperature=2, seed=s) for s in range(4)]
+    assert hot == [greedy] * 4
+    assert wild != [greedy] * 4
+
+
+async def test_vllms_repetition_penalty_sees_the_prompt(replica):
+    async with clients(replica) as to:
+        plain = await said(to.oai)
+        penalised = await said(to.oai, extra_body={"repetition_penalty": 100.0})
+    assert "opposite" in plain and "opposite" not in penalised
+
+
+async def test_chat_template_variables_and_names_are_rendered(replica):
+    other = [{"role": "user", "content": "Hello"}]
+    variables = {"chat_template_kwargs": {"question": QUESTION[0]["content"]}}
+    async with clients(replica) as to:
+        plain = await said(to.oai)
+        asked = await said(to.oai, messages=other, extra_body=variables)
+        body = {"model": "demo", "max_tokens": 1}
+        costs = [
+            (await to.oai.chat.completions.create(messages=m, **body)).usage.prompt_tokens
+            for m in (QUESTION, [QUESTION[0] | {"name": "Ann"}])
+        ]
+        with pytest.raises(openai.BadRequestError, match="cannot be set by a request"):
+            await said(to.oai, extra_body={"chat_template_kwargs": {"messages": []}})
+    assert asked == plain
+    assert costs[1] > costs[0]
+
+
+async def test_texts_of_any_length_become_vectors_unless_cutting_is_forbidden(replica):
+    texts = ["hot", "", LONG]
+    async with clients(replica) as to:
+        native = (await to.native.embed("demo", texts)).embeddings
+        reply = await to.oai.embeddings.create(model="demo", input=texts)
+        alone = await to.oai.embeddings.create(model="demo", input="")
+        with pytest.raises(ollama.ResponseError, match="exceeds the context length") as caught:
+            await to.native.embed("demo", texts, truncate=False)
+    assert caught.value.status_code == 400
+    assert len({tuple(vector) for vector in native}) == 3
+    for entry, vector in zip(reply.data, native, strict=True):
+        assert entry.embedding == pytest.approx(vector, abs=1e-5)
+    assert alone.data[0].embedding == pytest.approx(native[1], abs=1e-5)
+    # Two tokens of "hot" and BOS or EOS for nothing at least, and one whole context.
+    assert CONTEXT_TOKENS + 2 <= reply.usage.prompt_tokens <= CONTEXT_TOKENS + 5
