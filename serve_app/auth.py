@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.errors import error_response, route_path
 from serve_app.errors import Refusal
+from serve_app.tenant import set_tenant
 
 OPEN_PATHS = frozenset({"/healthz"})
 
@@ -22,12 +23,15 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not self._known(key.strip().encode()):
+            known = self._found(key.strip().encode()) if scheme.lower() == "bearer" else None
+            if known is None:
                 refusal = Refusal(401, "a valid API key is required: Authorization: Bearer <key>")
                 await error_response(route_path(scope), refusal)(scope, receive, send)
                 return
+            set_tenant(scope, f"key {known + 1}")
         await self._app(scope, receive, send)
 
-    def _known(self, key: bytes) -> bool:
-        """Compares with every key, so that time tells nothing about which one was close."""
-        return sum(hmac.compare_digest(key, known) for known in self._keys) > 0
+    def _found(self, key: bytes) -> int | None:
+        """Index of the key. Compares with every key: the time does not tell which was close."""
+        matches = [hmac.compare_digest(key, known) for known in self._keys]
+        return matches.index(True) if any(matches) else None

@@ -30,6 +30,7 @@ from serve_app.cross_site import (
 )
 from serve_app.images import ImageReader, ImageRules
 from serve_app.on_demand.management import Management
+from serve_app.tenant import TenantByAddress
 
 VERSION = "0.1.0"
 # The release of Ollama whose API is served. Clients ask for a minimum: 0.6.4 (VS Code), 0.13.4
@@ -86,7 +87,9 @@ def _middleware(
     )
     if api_keys is None or allowed_hosts is not None:
         middleware.append(Middleware(RefuseForeignHost, allowed=allowed_hosts or ()))
-    if api_keys is not None:
+    if api_keys is None:
+        middleware.append(Middleware(TenantByAddress))
+    else:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     return [*middleware, Middleware(ServerErrorMiddleware, handler=on_error)]
 

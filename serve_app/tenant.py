@@ -1,0 +1,34 @@
+"""Which tenant a request belongs to: limits, queues and caches are kept apart by tenant."""
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+# Requests that tell nothing of their sender, such as those over a Unix socket, share one tenant.
+UNKNOWN = "unknown"
+
+
+class TenantByAddress:
+    """Middleware for servers without API keys: each client address is a tenant of its own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            set_tenant(scope, client_address(scope))
+        await self._app(scope, receive, send)
+
+
+def client_address(scope: Scope) -> str:
+    """The address of the client of an HTTP scope."""
+    client = scope.get("client")
+    return client[0] if client else UNKNOWN
+
+
+def set_tenant(scope: Scope, tenant: str) -> None:
+    scope.setdefault("state", {})["tenant"] = tenant
+
+
+def tenant_of(request: Request) -> str:
+    """The tenant that a middleware has set: the name of an API key, or a client address."""
+    return request.state.tenant

@@ -1,0 +1,34 @@
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from serve_app.auth import RequireKey
+from serve_app.tenant import UNKNOWN, TenantByAddress, client_address, tenant_of
+
+
+async def tenant(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(tenant_of(request))
+
+
+def test_without_keys_the_tenant_is_the_client_address() -> None:
+    app = Starlette(routes=[Route("/", tenant)], middleware=[Middleware(TenantByAddress)])
+    assert TestClient(app, client=("192.0.2.7", 1234)).get("/").text == "192.0.2.7"
+    assert TestClient(app, client=("192.0.2.8", 1234)).get("/").text == "192.0.2.8"
+
+
+def test_with_keys_each_key_is_a_tenant() -> None:
+    app = Starlette(
+        routes=[Route("/", tenant)], middleware=[Middleware(RequireKey, keys=("one", "two"))]
+    )
+    client = TestClient(app)
+    told = [
+        client.get("/", headers={"authorization": f"Bearer {key}"}).text for key in ("one", "two")
+    ]
+    assert told == ["key 1", "key 2"]
+
+
+def test_a_scope_without_an_address_has_the_shared_tenant() -> None:
+    assert client_address({"type": "http", "client": None}) == UNKNOWN
