@@ -11,11 +11,11 @@ from model_zoo.chat import (
     Message,
     render_unforged,
 )
-from model_zoo.eyes.album import Loan
-from model_zoo.eyes.seeing import Eyes, Seen
 from model_zoo.gguf.header import MetadataValue
-from model_zoo.placement.layout import lay_out
-from model_zoo.placement.tags import tagged
+from model_zoo.multimodal.image_cache import Loan
+from model_zoo.multimodal.image_tags import tagged
+from model_zoo.multimodal.prompt_layout import lay_out
+from model_zoo.multimodal.vision import Eyes, Seen
 from model_zoo.template_choice import template_of
 from model_zoo.tokenizer import Tokenizer
 from runtime.errors import RequestError

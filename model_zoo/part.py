@@ -4,12 +4,11 @@ from pathlib import Path
 
 import torch
 
-from model_zoo.divisible import refuse_indivisible
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import Progress
-from model_zoo.registry import class_for
+from model_zoo.registry import check_divisible, class_for
 from runtime.model import DecoderModel
 from runtime.ranks import Ranks
 
@@ -32,7 +31,7 @@ def load_part(
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
-    refuse_indivisible(metadata, ranks)
+    check_divisible(metadata, ranks)
     scope = TensorScope(
         file,
         device=device,

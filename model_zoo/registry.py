@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,10 +13,7 @@ import torch
 from gguf import LlamaFileType
 
 from model_zoo.chat_model import ChatModel, ModelDescription
-from model_zoo.divisible import refuse_indivisible, refuse_unstageable
-from model_zoo.eyes.loading import PREFIXES, EyeFile, find_eyes, opened
-from model_zoo.eyes.parts import EyeParts
-from model_zoo.families import ARCHITECTURES, EYES
+from model_zoo.families import FAMILIES, TEXT_FAMILIES
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
@@ -23,6 +21,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
+from model_zoo.multimodal.loading import PREFIXES, EyeFile, find_eyes, opened
+from model_zoo.multimodal.spec import EyeParts
 from model_zoo.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
@@ -73,8 +73,8 @@ def load(
     file = (GGUFFile if read else UnreadFile).open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
-    refuse_indivisible(metadata, ranks)
-    source = find_eyes(file, metadata, projector, EYES)
+    check_divisible(metadata, ranks)
+    source = find_eyes(file, metadata, projector)
     if source is not None and source.is_own and not read:
         source = replace(source, file=UnreadFile.open(source.file.path))
     tokenizer, chosen = _language(file, metadata)
@@ -150,13 +150,33 @@ def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderMo
     """The class that runs such a file; UnsupportedModelError when there is none."""
     _refuse_what_is_no_text_model(metadata)
     name = metadata.architecture
-    if name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+    if name not in TEXT_FAMILIES:
+        known = ", ".join(sorted(TEXT_FAMILIES))
         raise UnsupportedModelError(
             f"{metadata.path}: the architecture {name} is not supported; supported are: {known}."
         )
-    module, _, attribute = ARCHITECTURES[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return import_module(TEXT_FAMILIES[name].text).build_decoder
+
+
+def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
+    """UnsupportedModelError where several ranks cannot divide such a model."""
+    if ranks.size > 1:
+        _check_family(
+            metadata,
+            f"models of architecture {{}} cannot be divided among {ranks.size} ranks "
+            "(`parallel.tensor`)",
+        )
+
+
+def _check_family(metadata: Metadata, refusal: str) -> None:
+    """UnsupportedModelError with `refusal`, which has {} for the architecture."""
+    if TEXT_FAMILIES[metadata.architecture].tensor_parallel:
+        return
+    known = sorted(chain.from_iterable(f.architectures for f in FAMILIES if f.tensor_parallel))
+    raise UnsupportedModelError(
+        f"{metadata.path}: {refusal.format(metadata.architecture)}; those that can: "
+        f"{', '.join(known)}."
+    )
 
 
 def _refuse_what_is_no_text_model(metadata: Metadata) -> None:
@@ -206,7 +226,11 @@ class _Recipe:
     def staged(self, stages: Stages | None) -> "_Recipe":
         """The same with layers on several devices; None: all on one."""
         if stages is not None:
-            refuse_unstageable(self.metadata)
+            _check_family(
+                self.metadata,
+                "the layers of architecture {} cannot be placed on several devices "
+                "(`tensor_split`, `num_gpu`)",
+            )
         return replace(self, stages=stages)
 
     def built(

@@ -3,8 +3,8 @@
 import torch
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.eyes.album import Album
 from model_zoo.images.decode import BYTES_PER_PIXEL
+from model_zoo.multimodal.image_cache import Album
 from runtime.errors import ConfigurationError
 from runtime.vision import most_pixels
 from serve_app.preparing import IMAGE_THREADS

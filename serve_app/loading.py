@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.eyes.album import Album
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
+from model_zoo.multimodal.image_cache import Album
 from model_zoo.part import file_digest, load_part
 from model_zoo.registry import load
 from runtime.assembly import EngineOptions, assemble, check_options, compute_part

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from model_zoo.chat import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.eyes.album import Album, Loan
+from model_zoo.multimodal.image_cache import Album, Loan
 from runtime.errors import OverloadedError
 from serve_app.task import Conversation, PromptSource, RawText, TokenIds
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.eyes.album import Album
+from model_zoo.multimodal.image_cache import Album
 from runtime.aio import AsyncEngine, failure
 from runtime.engine import EngineStatistics
 from runtime.errors import PromptTooLongError, RequestError

@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Gemma3ForConditionalGeneration
 
-from model_zoo.architectures.gemma3 import CONVERSION as TEXT
 from model_zoo.conversion.mapping import OLLAMA, Conversion, Rule
 from model_zoo.conversion.transforms import plus_one
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.towers.gemma3 import VISION
+from model_zoo.models.gemma3.checkpoint import CONVERSION as TEXT
+from model_zoo.models.gemma3.vision_checkpoint import VISION
 from tools.demo_model import byte_level_tokenizer, new_model
 
 # The prefix of a module in `transformers` -> the table that converts its tensors.

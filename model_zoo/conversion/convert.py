@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
@@ -23,8 +22,8 @@ from model_zoo.conversion.metadata import metadata_of, projector_metadata, table
 from model_zoo.conversion.plan import Target, plan
 from model_zoo.conversion.quantizers.rows import quantize
 from model_zoo.conversion.recipes import Facts, recipe_named, tensor_type
+from model_zoo.conversion.tables import tables_by_model_type, text_tables, vision_tables
 from model_zoo.conversion.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
-from model_zoo.families import CONVERSIONS, TEXT_PARTS, VISION_CONVERSIONS
 from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]
@@ -125,30 +124,26 @@ def conversion_for(config: Configuration) -> Conversion:
     """The table that serves the checkpoint; UnsupportedModelError names those that there are."""
     _refuse_quantised(config)
     for name in config.architectures:
-        if name in CONVERSIONS:
-            module, _, attribute = CONVERSIONS[name].partition(":")
-            conversion: Conversion = getattr(import_module(module), attribute)
-            assert name in conversion.serves, name
-            return conversion
-    for name in config.architectures:
-        if name in VISION_CONVERSIONS:
-            return _of_text_part(config)
+        if name in text_tables():
+            return text_tables()[name]
+    if any(name in vision_tables() for name in config.architectures):
+        return _of_text_part(config)
     stated = ", ".join(config.architectures) or "none"
     raise UnsupportedModelError(
         f"{config.path}: the architecture ({stated}) cannot be converted; "
-        f"{', '.join(sorted({*CONVERSIONS, *VISION_CONVERSIONS}))} can."
+        f"{', '.join(sorted({*text_tables(), *vision_tables()}))} can."
     )
 
 
 def _of_text_part(config: Configuration) -> Conversion:
     """The table of the text model that a model with eyes was put together from."""
     kind = config.of_part("text_config").get("model_type")
-    if kind not in TEXT_PARTS:
+    table = tables_by_model_type().get(kind)
+    if table is None:
+        known = ", ".join(sorted(tables_by_model_type()))
         raise UnsupportedModelError(
-            f"{config.path}: its text model is of type {kind}; {', '.join(TEXT_PARTS)} are known."
+            f"{config.path}: its text model is of type {kind}; {known} are known."
         )
-    module, _, attribute = CONVERSIONS[TEXT_PARTS[kind]].partition(":")
-    table: Conversion = getattr(import_module(module), attribute)
     drop = (*table.drop, *decoders.OTHER_PARTS, "connector.**", "image_newline")
     return replace(table, roots=("model.text_model.", *table.roots), drop=drop)
 
@@ -157,9 +152,8 @@ def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
     """The table for the part that sees, where the checkpoint has one, and that part's settings."""
     blind = "vision_config" in config.whole and config.whole["vision_config"] is None
     for name in () if blind else config.architectures:
-        if name in VISION_CONVERSIONS:
-            module, _, attribute = VISION_CONVERSIONS[name].partition(":")
-            return getattr(import_module(module), attribute), config.of_part("vision_config")
+        if name in vision_tables():
+            return vision_tables()[name], config.of_part("vision_config")
     return None, config
 
 

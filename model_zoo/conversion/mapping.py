@@ -84,6 +84,7 @@ class Conversion:
     """The whole table of one architecture.
 
     serves: names in the `architectures` of config.json.
+    model_types: values of `model_type` by which multimodal checkpoints name their text model.
     architecture: `general.architecture`, or one for each flavour that has the architecture.
     roots: prefixes of the text model's tensors, of which the first that fits is taken off.
     drop: names (as in rules, `**` for any rest) of tensors that a file does without.
@@ -98,6 +99,7 @@ class Conversion:
     keys: Sequence[Key]
     rules: Sequence[Rule]
     computed: Sequence[Computed] = ()
+    model_types: tuple[str, ...] = ()
     roots: tuple[str, ...] = TEXT_ROOTS
     drop: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model_zoo.families import TEXT_FAMILIES
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import UnsupportedModelError
 
@@ -115,35 +116,17 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 }
 _KNOWN = frozenset(row.expressions for row in _ROWS)
 
-# Converters that do not know a vocabulary write `default`; the architecture then decides.
-_BY_ARCHITECTURE: Mapping[str, str] = {
-    "llama": "llama-bpe",
-    "mllama": "llama-bpe",
-    "llama4": "llama4",
-    "mistral3": "tekken",
-    "gptoss": "gpt-4o",
-    "gpt-oss": "gpt-4o",
-    "qwen2": "qwen2",
-    "qwen2moe": "qwen2",
-    "qwen2vl": "qwen2",
-    "qwen25vl": "qwen2",
-    "qwen3": "qwen2",
-    "qwen3moe": "qwen2",
-    "qwen3vl": "qwen2",
-    "qwen3vlmoe": "qwen2",
-    "qwen35": "qwen35",
-    "qwen35moe": "qwen35",
-    "qwen3next": "qwen2",
-}
-
-
 # Phi 4 and Phi 4 mini have one architecture and different vocabularies.
 _OF_PHI4 = "<|im_sep|>"
 
 
 def architecture_pre_tokenizer(architecture: str) -> str:
-    """The name of the row that this architecture's own vocabulary uses."""
-    return _BY_ARCHITECTURE.get(architecture, "default")
+    """The name of the row for the architecture's own vocabulary.
+
+    It decides for files that state `default`, as converters do that do not know a vocabulary.
+    """
+    family = TEXT_FAMILIES.get(architecture)
+    return "default" if family is None else family.pre_tokenizer
 
 
 def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreTokenizer:

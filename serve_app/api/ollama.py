@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from model_zoo.chat import ImagePart, Message
-from model_zoo.placement.tags import with_images
+from model_zoo.multimodal.image_tags import with_images
 from runtime.errors import RequestError
 from runtime.request import MAX_TOP_LOGPROBS
 from serve_app.api.fields import Body, BodyReader, harmless, unserved

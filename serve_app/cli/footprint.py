@@ -5,11 +5,10 @@ from pathlib import Path
 
 import torch
 
-from model_zoo.eyes.loading import find_eyes
-from model_zoo.families import EYES
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
+from model_zoo.multimodal.loading import find_eyes
 from model_zoo.registry import class_for, token_metadata
 from model_zoo.tokenizer import load_tokenizer
 from runtime.assembly import EngineOptions, foresee
@@ -168,7 +167,7 @@ def _tower(
     facts: ModelFacts, projector: Path | None, w: TensorScope, decoder: DecoderModel
 ) -> VisionTower | None:
     """`w`: of the text model, in whose file it may be."""
-    eyes = find_eyes(facts.file, facts.metadata, projector, EYES)
+    eyes = find_eyes(facts.file, facts.metadata, projector)
     if eyes is None:
         return None
     if eyes.is_own:

@@ -2,7 +2,7 @@
 
 import torch
 
-from model_zoo.eyes.seeing import Eyes
+from model_zoo.multimodal.vision import Eyes
 from runtime.errors import DoesNotFitError
 from runtime.memory import LEFT_FREE, available_bytes
 from runtime.runner import is_lack_of_memory

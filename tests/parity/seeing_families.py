@@ -36,32 +36,30 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from model_zoo.chat import ChatTemplate, ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.eyes.seeing import Eyes
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.images.prepared import ImageProcessor
-from model_zoo.placement import (
-    gemma3,
-    gemma4,
-    idefics3,
-    internvl,
-    llama4,
-    llava,
-    mllama,
-    pixtral,
-    qwen,
-)
-from model_zoo.placement.pieces import Placement
-from model_zoo.processors.clip import ClipProcessor
-from model_zoo.processors.gemma4 import Gemma4Processor as GemmaShape
-from model_zoo.processors.idefics3 import Idefics3Processor as IdeficsTiles
-from model_zoo.processors.internvl import InternVLProcessor as InternTiles
-from model_zoo.processors.llama4 import Llama4Processor as LlamaTiles
-from model_zoo.processors.llava_next import LlavaNextProcessor as LlavaTiles
-from model_zoo.processors.mllama import MllamaProcessor as MllamaTiles
-from model_zoo.processors.pixtral import PixtralProcessor as PixtralShape
-from model_zoo.processors.qwen_vl import QwenVLProcessor
-from model_zoo.processors.square import SquareProcessor
+from model_zoo.models.gemma3 import placeholders as gemma3
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma4 import placeholders as gemma4
+from model_zoo.models.gemma4.image_processor import Gemma4Processor as GemmaShape
+from model_zoo.models.idefics3 import placeholders as idefics3
+from model_zoo.models.idefics3.image_processor import Idefics3Processor as IdeficsTiles
+from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.internvl.image_processor import InternVLProcessor as InternTiles
+from model_zoo.models.llama4 import placeholders as llama4
+from model_zoo.models.llama4.image_processor import Llama4Processor as LlamaTiles
+from model_zoo.models.llava import placeholders as llava
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor as LlavaTiles
+from model_zoo.models.mistral3 import placeholders as pixtral
+from model_zoo.models.mistral3.image_processor import PixtralProcessor as PixtralShape
+from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
+from model_zoo.multimodal import qwen_placeholders as qwen
+from model_zoo.multimodal.placeholders import Placement
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.vision import Eyes
 from model_zoo.tokenizer import Tokenizer
 from tests.vision_prompts import (
     TEMPLATE,

@@ -13,12 +13,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.tiles import best_grid, fitting
-from model_zoo.processors.gemma4 import Gemma4Processor
-from model_zoo.processors.idefics3 import Idefics3Processor
-from model_zoo.processors.internvl import InternVLProcessor
-from model_zoo.processors.llava_next import LlavaNextProcessor
-from model_zoo.processors.pixtral import PixtralProcessor
-from model_zoo.processors.qwen_vl import QwenVLProcessor
+from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.parity.llama4_pixels import original
 
 SMALL = np.zeros((200, 200, 3), np.uint8)

@@ -24,22 +24,24 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from model_zoo.eyes import qwen25vl
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import Filter
-from model_zoo.processors import idefics3
-from model_zoo.processors.clip import ClipProcessor
-from model_zoo.processors.gemma4 import Gemma4Processor
-from model_zoo.processors.idefics3 import Idefics3Processor
-from model_zoo.processors.internvl import InternVLProcessor
-from model_zoo.processors.llama4 import Llama4Processor
-from model_zoo.processors.llava_next import LlavaNextProcessor
-from model_zoo.processors.mllama import MllamaProcessor, aspect_ratio_id, tile_mask
-from model_zoo.processors.pixtral import PixtralProcessor
-from model_zoo.processors.qwen_vl import QwenVLProcessor
-from model_zoo.processors.square import SquareProcessor
-from model_zoo.towers import gemma4, internvl, mllama
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma4 import vision as gemma4
+from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.idefics3 import image_processor as idefics3
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.llama4.image_processor import Llama4Processor
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.mllama import vision as mllama
+from model_zoo.models.mllama.image_processor import MllamaProcessor, aspect_ratio_id, tile_mask
+from model_zoo.models.qwen25vl import multimodal as qwen25vl
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import RequestError
 from runtime.vision import PreparedImage
 from tests.parity.llama4_pixels import llama4_tiles

@@ -122,6 +122,6 @@ def test_each_device_must_have_room(tmp_path) -> None:
 def test_an_architecture_whose_layers_cannot_move_is_refused(tmp_path) -> None:
     write_tiny(tmp_path / "a.gguf", next(iter(test_gemma3n.CONFIGS.values())))
     options = {"device": MAIN, "dtype": torch.float32}
-    with pytest.raises(UnsupportedModelError, match="gemma3n cannot be on several devices"):
+    with pytest.raises(UnsupportedModelError, match="gemma3n cannot be placed on several devices"):
         load(tmp_path / "a.gguf", **options, place=lambda file, outline: staged(4))
     assert load(tmp_path / "a.gguf", **options, place=lambda file, outline: None)

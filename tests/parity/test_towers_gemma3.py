@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Gemma3Config, Gemma3TextConfig, SiglipVisionConfig
 
-from model_zoo.towers.gemma3 import build_tower
+from model_zoo.models.gemma3.vision import build_tower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     FLAVOURS,

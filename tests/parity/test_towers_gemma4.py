@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
-from model_zoo.towers.gemma4 import build_tower
+from model_zoo.models.gemma4.vision import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.vision import LocalEncoder
 from tests.gguf_files import matrices, rewrite

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from transformers import Idefics3Config, PreTrainedConfig, SmolVLMConfig
 
-from model_zoo.eyes.idefics3 import read_processor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.towers import idefics3
+from model_zoo.models.idefics3 import vision as idefics3
+from model_zoo.models.idefics3.multimodal import read_processor
 from runtime.vision import VisionTower
 from tests.parity.towers import (
     Eyes,

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from transformers import InternVLConfig
 
-from model_zoo.eyes.internvl import read_processor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.towers import internvl
+from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.internvl.multimodal import read_processor
 from runtime.vision import VisionTower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (

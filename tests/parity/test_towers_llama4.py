@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import Llama4Config
 
-from model_zoo.towers.llama4 import build_tower
+from model_zoo.models.llama4.vision import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
-from model_zoo.towers.llava import CLIP_LAYERS, FEATURE_KEY, build_tower
+from model_zoo.models.llava.vision import CLIP_LAYERS, FEATURE_KEY, build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (

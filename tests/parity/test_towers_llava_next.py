@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig
 
 from model_zoo.images.tiles import best_canvas
-from model_zoo.towers.llava_next import build_tower
+from model_zoo.models.llava.vision_next import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (

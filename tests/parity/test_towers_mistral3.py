@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from model_zoo.conversion.convert import convert
-from model_zoo.towers.mistral3 import build_tower
+from model_zoo.models.mistral3.vision import build_tower
 from runtime.errors import UnsupportedModelError
 from tests.gguf_files import matrices
 from tests.parity.towers import (

@@ -8,8 +8,8 @@ from transformers import MllamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
 
-from model_zoo.processors.mllama import aspect_ratio_id, tile_mask
-from model_zoo.towers.mllama import build_tower
+from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
+from model_zoo.models.mllama.vision import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.fuzz.pieces import take_apart
 from tests.gguf_files import matrices, rewrite

@@ -8,8 +8,8 @@ from transformers import Qwen2_5_VLConfig
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.processors.qwen_vl import QwenVLProcessor
-from model_zoo.towers import qwen25vl
+from model_zoo.models.qwen25vl import vision as qwen25vl
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import UnsupportedModelError
 from runtime.vision import VisionTower
 from tests.parity.towers import (

@@ -8,8 +8,8 @@ from transformers import Qwen3VLConfig
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
-from model_zoo.processors.qwen_vl import QwenVLProcessor
-from model_zoo.towers import qwen3vl
+from model_zoo.models.qwen3vl import vision as qwen3vl
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.vision import VisionTower
 from tests.parity.towers import (
     FLAVOURS,

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import Gemma3Config, Gemma3TextConfig, SiglipVisionConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.gemma3 import END, PLACE, START
+from model_zoo.models.gemma3.placeholders import END, PLACE, START
 from tests.parity.vision_agreement import (
     CHECKS,
     FLAVOURS,

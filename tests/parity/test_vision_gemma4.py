@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Gemma4Config, Gemma4TextConfig, Gemma4VisionConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.gemma4 import END, PLACE, START, PlanePlacement
+from model_zoo.models.gemma4.placeholders import END, PLACE, START, PlanePlacement
 from tests.parity.gemma4_patches import as_patches
 from tests.parity.test_gemma4 import EXPERTS, KEYS_AS_VALUES, SHARED, SIZES, TURNS
 from tests.parity.vision_agreement import (

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import Idefics3Config, PreTrainedConfig, SmolVLMConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.idefics3 import PLACE, TilePlacement
+from model_zoo.models.idefics3.placeholders import PLACE, TilePlacement
 from tests.parity.vision_agreement import (
     CHECKS,
     Seeing,

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import InternVLConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.internvl import PLACE, InternPlacement
+from model_zoo.models.internvl.placeholders import PLACE, InternPlacement
 from tests.parity.vision_agreement import (
     CHECKS,
     Seeing,

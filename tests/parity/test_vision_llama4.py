@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import Llama4Config
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.llama4 import PLACE, WHOLE, LlamaPlacement
+from model_zoo.models.llama4.placeholders import PLACE, WHOLE, LlamaPlacement
 from tests.parity.vision_agreement import (
     CHECKS,
     FLAVOURS,

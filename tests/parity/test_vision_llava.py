@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.llava import PLACE, LlavaPlacement
+from model_zoo.models.llava.placeholders import PLACE, LlavaPlacement
 from tests.parity.vision_agreement import (
     CHECKS,
     Seeing,

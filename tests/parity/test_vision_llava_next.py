@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaNextConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.llava import PLACE, LlavaPlacement
+from model_zoo.models.llava.placeholders import PLACE, LlavaPlacement
 from tests.parity.test_vision_llava import TEXT, TEXTS
 from tests.parity.vision_agreement import (
     CHECKS,

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import Mistral3Config, MistralConfig, PixtralVisionConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.pixtral import BREAK, END, PLACE
+from model_zoo.models.mistral3.placeholders import BREAK, END, PLACE
 from tests.parity.vision_agreement import (
     CHECKS,
     FLAVOURS,

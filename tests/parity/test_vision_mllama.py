@@ -12,8 +12,8 @@ from transformers.models.mllama.processing_mllama import (
 
 from model_zoo.chat import ImagePart, Message
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.mllama import PLACE
-from model_zoo.processors.mllama import aspect_ratio_id, tile_mask
+from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
+from model_zoo.models.mllama.placeholders import PLACE
 from runtime.errors import RequestError
 from tests.parity.test_towers_mllama import states_before_layers
 from tests.parity.vision_agreement import (

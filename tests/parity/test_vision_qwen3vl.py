@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLMoeConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.placement.qwen import END, PLACE, START
+from model_zoo.multimodal.qwen_placeholders import END, PLACE, START
 from tests.parity.vision_agreement import (
     CHECKS,
     FLAVOURS,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
-from model_zoo.processors.qwen_vl import QwenVLProcessor
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.gguf_files import matrices, rewrite
 from tests.parity import (
     test_towers_gemma3,

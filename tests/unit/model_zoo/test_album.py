@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 import pytest
 import torch
 
-from model_zoo.eyes.album import Album, Loan
+from model_zoo.multimodal.image_cache import Album, Loan
 from runtime.errors import OverloadedError, RequestError
 from runtime.vision import PreparedImage
 

@@ -10,11 +10,11 @@ import torch
 
 from model_zoo.chat import Message
 from model_zoo.chat_model import ChatModel
-from model_zoo.eyes.numbers import read_areas
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.decode import DecodingLimits
-from model_zoo.placement.gemma3 import START
+from model_zoo.models.gemma3.placeholders import START
+from model_zoo.multimodal.image_settings import read_areas
 from model_zoo.registry import load
 from runtime.errors import (
     CaravanError,

@@ -11,7 +11,7 @@ from model_zoo.chat import Message
 from model_zoo.chat_model import ChatModel
 from model_zoo.conversion.convert import convert
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.processors.clip import ClipProcessor
+from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
 from tests.gguf_files import rewrite

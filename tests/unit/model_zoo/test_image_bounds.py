@@ -11,16 +11,16 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.shapes import rectangles
-from model_zoo.processors.clip import ClipProcessor
-from model_zoo.processors.gemma4 import Gemma4Processor
-from model_zoo.processors.idefics3 import Idefics3Processor
-from model_zoo.processors.internvl import InternVLProcessor
-from model_zoo.processors.llama4 import Llama4Processor
-from model_zoo.processors.llava_next import LlavaNextProcessor
-from model_zoo.processors.mllama import MllamaProcessor
-from model_zoo.processors.pixtral import PixtralProcessor
-from model_zoo.processors.qwen_vl import QwenVLProcessor
-from model_zoo.processors.square import SquareProcessor
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.llama4.image_processor import Llama4Processor
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import RequestError
 
 SIDES, PATCHES, ROWS = st.integers(1, 600), st.integers(1, 32), st.integers(1, 64)

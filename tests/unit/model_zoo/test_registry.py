@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from model_zoo.chat import Message
-from model_zoo.families import ARCHITECTURES
 from model_zoo.registry import load
 from runtime.errors import (
     ConfigurationError,
@@ -210,14 +209,16 @@ def test_a_projector_for_a_model_without_eyes_is_refused(tiny) -> None:
         load_here(blind, projector=Path("mmproj.gguf"))
 
 
-def test_every_registered_architecture_can_be_imported_and_none_is_beforehand() -> None:
-    modules = sorted(path.partition(":")[0] for path in ARCHITECTURES.values())
+def test_every_family_can_be_imported_none_is_beforehand_and_none_imports_conversion() -> None:
     program = (
-        "import sys, importlib, model_zoo.registry as r\n"
-        f"assert not any(m in sys.modules for m in {modules!r})\n"
-        "for entry in r.ARCHITECTURES.values():\n"
-        "    module, _, name = entry.partition(':')\n"
-        "    assert callable(getattr(importlib.import_module(module), name))\n"
+        "import sys, importlib, model_zoo.registry\n"
+        "from model_zoo.families import TEXT_FAMILIES, VISION_FAMILIES\n"
+        "assert not any(name.startswith('model_zoo.models.') for name in sys.modules)\n"
+        "for family in TEXT_FAMILIES.values():\n"
+        "    assert callable(importlib.import_module(family.text).build_decoder)\n"
+        "for family in VISION_FAMILIES.values():\n"
+        "    assert callable(importlib.import_module(family.multimodal).build_eyes)\n"
+        "assert not any(name.startswith('model_zoo.conversion') for name in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

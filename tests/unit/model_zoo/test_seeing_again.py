@@ -11,12 +11,12 @@ from PIL import Image
 
 from model_zoo.chat import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.eyes import seeing as module
-from model_zoo.eyes.album import Album
 from model_zoo.images.normalise import CLIP, STANDARD
-from model_zoo.processors.clip import ClipProcessor
-from model_zoo.processors.idefics3 import Idefics3Processor
-from model_zoo.processors.internvl import InternVLProcessor
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.multimodal import vision as module
+from model_zoo.multimodal.image_cache import Album
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
 from tests.pictures import photo
 from tests.unit.model_zoo.test_placement import ONE, TWO, seeing, user

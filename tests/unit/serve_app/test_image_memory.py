@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from model_zoo.chat import ImagePart, Message
-from model_zoo.eyes import seeing as seeing_module
-from model_zoo.eyes.album import Album
+from model_zoo.multimodal import vision as seeing_module
+from model_zoo.multimodal.image_cache import Album
 from runtime.errors import (
     ConfigurationError,
     DoesNotFitError,

@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.chat import ImagePart, Message
 from model_zoo.chat_model import Prompt
-from model_zoo.eyes.album import Album
+from model_zoo.multimodal.image_cache import Album
 from runtime.errors import OverloadedError, RequestError
 from runtime.request import ImageSpan
 from serve_app import preparing

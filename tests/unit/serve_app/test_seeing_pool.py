@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import torch
 
-from model_zoo.eyes.loading import PREFIXES
-from model_zoo.eyes.seeing import Eyes
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.multimodal.loading import PREFIXES
+from model_zoo.multimodal.vision import Eyes
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision import batch_bytes

@@ -1,0 +1,62 @@
+"""Gemma 3: conversion of text model checkpoints to GGUF."""
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+
+
+def _local_base(config: Configuration) -> float:
+    """The base of layers with a window: nested in newer files, beside the other in older ones."""
+    older = config.get("rope_local_base_freq")
+    if older is not None:
+        return float(older)
+    if "sliding_attention" in (config.get("rope_parameters") or {}):
+        return decoders.rope_base(config, "sliding_attention")
+    return 10000.0
+
+
+def _stated_pattern(config: Configuration) -> list[bool] | None:
+    """Which layers have a window, where it is not all but every sixth."""
+    windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
+    usual = [(layer + 1) % 6 != 0 for layer in range(config.layers)]
+    return None if windows == usual else windows
+
+
+CONVERSION = Conversion(
+    serves=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    architecture="gemma3",
+    keys=(
+        *decoders.SIZES,
+        *decoders.HEAD_SIZES,
+        Key("attention.sliding_window", "sliding_window"),
+        Key("attention.sliding_window_pattern", _stated_pattern),
+        Key("rope.freq_base", decoders.rope_base, flavours=(LLAMA_CPP,)),
+        Key("rope.freq_base_swa", _local_base, flavours=(LLAMA_CPP,)),
+        Key("rope.global.freq_base", decoders.rope_base, flavours=(OLLAMA,)),
+        Key("rope.local.freq_base", _local_base, flavours=(OLLAMA,)),
+        *decoders.LINEAR_SCALING,
+        Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS_PLUS_ONE,
+        *decoders.attention(),
+        *decoders.feed_forward(),
+        *decoders.NORMS_PLUS_ONE,
+        *decoders.HEAD_NORMS_PLUS_ONE,
+    ),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    # What the files of the larger models leave to the family's software.
+    defaults={
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+    },
+    check=checks.all_of(checks.only_scalings("linear"), checks.known_query_scale(62)),
+)

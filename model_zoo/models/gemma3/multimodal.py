@@ -1,0 +1,19 @@
+"""Gemma 3's eyes: every image is stretched to one square."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.placeholders import GemmaPlacement
+from model_zoo.models.gemma3.vision import build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = build_tower(w, metadata)
+    side = tower.largest().pixels.shape[-1]
+    normalisation = read_normalisation(metadata, STANDARD)
+    processor = SquareProcessor(side, tower.limits.rows, normalisation=normalisation)
+    return EyeParts(tower, processor, GemmaPlacement(tokenizer))

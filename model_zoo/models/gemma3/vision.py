@@ -1,0 +1,103 @@
+"""Gemma 3's eyes: SigLIP, average pooling and one matrix."""
+
+from functools import partial
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vit import Vit, VitNames
+from runtime.kernels.pointwise import gelu
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, SIDE = 1e-6, 896
+# Rows that a square of patches becomes one of, or how many rows an image has.
+POOLED, ROWS = 4, 256
+LAYER = LayerNames(
+    attn_norm=("ln1", "layer_norm1"),
+    output=("attn_out", "attn_output"),
+    ffn_norm=("ln2", "layer_norm2"),
+    up=("ffn_up", "mlp.fc1"),
+    down=("ffn_down", "mlp.fc2"),
+)
+
+
+NAMES = VitNames(
+    patches=("patch_embd", "patch_embedding"),
+    places=("position_embd", "position_embedding"),
+    post_norm=("post_ln", "post_layernorm"),
+)
+
+
+class GemmaTower:
+    """See runtime.vision.VisionTower. pixels [images, 3, side, side]; the grid is of no use."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._side = sizes.side(SIDE)
+        v = w.scope("vision" if w.has("vision.patch_embedding") else "v")
+        self._vit = Vit(v, sizes, self._side, partial(_layer, sizes=sizes), names=NAMES)
+        self._pooled = _pooled(metadata, self._vit.across)
+        mm = w.scope("mm")
+        norm = known_as(mm, "soft_emb_norm", "mm_soft_emb_norm")
+        self._pooled_norm = mm.rms_norm(norm, sizes.eps, size=sizes.hidden)
+        name = known_as(mm, "input_projection", "mm_input_projection")
+        # Stored as (in, out), which products with blocks do not know.
+        self._projection = mm.table(f"{name}.weight", shape=(sizes.hidden, None)).to(w.dtype)
+        rows, width = (self._vit.across // self._pooled) ** 2, self._projection.shape[1]
+        self.limits = ImageLimits(rows, width, w.dtype, whole=rows)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        result = images * self.limits.rows * (2 * self._sizes.hidden + self.limits.width)
+        return 4 * result + self._vit.nbytes(images)
+
+    def largest(self) -> PreparedImage:
+        pixels = torch.zeros(CHANNELS, self._side, self._side)
+        return PreparedImage(pixels, (1, 1), bytes(16), self.limits.rows)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self._pooled_norm(self._mean(self._vit(pixels))) @ self._projection
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """x [images, patches, hidden] -> [images, rows, hidden], of squares of patches."""
+        size, across = self._pooled, self._vit.across
+        count = across // size
+        plane = x.unflatten(1, (across, across))[:, : size * count, : size * count]
+        parts = plane.unflatten(2, (count, size)).unflatten(1, (count, size))
+        return parts.mean((2, 4)).flatten(1, 2)
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> GemmaTower:
+    """From a file of its own, or from the one that the text model is in."""
+    return GemmaTower(w, metadata)
+
+
+def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+    feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
+    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
+
+
+def _pooled(metadata: Metadata, across: int) -> int:
+    """How many patches side by side become one row: stated, or by how many rows there shall be."""
+    stated = "vision.projector.scale_factor"
+    if metadata.architecture == "clip":
+        size = metadata.get_size(stated, POOLED)
+    else:
+        older = "mm_tokens_per_image"
+        key = older if metadata.has(older) else "mm.tokens_per_image"
+        size = across // max(1, isqrt(metadata.get_size(key, ROWS)))
+    if not 1 <= size <= across:
+        raise metadata.error("vision.image_size", f"has {across} patches across, too few to pool")
+    return size

@@ -1,0 +1,22 @@
+"""Gemma 4's eyes: images keep their shape, and have as many rows as a budget allows."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import UNCHANGED
+from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.gemma4.placeholders import PlanePlacement
+from model_zoo.models.gemma4.vision import build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = build_tower(w, metadata)
+    processor = Gemma4Processor(
+        metadata.require_size("vision.patch_size"),
+        tower.pooled,
+        tower.limits.rows,
+        normalisation=read_normalisation(metadata, UNCHANGED),
+    )
+    return EyeParts(tower, processor, PlanePlacement(tokenizer))

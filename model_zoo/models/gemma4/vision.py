@@ -1,0 +1,128 @@
+"""Gemma 4's eyes: images keep their shape, and squares of rows become one."""
+
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.shapes import rectangles
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.rope import Pairs, Rotation
+from model_zoo.layers.rope_scaling import plain_frequencies
+from model_zoo.layers.vision.clamped import MATRICES, ClampedLinear, SandwichLayer, Seeing
+from model_zoo.layers.vision.encoder import encoder_bytes
+from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, POOLED, BASE, ROWS = 1e-6, 3, 100.0, 280
+POOLED_KEY, AREA_KEY = "vision.projector.scale_factor", "vision.image_max_pixels"
+# The bounds of all matrices in one tensor: of each layer, then of the projection.
+LISTED = "clamp_data"
+PROJECTION = "mm.input_projection"
+
+
+class PlaneTower:
+    """See runtime.vision.VisionTower. pixels [images, 3, height, width] in [0, 1], of whole squares
+    of patches; the grid is of these squares, each of which becomes a row of features."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        sizes.quarters()
+        self._device, self._dtype = w.device, w.dtype
+        self.pooled = metadata.get_size(POOLED_KEY, POOLED, at_most=16)
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd")
+        self._places = _places(v, sizes)
+        self._frequencies = plain_frequencies(sizes.head_dim // 2, BASE).to(w.device)
+        *bounds, last = _listed(v, sizes.layers)
+        self._layers = [
+            SandwichLayer(v.scope("blk", index), sizes, inside)
+            for index, inside in enumerate(bounds)
+        ]
+        self._standard = [
+            v.vector(name, size=sizes.hidden, bare=True, optional=True)
+            for name in ("std_bias", "std_scale")
+        ]
+        shape = (w.shape(PROJECTION) or (1,))[0], sizes.hidden
+        self._projection = ClampedLinear(w, PROJECTION, shape=shape, listed=last.get(PROJECTION))
+        rows = _most_rows(metadata, sizes.patch * self.pooled)
+        if rows * self.pooled > self._places.shape[1]:
+            raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are places for")
+        self.limits = ImageLimits(rows, shape[0], w.dtype, whole=rows)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self.pooled**2
+        edges = rows * (5 * sizes.patch_elements + 5 * sizes.hidden)
+        results = merged * (8 * sizes.hidden + 3 * self.limits.width)
+        return 4 * (edges + results) + encoder_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        rows, columns = grid = max(rectangles(self.limits.rows), key=prod)
+        unit = self.pooled * self._sizes.patch
+        pixels = torch.zeros(CHANNELS, rows * unit, columns * unit)
+        return PreparedImage(pixels, grid, bytes(16), self.limits.rows)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        images, (rows, columns) = len(pixels), (side * self.pooled for side in grid)
+        patches = squares((2 * pixels - 1).to(self._dtype), self._sizes.patch)
+        x = self._embed(patches.flatten(0, 1))
+        down, across = coordinates(rows, columns, device=x.device)
+        places = self._places[0][across] + self._places[1][down]
+        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        seeing = Seeing(images, self._turns(across, images), self._turns(down, images))
+        for layer in self._layers:
+            x = layer(x, seeing)
+        merged = self._merged(x.view(images, rows, columns, -1)).flatten(0, 1).to(self._dtype)
+        normed = RMSNorm(None, self._sizes.eps)(merged)
+        return self._projection(normed).view(images, grid[0] * grid[1], -1)
+
+    def _turns(self, places: Tensor, images: int) -> Rotation:
+        angles = (places[:, None] * self._frequencies).repeat(images, 1)
+        return Rotation(angles.cos(), angles.sin(), Pairs.HALVES)
+
+    def _merged(self, x: Tensor) -> Tensor:
+        """x [images, rows, columns, hidden] -> float32 [images, squares, hidden]: the mean of each
+        square, as long as the norms behind it were made for."""
+        size = self.pooled
+        down, right = x.shape[1] // size, x.shape[2] // size
+        parts = x.unflatten(2, (right, size)).unflatten(1, (down, size))
+        mean = parts.float().mean((2, 4)).flatten(1, 2).mul_(sqrt(self._sizes.hidden))
+        bias, scale = self._standard
+        return mean if bias is None or scale is None else mean.sub_(bias).mul_(scale)
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> PlaneTower:
+    """From a file of its own, or from the one that the text model is in; ears are left alone."""
+    w.scope("a").ignore_all()
+    w.scope("mm", "a").ignore_all()
+    return PlaneTower(w, metadata)
+
+
+def _most_rows(metadata: Metadata, unit: int) -> int:
+    """How many squares of `unit` pixels on a side an image may have."""
+    return max(1, metadata.get_size(AREA_KEY, ROWS * unit**2) // unit**2)
+
+
+def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
+    """float32 [2, places, hidden]: what is added by column, and by row."""
+    name = "position_embd.weight"
+    stored = v.shape(name, whole=True) or (2, 1, sizes.hidden)
+    return v.table(name, shape=(2, stored[-2] if len(stored) == 3 else 1, sizes.hidden))
+
+
+def _listed(v: TensorScope, layers: int) -> list[dict[str, Tensor]]:
+    """Bounds by matrix, of each layer and of the projection, where one tensor has them all."""
+    each = 4 * len(MATRICES)
+    listed = v.table(LISTED, shape=(layers * each + 4,), optional=True)
+    if listed is None:
+        return [{} for _ in range(layers + 1)]
+    *inside, last = listed.split([each] * layers + [4])
+    named = [dict(zip(MATRICES, part.split(4), strict=True)) for part in inside]
+    return [*named, {PROJECTION: last}]

@@ -1,0 +1,123 @@
+"""Gemma 4: conversion of vision checkpoints to GGUF."""
+
+from torch import Tensor
+
+from model_zoo.conversion import checks, towers
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.layers.vision.clamped import BOUNDS
+from model_zoo.layers.vision.sizes import CHANNELS
+from model_zoo.models.gemma4.vision import AREA_KEY, BASE, EPS, POOLED, POOLED_KEY, PROJECTION, ROWS
+from runtime.errors import UnsupportedModelError
+
+
+def _square_patches(config: Configuration, weight: Tensor) -> Tensor:
+    """(hidden, row * column * channel) -> (hidden, channel, row, column)"""
+    side = config.require_size("patch_size")
+    return weight.view(len(weight), side, side, CHANNELS).permute(0, 3, 1, 2)
+
+
+def _as_one(config: Configuration, bound: Tensor) -> Tensor:
+    return bound.reshape(1)
+
+
+def _area(config: Configuration) -> int | None:
+    """Where the processor makes another number of rows than readers take for granted."""
+    rows = int(towers.preprocessing(config).get("max_soft_tokens", ROWS))
+    unit = config.require_size("patch_size") * config.require_size("pooling_kernel_size")
+    return None if rows == ROWS else rows * unit**2
+
+
+def _plain_heads(config: Configuration) -> None:
+    heads = config.require_size("num_attention_heads")
+    alike = config.get("num_key_value_heads", heads) == heads
+    if not alike or config.head_dim * heads != config.require_size("hidden_size"):
+        raise UnsupportedModelError(
+            f"{config.path}: the heads of its vision part share keys, or are not parts of the "
+            "hidden size, of which files of this architecture know nothing."
+        )
+
+
+def _known_direction(config: Configuration) -> None:
+    """Readers tell by the inputs for each layer whether places in an image see each other."""
+    small = bool(config.model.get("hidden_size_per_layer_input"))
+    if (config.model.get("use_bidirectional_attention") == "vision") is small:
+        raise UnsupportedModelError(
+            f'{config.path}: `use_bidirectional_attention` must be "vision" in models without '
+            "inputs for each layer, and in no others; files of this architecture do not say it."
+        )
+
+
+_MODULES = (
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_out"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+)
+
+
+_NORMS = (
+    ("input_layernorm", "ln1"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "attn_post_norm"),
+    ("pre_feedforward_layernorm", "ln2"),
+    ("post_feedforward_layernorm", "ffn_post_norm"),
+)
+
+
+_STORED, _NAMED = "encoder.layers.{n}", "v.blk.{n}"
+
+
+VISION = Conversion(
+    serves=("Gemma4ForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "gemma4"},
+    keys=(
+        *towers.SIZES,
+        Key("vision.num_channels", lambda c: CHANNELS, flavours=(OLLAMA,)),
+        towers.epsilon("rms_norm_eps", OLLAMA),
+        Key(POOLED_KEY, "pooling_kernel_size"),
+        Key(AREA_KEY, _area),
+        *towers.clip("gemma4v", ((0.0,) * 3, (1.0,) * 3), eps="rms_norm_eps"),
+        Key("vision.image_size", lambda c: 224, flavours=(LLAMA_CPP,)),  # readers want some
+    ),
+    rules=(
+        Rule("patch_embedder.input_proj.weight", "v.patch_embd.weight", _square_patches),
+        Rule("patch_embedder.position_embedding_table", "v.position_embd.weight", keep=True),
+        *(
+            Rule(f"{_STORED}.{module}.linear.weight", f"{_NAMED}.{name}.weight")
+            for module, name in _MODULES
+        ),
+        *(
+            Rule(
+                f"{_STORED}.{module}.{bound}",
+                f"{_NAMED}.{name}.{bound}",
+                _as_one,
+                optional=True,
+                keep=True,
+            )
+            for module, name in _MODULES
+            for bound in BOUNDS
+        ),
+        *(Rule(f"{_STORED}.{module}.weight", f"{_NAMED}.{name}.weight") for module, name in _NORMS),
+        Rule("std_bias", "v.std_bias", optional=True, keep=True),
+        Rule("std_scale", "v.std_scale", optional=True, keep=True),
+        Rule("embed_vision.embedding_projection.weight", f"{PROJECTION}.weight"),
+    ),
+    roots=towers.roots("vision_tower"),
+    drop=(*towers.TEXT, "audio_tower.**", "embed_audio.**"),
+    defaults={
+        "pooling_kernel_size": POOLED,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": EPS,
+    },
+    check=checks.all_of(
+        towers.known_setting("hidden_activation", "gelu_pytorch_tanh"),
+        towers.known_rope_base(BASE),
+        _plain_heads,
+        _known_direction,
+    ),
+)

@@ -1,0 +1,71 @@
+"""The open models of OpenAI, gpt-oss."""
+
+from functools import partial
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention, read_sinks
+from model_zoo.layers.block import Block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_chosen
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.kernels.experts import clamped_swiglu
+from runtime.kv.spec import Full, LayerCache, Sliding
+
+# The values of both models, as in GptOssConfig of `transformers`.
+DEFAULT_WINDOW, DEFAULT_HEAD_DIM, DEFAULT_EPS = 128, 64, 1e-5
+DEFAULT_BASE, ORIGINAL_CONTEXT = 150_000.0, 4096
+FULL_EVERY = 2
+BIASED = (
+    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "attn_out", "ffn_gate_inp",
+    "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps",
+)  # fmt: skip
+GATED = partial(clamped_swiglu, limit=7.0, slope=1.702)
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Even layers see a window. Each head may look away, at its sink, and rows choose experts."""
+    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
+    window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
+    rotary = read_rotary(
+        w,
+        metadata,
+        pairs=Pairs.HALVES,
+        key_dim=sizes.key_dim,
+        base=metadata.get_positive("rope.freq_base", DEFAULT_BASE),
+        kind="yarn",
+        original_context=ORIGINAL_CONTEXT,
+        truncate=False,
+    )
+    sliding = sizes.sliding_layers(FULL_EVERY)
+    caches = [sizes.cache(i, window if slides else Full()) for i, slides in enumerate(sliding)]
+    layers = [_layer(w.scope("blk", i), sizes, i, cache, rotary) for i, cache in enumerate(caches)]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
+    """Ollama's first files call the projection and the second norm by names of their own."""
+    output = "attn_out" if w.has("attn_out") else "attn_output"
+    w.need_biases(*BIASED)
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=sizes.heads[index],
+        cache=cache,
+        scale=sizes.key_dim**-0.5,
+        sinks=read_sinks(w, sizes.heads[index]),
+        output=output,
+    )
+    experts = Experts(
+        w,
+        hidden=sizes.hidden,
+        sizes=ExpertSizes.read(sizes.metadata),
+        routing=softmax_of_chosen,
+        gated=GATED,
+        alternating=True,
+    )
+    attn_norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
+    ffn_norm = w.rms_norm("post_attention_norm", sizes.eps, size=sizes.hidden, alt="ffn_norm")
+    return Layer(Block(attn_norm, attention, ffn_norm, experts), cache, rotary)

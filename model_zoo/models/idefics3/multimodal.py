@@ -1,0 +1,37 @@
+"""The eyes of Idefics 3 and SmolVLM: images in tiles, and once as a whole."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.layers.vision.merging import shuffled_rows
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.idefics3.placeholders import TilePlacement
+from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED, build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+EDGE_TILES = 4
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    processor = read_processor(metadata)
+    tower = build_tower(w, metadata, images=processor)
+    return EyeParts(tower, processor, TilePlacement(tokenizer))
+
+
+def read_processor(metadata: Metadata) -> Idefics3Processor:
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    return Idefics3Processor(
+        sizes.side(),
+        _longest_edge(metadata, sizes.side()),
+        shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
+        normalisation=read_normalisation(metadata, STANDARD),
+    )
+
+
+def _longest_edge(metadata: Metadata, side: int) -> int:
+    """Files from before the key was invented mean what the processors of all published checkpoints
+    of the family do: four tiles."""
+    return metadata.get_size(EDGE_KEY, EDGE_TILES * side, at_most=1 << 16)

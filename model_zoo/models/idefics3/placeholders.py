@@ -1,0 +1,58 @@
+"""Idefics 3 and SmolVLM: tile by tile, each told by row and column, and last the whole image."""
+
+from collections.abc import Sequence
+
+from model_zoo.images.tiles import with_whole
+from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.tokenizer import Tokenizer
+
+AROUND, PLACE, WHOLE = "<fake_token_around_image>", "<image>", "<global-img>"
+NAMED_SIDE = 6  # vocabularies have tokens for so many rows and columns
+LINE = "\n"
+
+
+def tile(row: int, column: int) -> str:
+    """Counted from 1."""
+    return f"<row_{row}_col_{column}>"
+
+
+class TilePlacement:
+    """The grid says how many rows and columns of tiles there are; a single one is the whole.
+
+    What names a tile and is no token of the vocabulary is text, as in the reference.
+    """
+
+    marker = spelled = PLACE
+    reserved = (
+        AROUND,
+        PLACE,
+        WHOLE,
+        *(
+            tile(row, column)
+            for row in range(1, NAMED_SIDE + 1)
+            for column in range(1, NAMED_SIDE + 1)
+        ),
+    )
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._around = required_token(tokenizer, AROUND)
+        self._place = required_token(tokenizer, PLACE)
+
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
+        rows, columns = image.grid
+        tiles = rows * columns
+        length = image.rows // with_whole(tiles)
+        if tiles == 1:
+            return *self._shown(WHOLE, length, 0), self._around
+        pieces: list[Piece] = []
+        for row in range(rows):
+            for column in range(columns):
+                first = (row * columns + column) * length
+                pieces += self._shown(tile(row + 1, column + 1), length, first)
+            pieces.append(LINE)
+        return *pieces, LINE, *self._shown(WHOLE, length, tiles * length), self._around
+
+    def _shown(self, name: str, length: int, first_row: int) -> Sequence[Piece]:
+        token = self._tokenizer.id_of(name)
+        return self._around, name if token is None else token, Rows(self._place, length, first_row)

@@ -1,0 +1,69 @@
+"""The eyes of Idefics 3 and SmolVLM: SigLIP on tiles, its rows shuffled into fewer."""
+
+from functools import partial
+
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vit import Vit
+from runtime.kernels.pointwise import gelu
+from runtime.vision import ImageLimits, PreparedImage
+
+EDGE_KEY = "vision.preproc_image_size"
+
+EPS = 1e-6
+# Rows that a square of patches becomes one of.
+SHUFFLED = 2
+
+
+class ShuffledTower:
+    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+
+    Rows of features are those of the tiles, one after the other.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._vit = Vit(w.scope("v"), sizes, sizes.side(), partial(_layer, sizes=sizes))
+        self._shuffled = read_shuffle(metadata, self._vit.across, SHUFFLED)
+        self._wide = sizes.hidden * self._shuffled**2
+        width = (w.shape("mm.model.fc") or (1,))[0]
+        self._projection = w.linear("mm.model.fc", shape=(width, self._wide))
+        self._largest = images.largest
+        self._tiles = -(-images.most_rows // (self._vit.across // self._shuffled) ** 2)
+        self.limits = ImageLimits(images.most_rows, width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        projected = images * self.limits.rows * (3 * self._wide + 2 * self.limits.width)
+        return 4 * projected + self._vit.nbytes(images * self._tiles)
+
+    def largest(self) -> PreparedImage:
+        return blank(self._largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        rows = self._vit(pixels.flatten(0, 1)).contiguous()
+        shuffled = shuffled_planes(rows, self._vit.across, self._shuffled)
+        return self._projection(shuffled.flatten(0, 1)).view(len(pixels), -1, self.limits.width)
+
+
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ShuffledTower:
+    """From a file of its own, for such images."""
+    return ShuffledTower(w, metadata, images)
+
+
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
+    feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu)
+    return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)

@@ -1,0 +1,50 @@
+"""InternVL's eyes: images in tiles, and once as a whole."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import IMAGENET
+from model_zoo.layers.vision.merging import shuffled_rows
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.internvl.placeholders import InternPlacement
+from model_zoo.models.internvl.vision import (
+    EPS,
+    LEAST_TILES_KEY,
+    MOST_TILES,
+    MOST_TILES_KEY,
+    SHUFFLED,
+    build_tower,
+)
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+TILES_LIMIT = 128
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    processor = read_processor(metadata)
+    tower = build_tower(w, metadata, images=processor)
+    return EyeParts(tower, processor, InternPlacement(tokenizer))
+
+
+def read_processor(metadata: Metadata) -> InternVLProcessor:
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    least, most = _tiles(metadata)
+    return InternVLProcessor(
+        sizes.side(),
+        shuffled_rows(metadata, sizes.side() // sizes.patch, SHUFFLED),
+        read_normalisation(metadata, IMAGENET),
+        min_tiles=least,
+        max_tiles=most,
+    )
+
+
+def _tiles(metadata: Metadata) -> tuple[int, int]:
+    """Files from before the keys were invented mean what the family's processors begin with."""
+    least = metadata.get_size(LEAST_TILES_KEY, 1, at_most=TILES_LIMIT)
+    most = metadata.get_size(MOST_TILES_KEY, MOST_TILES, at_most=TILES_LIMIT)
+    if least > most:
+        full = metadata.full_key(MOST_TILES_KEY)
+        raise metadata.error(LEAST_TILES_KEY, f"is {least}, more than `{full}`, {most}")
+    return least, most

@@ -1,0 +1,25 @@
+"""InternVL: the rows of all tiles between a beginning and an end."""
+
+from collections.abc import Sequence
+
+from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.tokenizer import Tokenizer
+
+START, PLACE, END = "<img>", "<IMG_CONTEXT>", "</img>"
+# A place for what is not served, which nobody may write either.
+OTHER = "<video>"
+
+
+class InternPlacement:
+    """The family's templates break the line behind an image."""
+
+    marker, spelled = PLACE, PLACE + "\n"
+    reserved = (START, PLACE, END, OTHER)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._start, self._place, self._end = (
+            required_token(tokenizer, text) for text in (START, PLACE, END)
+        )
+
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
+        return self._start, Rows(self._place, image.rows), self._end

@@ -1,0 +1,92 @@
+"""InternVL's eyes: a vision transformer with scaled layers on tiles, rows shuffled into fewer."""
+
+from functools import partial
+
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+    rms_norms,
+)
+from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vit import Vit
+from runtime.kernels.pointwise import gelu_erf
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, PROJECTOR_EPS = 1e-6, 1e-5
+SHUFFLED = 2
+# Tiles of an image by default; the whole image is one more.
+MOST_TILES = 12
+LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_max_tiles"
+
+
+class ScaledTower:
+    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+
+    Rows of features are those of the tiles, one after the other.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._vit = Vit(
+            w.scope("v"),
+            sizes,
+            sizes.side(),
+            partial(_layer, sizes=sizes),
+            classed=True,
+            post_optional=True,
+        )
+        self._shuffled = read_shuffle(metadata, self._vit.across, SHUFFLED)
+        self._wide = wide = sizes.hidden * self._shuffled**2
+        mm = w.scope("mm", "model", "mlp")
+        self._norm = mm.layer_norm("0", PROJECTOR_EPS, size=wide)
+        width = (mm.shape("3") or (1,))[0]
+        self._first = mm.linear("1", shape=(width, wide))
+        self._second = mm.linear("3", shape=(width, width))
+        self._largest = images.largest
+        self._tiles = -(-images.most_rows // (self._vit.across // self._shuffled) ** 2)
+        self.limits = ImageLimits(images.most_rows, width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        projected = images * self.limits.rows * (5 * self._wide + 5 * self.limits.width)
+        return 4 * projected + self._vit.nbytes(images * self._tiles)
+
+    def largest(self) -> PreparedImage:
+        return blank(self._largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        rows = self._vit(pixels.flatten(0, 1)).contiguous()
+        shuffled = shuffled_planes(rows, self._vit.across, self._shuffled).flatten(0, 1)
+        features = self._second(gelu_erf(self._first(self._norm(shuffled))))
+        return features.view(len(pixels), -1, self.limits.width)
+
+
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ScaledTower:
+    """From a file of its own, for such images."""
+    return ScaledTower(w, metadata, images)
+
+
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
+    """What is added is scaled, each element by its own; the largest towers have norms of roots."""
+    feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu_erf)
+    bias = w.table("ln1.bias", shape=(sizes.hidden,), optional=True)
+    norms = rms_norms(w, sizes) if bias is None else layer_norms(w, sizes)
+    return read_layer(
+        w,
+        sizes,
+        LayerNames(),
+        norms,
+        feed_forward,
+        attn_gate=w.vector("ls1", size=sizes.hidden, optional=True),
+        ffn_gate=w.vector("ls2", size=sizes.hidden, optional=True),
+    )

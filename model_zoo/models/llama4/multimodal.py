@@ -1,0 +1,22 @@
+"""Llama 4's eyes: images in tiles, and once as a whole."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.models.llama4.image_processor import Llama4Processor
+from model_zoo.models.llama4.placeholders import LlamaPlacement
+from model_zoo.models.llama4.vision import build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = build_tower(w, metadata)
+    tiles, _, side, _ = tower.largest().pixels.shape
+    processor = Llama4Processor(
+        side,
+        tower.limits.rows // tiles,
+        normalisation=read_normalisation(metadata, STANDARD),
+    )
+    return EyeParts(tower, processor, LlamaPlacement(tokenizer))

@@ -1,0 +1,30 @@
+"""Llama 4: tile by tile with separators between them, and last the whole image made small."""
+
+from collections.abc import Sequence
+from math import prod
+
+from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.tokenizer import Tokenizer
+
+START, WHOLE, PLACE, END = "<|image_start|>", "<|image|>", "<|patch|>", "<|image_end|>"
+NEXT_COLUMN, NEXT_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"
+
+
+class LlamaPlacement:
+    """The grid says how many rows and columns of tiles there are; a single one is the whole."""
+
+    marker = spelled = WHOLE
+    reserved = (START, WHOLE, PLACE, END, NEXT_COLUMN, NEXT_ROW)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokens = {text: required_token(tokenizer, text) for text in self.reserved}
+
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
+        _, columns = image.grid
+        tiles = 1 if prod(image.grid) == 1 else prod(image.grid) + 1
+        length = image.rows // tiles
+        places = [Rows(self._tokens[PLACE], length, tile * length) for tile in range(tiles)]
+        pieces: list[Piece] = [self._tokens[START]]
+        for tile, part in enumerate(places[:-1], start=1):
+            pieces += (part, self._tokens[NEXT_COLUMN if tile % columns else NEXT_ROW])
+        return *pieces, self._tokens[WHOLE], places[-1], self._tokens[END]

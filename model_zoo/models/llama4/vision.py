@@ -1,0 +1,152 @@
+"""Llama 4's eyes: tiles by themselves, their rows shuffled four into one."""
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.rope import Pairs, Rotation
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
+from model_zoo.layers.vision.attention import View, repeated, whole
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    encoder_bytes,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.merging import check_shuffle, read_shuffle, shuffled_planes
+from model_zoo.layers.vision.names import LayerNames, first_table, known_as
+from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
+from model_zoo.layers.vision.sizes import CHANNELS, MAX_SIDE, VisionSizes
+from runtime.kernels.pointwise import gelu_erf
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, SIDE = 1e-5, 336
+# Rows that a square of patches becomes one of.
+SHUFFLED = 2
+# Tiles of an image, and the whole image as one more.
+MOST_TILES = 16 + 1
+CLASS = ("class_embd", "class_embd.weight", "class_embedding", "class_embedding.weight")
+PLACES = ("position_embd.weight", "positional_embedding_vlm", "positional_embedding_vlm.weight")
+LAYER = LayerNames(
+    attn_norm=("ln1", "attn_norm"),
+    output=("attn_out", "attn_output"),
+    ffn_norm=("ln2", "attn_post_norm", "ffn_norm"),
+    up=("ffn_up", "mlp.fc1"),
+    down=("ffn_down", "mlp.fc2"),
+)
+
+
+class TileTower:
+    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+
+    Rows of features are those of the tiles, one after the other.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = _sizes(metadata)
+        self._side, self._device, self._dtype = sizes.side(SIDE), w.device, w.dtype
+        self._across = self._side // sizes.patch
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd", "patch_embedding")
+        self._class = first_table(v, *CLASS, shape=(sizes.hidden,)).to(w.dtype)
+        places = (self._across**2 + 1, sizes.hidden)
+        self._places = first_table(v, *PLACES, shape=places).to(w.dtype)
+        self._pre_norm, self._post_norm = (
+            v.layer_norm(known_as(v, *names), sizes.eps, size=sizes.hidden)
+            for names in (("pre_ln", "layernorm_pre"), ("post_ln", "layernorm_post"))
+        )
+        self._rotation = _rotation(w, sizes, self._across)
+        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._adapter = Adapter(w, sizes, _shuffled(metadata, self._across))
+        rows = self._adapter.rows(self._across)
+        self.limits = ImageLimits(MOST_TILES * rows, self._adapter.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, rows = self._sizes, images * MOST_TILES * len(self._places)
+        edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
+        projected = images * self.limits.rows * self._adapter.row_elements
+        return 4 * (edges + projected) + encoder_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        pixels = torch.zeros(MOST_TILES, CHANNELS, self._side, self._side)
+        return PreparedImage(pixels, (1, MOST_TILES - 1), bytes(16), self.limits.rows)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._places.shape
+        patches = squares(pixels.flatten(0, 1).to(self._dtype), self._sizes.patch)
+        embedded = self._embed(patches.flatten(0, 1)).view(tiles, rows - 1, hidden)
+        last = self._class.expand(tiles, 1, hidden)
+        x = torch.cat([embedded, last], dim=1).add_(self._places)
+        x = self._pre_norm(x.view(-1, hidden))
+        view = View(tiles, whole(rows), repeated(self._rotation, tiles))
+        for layer in self._layers:
+            x = layer(x, view)
+        x = self._post_norm(x).view(tiles, rows, hidden)[:, :-1].contiguous()
+        return self._adapter(x, self._across).view(pixels.shape[0], -1, self._adapter.width)
+
+
+class Adapter:
+    """Squares of rows become one, then three layers, the first two with a curve."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes, size: int) -> None:
+        self._size, wide = size, sizes.hidden * size**2
+        first = known_as(w, "mm.model.mlp.1", "v.vision_adapter.mlp.fc1")
+        second = known_as(w, "mm.model.mlp.2", "v.vision_adapter.mlp.fc2")
+        last = known_as(w, "mm.model.fc", "mm.linear_1")
+        inner, outer = ((w.shape(name) or (1,))[0] for name in (first, second))
+        self.width = (w.shape(last) or (1,))[0]
+        self._first = w.linear(first, shape=(inner, wide))
+        self._second = w.linear(second, shape=(outer, inner))
+        self._last = w.linear(last, shape=(self.width, outer))
+        self.row_elements = 3 * wide + 4 * inner + 4 * outer + 2 * self.width
+
+    def rows(self, across: int) -> int:
+        return (across // self._size) ** 2
+
+    def __call__(self, x: Tensor, across: int) -> Tensor:
+        """x [tiles, across * across, hidden] -> [tiles * rows, width]."""
+        merged = shuffled_planes(x, across, self._size).flatten(0, 1)
+        return self._last(gelu_erf(self._second(gelu_erf(self._first(merged)))))
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> TileTower:
+    """From a file of its own, or from the one that the text model is in."""
+    return TileTower(w, metadata)
+
+
+def _sizes(metadata: Metadata) -> VisionSizes:
+    """The flavours state the norms' eps under different keys."""
+    if metadata.architecture == "clip":
+        return VisionSizes.read(metadata, eps=EPS)
+    return VisionSizes.read(metadata, eps=EPS, eps_key="vision.layer_norm_epsilon")
+
+
+def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+    feed_forward = read_feed_forward(w, sizes, LAYER, gelu_erf)
+    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
+
+
+def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:
+    """Of the patches of a tile, by column and by row from 1; the class does not turn."""
+    sizes.quarters()
+    base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
+    frequencies = plain_frequencies(sizes.head_dim // 2, base)
+    down, right = coordinates(across, across, device=frequencies.device)
+    still = torch.zeros(1, dtype=torch.int64)
+    rotary = PlaneRotary(frequencies, frequencies, Pairs.INTERLEAVED)
+    return rotary(torch.cat([right + 1, still]), torch.cat([down + 1, still])).to(w.device)
+
+
+def _shuffled(metadata: Metadata, across: int) -> int:
+    """How many patches side by side become one row."""
+    if metadata.architecture == "clip":
+        return read_shuffle(metadata, across, SHUFFLED)
+    ratio = metadata.get_positive("vision.pixel_shuffle_ratio", 1 / SHUFFLED)
+    size = round(min(1 / ratio, MAX_SIDE))
+    check_shuffle(metadata, across, size)
+    return size

@@ -1,0 +1,50 @@
+"""LLaVA's eyes: every image becomes one square, since 1.6 with tiles beside."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import CLIP
+from model_zoo.models.llava import vision_next as llava_next
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.llava.placeholders import LlavaPlacement
+from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+from runtime.errors import UnsupportedModelError
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    if llava_next.has_tiles(metadata):
+        return _with_tiles(w, metadata, tokenizer)
+    tower = build_tower(w, metadata)
+    processor = ClipProcessor(
+        tower.largest().pixels.shape[-1],
+        tower.limits.rows,
+        whole=_keeps_whole(metadata),
+        normalisation=read_normalisation(metadata, CLIP),
+    )
+    return EyeParts(tower, processor, LlavaPlacement(tokenizer))
+
+
+def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = llava_next.build_tower(w, metadata)
+    processor = LlavaNextProcessor(
+        tower.largest().pixels.shape[-1],
+        tower.across,
+        tower.canvases,
+        normalisation=read_normalisation(metadata, CLIP),
+    )
+    return EyeParts(tower, processor, LlavaPlacement(tokenizer))
+
+
+def _keeps_whole(metadata: Metadata) -> bool:
+    """Whether an image is padded to a square. Files that do not say are made of the checkpoints of
+    LLaVA's authors, whose software pads."""
+    stated = metadata.get(ASPECT_KEY, str, PADDED)
+    if stated not in (PADDED, MIDDLE):
+        raise UnsupportedModelError(
+            f"{metadata.path}: `{metadata.full_key(ASPECT_KEY)}` is {stated[:80]}, a LLaVA other "
+            f"than 1.5 and without tiles; {PADDED} and {MIDDLE} are served."
+        )
+    return stated == PADDED

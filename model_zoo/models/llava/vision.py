@@ -1,0 +1,119 @@
+"""LLaVA's eyes: CLIP without its last layer, and two layers of a projector."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vit import Vit, VitNames
+from runtime.errors import UnsupportedModelError
+from runtime.kernels.pointwise import gelu, gelu_erf, gelu_quick
+from runtime.vision import ImageLimits, PreparedImage
+
+# How an image becomes a square: amid more of the mean colour, or by its middle alone.
+ASPECT_KEY = "vision.image_aspect_ratio"
+PADDED, MIDDLE = "pad", "square"
+
+EPS = 1e-5
+# Which layer's output is projected, counted from 1.
+FEATURE_KEY = "vision.feature_layer"
+# Of the large model of CLIP, that of every LLaVA.
+CLIP_LAYERS = 24
+
+
+class ProjectedClip:
+    """Squares of pixels become rows of features, `across` of them along each side."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        if w.has("mm.3"):
+            raise UnsupportedModelError(
+                f"{metadata.path}: is a projector with norms, which is not served."
+            )
+        stored = VisionSizes.read(metadata, eps=EPS)
+        self._sizes = sizes = replace(stored, layers=_computed_layers(metadata, stored.layers))
+        self.side = sizes.side()
+        v = w.scope("v")
+        for layer in range(sizes.layers, stored.layers):
+            v.scope("blk", layer).ignore_all()
+        self._vit = Vit(
+            v,
+            sizes,
+            self.side,
+            partial(_layer, sizes=sizes),
+            names=VitNames(pre_norm=("pre_ln",)),
+            classed=True,
+            post_optional=True,
+        )
+        self.across = self._vit.across
+        self.width = (w.shape("mm.2") or (1,))[0]
+        self._first = w.linear("mm.0", shape=(self.width, sizes.hidden))
+        self._second = w.linear("mm.2", shape=(self.width, self.width))
+
+    def nbytes(self, squares: int) -> int:
+        """Bounds what so many take, the result included."""
+        rows = squares * self.across**2
+        return 4 * rows * (2 * self._sizes.hidden + 5 * self.width) + self._vit.nbytes(squares)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """pixels [squares, 3, side, side] -> [squares, across * across, width]"""
+        rows = self._vit(pixels).flatten(0, 1)
+        return self._second(gelu_erf(self._first(rows))).view(len(pixels), -1, self.width)
+
+
+class LlavaTower:
+    """See runtime.vision.VisionTower. pixels [images, 3, side, side]; the grid is of no use."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._clip = clip = ProjectedClip(w, metadata)
+        self.limits = ImageLimits(clip.across**2, clip.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        return self._clip.nbytes(images)
+
+    def largest(self) -> PreparedImage:
+        pixels = torch.zeros(CHANNELS, self._clip.side, self._clip.side)
+        return PreparedImage(pixels, (1, 1), bytes(16), self.limits.rows)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self._clip(pixels)
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> LlavaTower:
+    """From a file of its own."""
+    return LlavaTower(w, metadata)
+
+
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
+    """CLIP's curve is the coarsest approximation; other encoders say that theirs is finer."""
+    curve = gelu if sizes.metadata.get("use_gelu", bool, False) else gelu_quick
+    feed_forward = read_feed_forward(w, sizes, LayerNames(), curve)
+    return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)
+
+
+def _computed_layers(metadata: Metadata, stored: int) -> int:
+    """As the file says. Where it is silent, it has the layers up to the one that is projected, as
+    older converters left it, or all, as newer ones do: then that is the last but one."""
+    listed = metadata.get_array(FEATURE_KEY, int)
+    if listed is None:
+        return stored - (stored == CLIP_LAYERS)
+    if len(listed) != 1:
+        raise UnsupportedModelError(
+            f"{metadata.path}: takes features from the layers {list(listed)[:8]}, not from a "
+            "single one, which is not served."
+        )
+    if not 1 <= listed[0] <= stored:
+        raise metadata.error(FEATURE_KEY, f"is {listed[0]}, of {stored} layers")
+    return listed[0]

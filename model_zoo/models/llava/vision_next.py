@@ -1,0 +1,114 @@
+"""The eyes of LLaVA 1.6: CLIP on the whole image and on tiles, whose padding is left out."""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
+from model_zoo.layers.vision.sizes import CHANNELS
+from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
+from runtime.errors import UnsupportedModelError
+from runtime.vision import ImageLimits, PreparedImage
+
+CANVASES_KEY, MERGE_KEY = "vision.image_grid_pinpoints", "vision.mm_patch_merge_type"
+TILED, MERGED = "anyres", "spatial_unpad"
+MOST_CANVASES, MOST_TILES = 128, 64
+
+
+class CanvasTower:
+    """See runtime.vision.VisionTower. pixels [images, 1 + tiles, 3, side, side], the whole image
+    first; `grid`: height and width of the image before it became these.
+
+    Features: those of the whole, then those of the canvas that the tiles make, line by line as far
+    as the image lies on it, each line with a row behind it that is the same for all.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._clip = clip = ProjectedClip(w, metadata)
+        self.canvases = read_canvases(metadata, clip.side)
+        self._line_end = w.table("model.image_newline", shape=(clip.width,)).to(w.dtype)
+        # A canvas with fewer tiles may have more rows: each line of features has one behind it.
+        self._largest = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
+        rows = max(self._rows(canvas) for canvas in self.canvases)
+        self.limits = ImageLimits(rows, clip.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    @property
+    def across(self) -> int:
+        """Rows of features along a side of a tile."""
+        return self._clip.across
+
+    def activation_bytes(self, images: int) -> int:
+        squares = images * (1 + prod(self._grid(self._largest)))
+        ordered = squares * self.across**2 + 2 * images * self.limits.rows
+        return 4 * ordered * self.limits.width + self._clip.nbytes(squares)
+
+    def largest(self) -> PreparedImage:
+        squares, side = 1 + prod(self._grid(self._largest)), self._clip.side
+        pixels = torch.zeros(squares, CHANNELS, side, side)
+        return PreparedImage(pixels, self._largest, bytes(16), self._rows(self._largest))
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        images, across, width = len(pixels), self.across, self.limits.width
+        squares = self._clip(pixels.flatten(0, 1)).view(images, -1, across**2, width)
+        down, right = self._grid(best_canvas(*grid, self.canvases))
+        tiles = squares[:, 1:].view(images, down, right, across, across, width)
+        canvas = tiles.transpose(2, 3).reshape(images, down * across, right * across, width)
+        lines = self._image_on(canvas, grid)
+        ends = self._line_end.expand(images, lines.shape[1], 1, width)
+        return torch.cat([squares[:, 0], torch.cat([lines, ends], 2).flatten(1, 2)], 1)
+
+    def _image_on(self, canvas: Tensor, size: Size) -> Tensor:
+        """canvas [images, lines, columns, width] -> the part in its middle where the image is"""
+        full = canvas.shape[1], canvas.shape[2]
+        lines, columns = unpadded(*size, full)
+        top, left = (full[0] - lines) // 2, (full[1] - columns) // 2
+        return canvas[:, top : top + lines, left : left + columns]
+
+    def _grid(self, canvas: Size) -> Grid:
+        return canvas_grid(canvas, self._clip.side)
+
+    def _rows(self, canvas: Size) -> int:
+        """Of an image that fills it."""
+        return canvas_rows(canvas, self._grid(canvas), self.across)
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> CanvasTower:
+    """From a file of its own, which says that it has tiles."""
+    return CanvasTower(w, metadata)
+
+
+def has_tiles(metadata: Metadata) -> bool:
+    """Whether a file is for this tower and not for that of LLaVA 1.5."""
+    return metadata.has(CANVASES_KEY)
+
+
+def read_canvases(metadata: Metadata, side: int) -> tuple[Size, ...]:
+    """(height, width) of each, in whole tiles; UnsupportedModelError for what is merged otherwise.
+
+    They are in the order of the checkpoint's settings, where the height stands first.
+    """
+    for key, known in ((ASPECT_KEY, TILED), (MERGE_KEY, MERGED)):
+        stated = metadata.get(key, str, known)
+        if stated != known:
+            raise UnsupportedModelError(
+                f"{metadata.path}: `{metadata.full_key(key)}` is {stated[:80]}; of projectors with "
+                f"tiles, those with {known} are served."
+            )
+    sides = metadata.require_array(CANVASES_KEY, int)
+    if not 2 <= len(sides) <= 2 * MOST_CANVASES or len(sides) % 2:
+        raise metadata.error(CANVASES_KEY, f"has {len(sides):,} numbers, not pairs of sides")
+    canvases = tuple(zip(sides[::2], sides[1::2], strict=True))
+    for high, wide in canvases:
+        in_tiles = min(high, wide) >= side and not high % side and not wide % side
+        if not in_tiles or high * wide > MOST_TILES * side**2:
+            raise metadata.error(
+                CANVASES_KEY,
+                f"names {high:,} x {wide:,}; canvases are of up to {MOST_TILES} whole tiles of "
+                f"{side}",
+            )
+    return canvases

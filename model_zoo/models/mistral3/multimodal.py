@@ -1,0 +1,24 @@
+"""The eyes of Mistral Small 3.1 and of Pixtral: images keep their shape."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import CLIP
+from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.mistral3.placeholders import PixtralPlacement
+from model_zoo.models.mistral3.vision import SIDE, build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = build_tower(w, metadata)
+    rows, _ = tower.largest().grid
+    patch = metadata.require_size("vision.patch_size")
+    processor = PixtralProcessor(
+        metadata.get_size("vision.longest_edge", metadata.get_size("vision.image_size", SIDE)),
+        patch,
+        tower.largest().pixels.shape[-1] // (rows * patch),
+        normalisation=read_normalisation(metadata, CLIP),
+    )
+    return EyeParts(tower, processor, PixtralPlacement(tokenizer))

@@ -1,0 +1,150 @@
+"""The eyes of Mistral Small 3.1 and of Pixtral: pictures of any shape, merged two by two."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.rope import Pairs
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
+from model_zoo.layers.vision.attention import View, repeated, whole
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    encoder_bytes,
+    read_gated,
+    read_layer,
+    rms_norms,
+)
+from model_zoo.layers.vision.merging import merged_planes
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
+from model_zoo.layers.vision.sizes import CHANNELS, MAX_SIDE, VisionSizes
+from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, SIDE, MERGED = 1e-5, 1540, 2
+PROJECTOR_EPS = "vision.projector.layer_norm_epsilon"
+LAYER = LayerNames(
+    attn_norm=("ln1", "attn_norm"), output=("attn_out", "attn_output"), ffn_norm=("ln2", "ffn_norm")
+)
+
+
+class PixtralTower:
+    """See runtime.vision.VisionTower. pixels [images, 3, height, width], multiples of a merged
+    patch; rows go over the picture line by line."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._device, self._dtype = w.device, w.dtype
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd", "patch_conv")
+        norm = known_as(v, "pre_ln", "encoder_norm")
+        self._norm = v.rms_norm(norm, sizes.eps, size=sizes.hidden)
+        self._rotary = _rotary(w, sizes)
+        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._merge = _merge(metadata)
+        self._projector = PatchMerger(w.scope("mm"), sizes, self._merge)
+        v.table("token_embd.img_break", shape=(None,), optional=True)  # the text model has it, too
+        step = sizes.patch * self._merge
+        edge = metadata.get_size("vision.longest_edge", sizes.side(SIDE), at_most=MAX_SIDE)
+        self._most = -(-edge // step)
+        width = self._projector.width
+        self.limits = ImageLimits(self._most**2, width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, rows = self._sizes, images * self.limits.rows * self._merge**2
+        edges = rows * (2 * sizes.patch_elements + 3 * sizes.hidden)
+        projected = images * self.limits.rows * self._projector.row_elements
+        return 4 * (edges + projected) + encoder_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        side = self._most * self._merge * self._sizes.patch
+        grid = (self._most, self._most)
+        return PreparedImage(torch.zeros(CHANNELS, side, side), grid, bytes(16), self.limits.rows)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        images, rows, columns = len(pixels), *(s // self._sizes.patch for s in pixels.shape[2:])
+        patches = squares(pixels.to(self._dtype), self._sizes.patch)
+        x = self._norm(self._embed(patches.flatten(0, 1)))
+        rotation = repeated(self._rotary(*coordinates(rows, columns, device=x.device)), images)
+        view = View(images, whole(rows * columns), rotation)
+        for layer in self._layers:
+            x = layer(x, view)
+        return self._projector(x.view(images, rows * columns, -1), rows, columns)
+
+
+class PatchMerger:
+    """Squares of rows become one, then two layers; without a norm and a matrix to merge by, each
+    row is projected by itself. `row_elements`: that a merged row needs at once."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes, size: int) -> None:
+        self._size = size
+        norm = known_as(w, "input_norm", "norm")
+        merging = known_as(w, "patch_merger", "patch_merger.merging_layer")
+        shape = (sizes.hidden, sizes.hidden * size**2)
+        alone = size == 1 and not w.has(merging)
+        eps = _projector_eps(sizes)
+        self._norm = None if alone else w.rms_norm(norm, eps, size=sizes.hidden)
+        self._merging = None if alone else w.linear(merging, shape=shape)
+        first, second = known_as(w, "1", "linear_1"), known_as(w, "2", "linear_2")
+        self.width = (w.shape(first) or (1,))[0]
+        self._first = w.linear(first, shape=(self.width, sizes.hidden))
+        self._second = w.linear(second, shape=(self.width, self.width))
+        self.row_elements = 3 * sizes.hidden * size**2 + 2 * sizes.hidden + 4 * self.width
+
+    def __call__(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        """x [images, rows * columns, hidden] -> [images, merged rows, width]."""
+        if self._norm is not None:
+            x = self._norm(x)
+        if self._merging is not None:
+            x = merged_planes(x, rows, columns, self._size)
+        flat = x.flatten(0, 1)
+        if self._merging is not None:
+            flat = self._merging(flat)
+        return self._second(gelu_erf(self._first(flat))).view(len(x), -1, self.width)
+
+
+def build_tower(w: TensorScope, metadata: Metadata) -> PixtralTower:
+    """From a file of its own, or from the one that the text model is in."""
+    return PixtralTower(w, metadata)
+
+
+def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+    gated = read_gated(w, sizes, _gate(sizes.metadata))
+    return read_layer(w, sizes, LAYER, rms_norms(w, sizes), gated)
+
+
+def _rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
+    """Frequencies of a whole head, in turn for rows and for columns.
+
+    In llama.cpp's files the rows of queries and keys lie in interleaved pairs.
+    """
+    sizes.quarters()
+    base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
+    frequencies = plain_frequencies(sizes.head_dim, base).to(w.device)
+    pairs = Pairs.INTERLEAVED if sizes.metadata.architecture == "clip" else Pairs.HALVES
+    return PlaneRotary(frequencies[0::2], frequencies[1::2], pairs)
+
+
+def _gate(metadata: Metadata) -> Callable[[Tensor, Tensor], Tensor]:
+    if metadata.architecture != "clip" or metadata.get("use_silu", bool, False):
+        return silu_mul
+    return gelu_erf_mul if metadata.get("use_gelu", bool, False) else gelu_quick_mul
+
+
+def _merge(metadata: Metadata) -> int:
+    """Pixtral's first files do not merge."""
+    if metadata.architecture == "clip":
+        return metadata.get_size("vision.spatial_merge_size", 1, at_most=16)
+    return metadata.get_size("spatial_merge_size", MERGED, at_most=16)
+
+
+def _projector_eps(sizes: VisionSizes) -> float:
+    """That of the text model, which only a file with both parts states."""
+    of_text = sizes.metadata.get_positive("attention.layer_norm_rms_epsilon", sizes.eps)
+    return sizes.metadata.get_positive(PROJECTOR_EPS, of_text)

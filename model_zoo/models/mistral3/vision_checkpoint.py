@@ -1,0 +1,130 @@
+"""Mistral 3 and Ministral 3: conversion of vision checkpoints to GGUF."""
+
+from torch import Tensor
+
+from model_zoo.conversion import checks, towers
+from model_zoo.conversion.configuration import Configuration, optional_json
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.conversion.transforms import interleaved
+from model_zoo.layers.rope_scaling import DEFAULT_BASE
+from model_zoo.models.mistral3.vision import EPS, MERGED, PROJECTOR_EPS
+from runtime.errors import UnsupportedModelError
+
+BREAK = "[IMG_BREAK]"
+
+
+def _unlike_eps(config: Configuration) -> float | None:
+    """What the projector's norm has, where it differs from the other norms."""
+    eps = float(config.model.get("rms_norm_eps", 1e-6))
+    return None if eps == EPS else eps
+
+
+def _merging(config: Configuration) -> int:
+    return int(config.model.get("spatial_merge_size", MERGED))
+
+
+def _break_token(config: Configuration) -> int | None:
+    """The token after each row of a picture but the last."""
+    added = optional_json(config.path.parent / "tokenizer.json").get("added_tokens") or ()
+    return next((token["id"] for token in added if token["content"] == BREAK), None)
+
+
+def _break_row(config: Configuration, embedding: Tensor) -> Tensor:
+    row = _break_token(config)
+    assert row is not None
+    return embedding[row]
+
+
+def _usual_layer(config: Configuration) -> None:
+    if config.model.get("vision_feature_layer", -1) not in (-1, [-1]):
+        raise UnsupportedModelError(
+            f"{config.path}: takes features from the layer "
+            f"{config.model.get('vision_feature_layer')}, where files mean the last."
+        )
+
+
+_MODULES = (
+    ("attention_norm", "ln1", "attn_norm", None),
+    ("attention.q_proj", "attn_q", "attn_q", interleaved("num_attention_heads")),
+    ("attention.k_proj", "attn_k", "attn_k", interleaved("num_attention_heads")),
+    ("attention.v_proj", "attn_v", "attn_v", None),
+    ("attention.o_proj", "attn_out", "attn_output", None),
+    ("ffn_norm", "ln2", "ffn_norm", None),
+    ("feed_forward.gate_proj", "ffn_gate", "ffn_gate", None),
+    ("feed_forward.up_proj", "ffn_up", "ffn_up", None),
+    ("feed_forward.down_proj", "ffn_down", "ffn_down", None),
+)
+
+
+_PROJECTOR = (
+    ("norm", "input_norm", "norm"),
+    ("patch_merger.merging_layer", "patch_merger", "patch_merger.merging_layer"),
+    ("linear_1", "1", "linear_1"),
+    ("linear_2", "2", "linear_2"),
+)
+
+
+VISION = Conversion(
+    serves=("Mistral3ForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "mistral3"},
+    keys=(
+        *towers.SIZES,
+        towers.IMAGE_SIZE,
+        Key("vision.attention.key_length", lambda c: c.head_dim, flavours=(OLLAMA,)),
+        Key("vision.num_channels", "num_channels", flavours=(OLLAMA,)),
+        Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
+        towers.epsilon(EPS, OLLAMA),
+        Key("spatial_merge_size", _merging, flavours=(OLLAMA,)),
+        *towers.clip("pixtral", towers.CLIP, eps=EPS),
+        Key("vision.spatial_merge_size", _merging, flavours=(LLAMA_CPP,)),
+        Key(PROJECTOR_EPS, _unlike_eps, flavours=(LLAMA_CPP,)),
+        Key("use_silu", lambda c: c.get("hidden_act") == "silu", flavours=(LLAMA_CPP,)),
+        Key("use_gelu", lambda c: c.get("hidden_act") == "gelu", flavours=(LLAMA_CPP,)),
+    ),
+    rules=(
+        *towers.both("patch_conv.weight", "v.patch_embd.weight", "v.patch_conv.weight"),
+        *towers.both("ln_pre.weight", "v.pre_ln.weight", "v.encoder_norm.weight"),
+        *(
+            Rule(
+                f"transformer.layers.{{n}}.{module}.weight",
+                f"v.blk.{{n}}.{name}.weight",
+                turned if flavour == LLAMA_CPP else None,
+                flavours=(flavour,),
+            )
+            for module, llama_cpp, ollama, turned in _MODULES
+            for flavour, name in ((LLAMA_CPP, llama_cpp), (OLLAMA, ollama))
+        ),
+        *(
+            rule
+            for module, llama_cpp, ollama in _PROJECTOR
+            for rule in towers.both(
+                f"multi_modal_projector.{module}.*", f"mm.{llama_cpp}.*", f"mm.{ollama}.*"
+            )
+        ),
+        # Readers of llama.cpp's files put it between the rows of a picture by themselves.
+        *(
+            Rule(
+                f"{root}embed_tokens.weight",
+                "v.token_embd.img_break",
+                _break_row,
+                optional=True,
+                only=lambda c, _: _break_token(c) is not None,
+                keep=True,
+                flavours=(LLAMA_CPP,),
+            )
+            for root in ("language_model.", "language_model.model.")
+        ),
+    ),
+    roots=towers.roots("vision_tower"),
+    drop=towers.TEXT,
+    defaults={"num_channels": 3, "hidden_act": "gelu"},
+    check=checks.all_of(
+        towers.known_setting("hidden_act", "silu", "gelu"),
+        towers.known_setting("num_channels", 3),
+        _usual_layer,
+    ),
+    checks={
+        LLAMA_CPP: towers.known_rope_base(DEFAULT_BASE),
+        OLLAMA: towers.known_setting("hidden_act", "silu"),
+    },
+)

@@ -1,0 +1,23 @@
+"""Llama 3.2 Vision's eyes: images in tiles, always as many slots for them."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import CLIP
+from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.models.mllama.placeholders import MllamaPlacement
+from model_zoo.models.mllama.vision import build_tower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    tower = build_tower(w, metadata)
+    slots, _, side, _ = tower.largest().pixels.shape
+    processor = MllamaProcessor(
+        side,
+        tower.limits.rows // slots,
+        slots,
+        normalisation=read_normalisation(metadata, CLIP),
+    )
+    return EyeParts(tower, processor, MllamaPlacement(tokenizer, slots))

@@ -1,0 +1,151 @@
+"""Llama 3.2 Vision: the text part, which attends to images from the side."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.dividing import divided_heads
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.step import Step
+from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kv.spec import Cross, Full, LayerCache
+
+# Of one sequence; each takes memory of its own, and the model was trained with one.
+MOST_IMAGES = 4
+PATCH = 14
+# The values of both models, as in MllamaTextConfig of `transformers`.
+EPS, DEFAULT_BASE = 1e-5, 500_000.0
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """As llama, but for the layers that attend to images; the head has fewer rows than tokens."""
+    sizes = Sizes.read(metadata, eps=EPS)
+    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
+    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
+    cross = set(metadata.require_array("attention.cross_attention_layers", int))
+    rows = _rows_of_an_image(metadata)
+    layers = [
+        _cross_layer(w.scope("blk", index), sizes, index, rows)
+        if index in cross
+        else _self_layer(w.scope("blk", index), sizes, index, rotary)
+        for index in range(sizes.layers)
+    ]
+    head_rows = metadata.require_size("vocab_size")
+    # Keys and values of one image at a time, beside its features in the decoder's own type.
+    stored = 4 * max(layer.cache.page_elements(1) for layer in layers) + sizes.hidden
+    return Decoder(w, sizes, layers, head_rows=head_rows, image_elements=rows * stored)
+
+
+def _rows_of_an_image(metadata: Metadata) -> int:
+    """Patches of all tiles and a row more for each; none where the file sees no images."""
+    if not metadata.has("vision.image_size"):
+        return 0
+    side = metadata.require_size("vision.image_size") // metadata.get_size(
+        "vision.patch_size", PATCH
+    )
+    return metadata.get_size("vision.max_num_tiles", 4) * (side * side + 1)
+
+
+def _self_layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+    cache = sizes.cache(index, Full())
+    attention = SelfAttention(
+        w,
+        hidden=sizes.hidden,
+        heads=sizes.heads[index],
+        cache=cache,
+        scale=sizes.key_dim**-0.5,
+    )
+    return Layer(read_block(w, sizes, attention, _feed_forward(w, sizes, index)), cache, rotary)
+
+
+def _cross_layer(w: TensorScope, sizes: Sizes, index: int, rows: int) -> Layer:
+    cache = sizes.cache(index, Cross(MOST_IMAGES, rows, lead_in=True))
+    return Layer(CrossBlock(w, sizes, index, cache), cache)
+
+
+def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> GatedFeedForward:
+    return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+
+
+class CrossBlock:
+    """Attention to rows of images and a feed-forward, each added as far as its gate is open.
+
+    Where no row sees an image it does nothing. As in `transformers`, text before the first image
+    attends to all of them and skips the feed-forward.
+    """
+
+    def __init__(self, w: TensorScope, sizes: Sizes, index: int, cache: LayerCache) -> None:
+        hidden, heads = sizes.hidden, sizes.heads[index]
+        keys, values = cache.kv_heads * cache.key_dim, cache.kv_heads * cache.value_dim
+        split = divided_heads(w, heads, cache, query="cross_attn_q_proj")
+        queries = split.heads.times(cache.key_dim)
+        attended = split.heads.times(cache.value_dim)
+        self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
+        self._scale = cache.key_dim**-0.5
+        self._attn_norm = w.rms_norm("attn_norm", sizes.eps, size=hidden)
+        shape = heads * cache.key_dim, hidden
+        self._query = w.linear("cross_attn_q_proj", shape=shape, outs=queries)
+        key_rows = split.kv_heads.times(cache.key_dim)
+        value_rows = split.kv_heads.times(cache.value_dim)
+        self._key = w.linear("cross_attn_k_proj", shape=(keys, hidden), outs=key_rows)
+        self._value = w.linear("cross_attn_v_proj", shape=(values, hidden), outs=value_rows)
+        shape = hidden, heads * cache.value_dim
+        self._output = w.merging_linear("cross_attn_o_proj", shape=shape, ins=attended)
+        self._q_norm = _head_norm(w, "cross_attn_q_norm", sizes)
+        self._k_norm = _head_norm(w, "cross_attn_k_norm", sizes)
+        self._ffn_norm = w.rms_norm("ffn_norm", sizes.eps, size=hidden)
+        self._feed_forward = _feed_forward(w, sizes, index)
+        self._attn_gate = _gate(w, "cross_attn_attn_gate")
+        self._mlp_gate = _gate(w, "cross_attn_mlp_gate")
+        attention = 4 * (queries.count + attended.count) + self._output.row_elements
+        self.row_elements = max(attention, self._feed_forward.row_elements)
+        largest = hidden * max(queries.count, keys, values, attended.count)
+        self.matrix_elements = max(largest, self._feed_forward.matrix_elements)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        self._store(step)
+        if step.plan.sees_nothing:
+            return step.kept(x)
+        queries = self._q_norm(self._query(self._attn_norm(x)).unflatten(1, (self._heads, -1)))
+        seen = paged_attention(queries, step.pages, step.plan, scale=self._scale).flatten(1)
+        attended = self._output(step.kept(seen)).mul_(self._attn_gate.to(x.dtype))
+        x = attended.add_(step.kept(x))
+        assert step.plan.after_image is not None
+        fed = step.kept(step.plan.after_image).unsqueeze(1) * self._mlp_gate
+        return self._feed_forward(self._ffn_norm(x)).mul_(fed.to(x.dtype)).add_(x)
+
+    def _store(self, step: Step) -> None:
+        """Keys and values of the images that begin in this step, one after the other."""
+        kv_heads, plan = self._kv_heads, step.plan
+        for features, write in zip(step.batch.cross_features, plan.image_writes, strict=True):
+            keys = self._k_norm(self._key(features).unflatten(1, (kv_heads, -1)))
+            values = self._value(features).unflatten(1, (kv_heads, -1))
+            cells = replace(plan, write_cell=plan.write_cell[write.begin : write.end])
+            write_cache(keys, values, step.pages, cells)
+
+
+def _head_norm(w: TensorScope, name: str, sizes: Sizes) -> RMSNorm:
+    """Files have the rows of q and k in interleaved pairs, but the weights of their norms not."""
+    if sizes.key_dim % 2:
+        raise sizes.metadata.error(
+            "attention.key_length", f"is {sizes.key_dim:,}; heads of pairs need an even one"
+        )
+    norm = w.rms_norm(name, sizes.eps, size=sizes.key_dim)
+    assert norm.weight is not None
+    return RMSNorm(norm.weight.view(2, -1).t().flatten(), norm.eps)
+
+
+def _gate(w: TensorScope, name: str) -> Tensor:
+    """[1] float32, between -1 and 1."""
+    return torch.tanh(w.vector(name, size=1, bare=True))

@@ -1,0 +1,42 @@
+"""Nomic's text encoder: BERT with rotary positions and a gated feed-forward."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.encoder import Encoder
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.stack import Layer
+from runtime.kv.spec import Full
+
+# As in NomicBertConfig of `transformers`. Nomic's settings call the base
+# `rotary_emb_base`, Ollama's converter reads `rope_theta` and omits the key; its loader has the
+# same default.
+DEFAULT_EPS, DEFAULT_BASE = 1e-12, 1000.0
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
+    eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
+    sizes = Sizes.read(metadata, eps=eps)
+    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
+    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Encoder(w, sizes, layers, places=False)
+
+
+def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+    w.need_biases("attn_output_norm", "layer_output_norm")
+    cache = sizes.cache(index, Full())
+    attention = SelfAttention(
+        w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5
+    )
+    block = PostNormBlock(
+        attention,
+        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
+        GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index]),
+        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
+    )
+    return Layer(block, cache, rotary)

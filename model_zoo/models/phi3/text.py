@@ -1,0 +1,53 @@
+"""Phi 3, 3.5 and 4."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import Block, read_block
+from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Pairs
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.sizes import Sizes
+from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
+
+# The window of Phi-3-mini-4k and Phi-3-medium-4k, by layers and context length. llama.cpp's first
+# converters omitted the key; its loader had the same default for them.
+WINDOW, WINDOWED_LAYERS, WINDOWED_CONTEXT = 2047, (32, 40), 4096
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Queries, keys and values are one tensor, gate and up another; all layers see a window, or
+    none does."""
+    sizes = Sizes.read(metadata)
+    original = metadata.get("rope.scaling.original_context_length", int, sizes.context_length)
+    rotary = read_rotary(
+        w,
+        metadata,
+        pairs=Pairs.HALVES,
+        key_dim=sizes.key_dim,
+        kind="longrope" if original < sizes.context_length else None,
+    )
+    window = metadata.get("attention.sliding_window", int, _usual_window(sizes))
+    kind: CacheKind = Sliding(window) if window > 0 else Full()
+    layers = []
+    for index in range(sizes.layers):
+        cache = sizes.cache(index, kind)
+        layers.append(Layer(_block(w.scope("blk", index), sizes, index, cache), cache, rotary))
+    return Decoder(w, sizes, layers)
+
+
+def _usual_window(sizes: Sizes) -> int:
+    """The window of files without the key; 0 for none, as in models with longer contexts."""
+    windowed = sizes.layers in WINDOWED_LAYERS and sizes.context_length == WINDOWED_CONTEXT
+    return WINDOW if windowed else 0
+
+
+def _block(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache) -> Block:
+    attention = SelfAttention(
+        w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5
+    )
+    feed_forward = GatedFeedForward(
+        w, hidden=sizes.hidden, size=sizes.feed_forward[index], whole="ffn_up"
+    )
+    return read_block(w, sizes, attention, feed_forward)

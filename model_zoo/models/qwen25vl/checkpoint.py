@@ -1,0 +1,30 @@
+"""Qwen2.5-VL: conversion of text model checkpoints to GGUF."""
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.models.qwen25vl.text import SECTIONS
+
+
+def _sections(config: Configuration) -> list[int]:
+    return [int(count) for count in config.rope().get("mrope_section", SECTIONS)]
+
+
+CONVERSION = Conversion(
+    serves=("Qwen2_5_VLForConditionalGeneration",),
+    architecture={LLAMA_CPP: "qwen2vl", OLLAMA: "qwen25vl"},
+    keys=(
+        *decoders.KEYS,
+        *decoders.YARN_SCALING,
+        Key("rope.dimension_sections", lambda c: [*_sections(c), 0], flavours=(LLAMA_CPP,)),
+        Key("rope.mrope_section", _sections, flavours=(OLLAMA,)),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        *decoders.feed_forward(),
+        *decoders.PRE_NORMS,
+    ),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    check=checks.all_of(checks.only_scalings("yarn", "mrope"), checks.no_windows),
+)

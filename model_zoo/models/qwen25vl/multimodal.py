@@ -1,0 +1,42 @@
+"""Qwen2.5-VL's eyes: images keep their shape, and their area is bounded."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import CLIP
+from model_zoo.layers.vision.sizes import MAX_MERGED, MAX_PATCH
+from model_zoo.models.qwen25vl.vision import FRAMES, MERGED, build_tower
+from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.qwen_placeholders import QwenPlacement
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+PATCH = 14
+# Of files that state no bounds, which are most: neither llama.cpp's nor Ollama's converter writes
+# them. The least is that of every checkpoint and of `Qwen2VLImageProcessor` in transformers. As to
+# the most, the programs differ: 12,845,056 in the checkpoints (16,384 rows, more than the context
+# that most configurations serve), 1,003,520 in transformers where a checkpoint is silent, 4,096
+# rows (3,211,264) in llama.cpp's clip.cpp, 1,003,520 and later 2 << 20 in Ollama's
+# process_image.go. The last leaves room for text in a context of 4,096 tokens.
+LEAST_PIXELS, MOST_PIXELS = 56 * 56, 2 << 20
+CLIP_KEYS = "vision.image_min_pixels", "vision.image_max_pixels"
+OLLAMA_KEYS = "vision.min_pixels", "vision.max_pixels"
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    processor = read_processor(metadata)
+    tower = build_tower(w, metadata, images=processor)
+    return EyeParts(tower, processor, QwenPlacement(tokenizer))
+
+
+def read_processor(metadata: Metadata) -> QwenVLProcessor:
+    keys = CLIP_KEYS if metadata.architecture == "clip" else OLLAMA_KEYS
+    least, most = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
+    return QwenVLProcessor(
+        patch=metadata.get_size("vision.patch_size", PATCH, at_most=MAX_PATCH),
+        merge=metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED),
+        frames=FRAMES,
+        min_pixels=least,
+        max_pixels=most,
+        normalisation=read_normalisation(metadata, CLIP),
+    )

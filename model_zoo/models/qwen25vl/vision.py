@@ -1,0 +1,125 @@
+"""Qwen2.5-VL's eyes: pictures of any shape, most layers seeing windows of them."""
+
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.layers.vision.attention import View, repeated, whole
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    encoder_bytes,
+    read_gated,
+    read_layer,
+    rms_norms,
+)
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.patches import frame_embedding
+from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.windows import windows
+from runtime.kernels.pointwise import gelu_erf, silu_mul
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, MERGED, WINDOW, FRAMES = 1e-6, 2, 112, 2
+FULL_LAYERS = (7, 15, 23, 31)
+FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
+OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
+
+
+class QwenTower:
+    """See runtime.vision.VisionTower. pixels [images, patches, channels * frames * side * side].
+
+    Patches that are merged follow each other, and these squares follow each other line by line, in
+    a rectangle as `grid` says.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(
+            metadata, eps=EPS, layers=32, hidden=1280, heads=16, patch=14
+        )
+        self._device, self._dtype = w.device, w.dtype
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        v = w.scope("v")
+        names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
+        self._embed = frame_embedding(v, sizes, *names)
+        self._frames = len(names)
+        self._rotary = halves_rotary(w, sizes)
+        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._full = _full_layers(metadata, sizes.layers)
+        window = metadata.get_size("vision.window_size", WINDOW)
+        self._window = max(1, window // self._merge // sizes.patch)
+        self._merger = Merger(w, sizes, self._merge**2)
+        self._largest = images.largest
+        self.limits = ImageLimits(images.most_rows, self._merger.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self._merge**2
+        edges = rows * (3 * self._frames * sizes.patch_elements + 4 * sizes.hidden)
+        return 4 * (edges + merged * self._merger.row_elements) + encoder_bytes(
+            self._device, sizes, self._layers, rows
+        )
+
+    def largest(self) -> PreparedImage:
+        return blank(self._largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        images, (rows, columns), each = len(pixels), grid, self._merge**2
+        arrangement = windows(rows, columns, self._window, each=each, device=pixels.device)
+        squares = pixels.to(self._dtype).unflatten(1, (rows * columns, each))
+        x = self._embed(arrangement.arranged(squares).flatten(0, 2))
+        places = coordinates(
+            rows * self._merge, columns * self._merge, block=self._merge, device=x.device
+        )
+        across, down = (
+            arrangement.arranged(place.view(1, rows * columns, each)).flatten() for place in places
+        )
+        rotation = repeated(self._rotary(across, down), images)
+        near = View(images, arrangement.sights, rotation)
+        far = View(images, whole(rows * columns * each), rotation)
+        for index, layer in enumerate(self._layers):
+            x = layer(x, far if index in self._full else near)
+        return arrangement.restored(self._merger(x).view(images, rows * columns, -1))
+
+
+class Merger:
+    """Each row normed, `each` of them side by side, then two layers."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
+        self._wide = wide = sizes.hidden * each
+        norm = known_as(w, "v.post_ln", "v.merger.ln_q")
+        self._norm = w.rms_norm(norm, sizes.eps, size=sizes.hidden)
+        first = known_as(w, "mm.0", "v.merger.mlp.0")
+        second = known_as(w, "mm.2", "v.merger.mlp.2")
+        self.width = (w.shape(second) or (1,))[0]
+        self._first = w.linear(first, shape=(wide, wide))
+        self._second = w.linear(second, shape=(self.width, wide))
+        self.row_elements = 5 * wide + 4 * self.width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] -> [rows / each, width]."""
+        merged = self._norm(x).view(-1, self._wide)
+        return self._second(gelu_erf(self._first(merged)))
+
+
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> QwenTower:
+    """From a file of its own, or from the one that the text model is in; for such images."""
+    return QwenTower(w, metadata, images)
+
+
+def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+    return read_layer(w, sizes, LayerNames(), rms_norms(w, sizes), read_gated(w, sizes, silu_mul))
+
+
+def _full_layers(metadata: Metadata, layers: int) -> frozenset[int]:
+    """Which layers see the whole picture: listed, or every so many-th, or all."""
+    if metadata.architecture != "clip":
+        listed = metadata.get_array("vision.fullatt_block_indexes", int)
+        return frozenset(FULL_LAYERS if listed is None else listed)
+    every = metadata.get("vision.n_wa_pattern", int, 0)
+    if every <= 0:
+        return frozenset(range(layers))
+    return frozenset(range(every - 1, layers, every))

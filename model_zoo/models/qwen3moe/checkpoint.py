@@ -1,0 +1,39 @@
+"""Qwen 3 MoE: conversion of text model checkpoints to GGUF."""
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import Conversion, Key
+from runtime.errors import UnsupportedModelError
+
+
+def _experts_everywhere(config: Configuration) -> None:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError(
+            f"{config.path}: has layers without experts, which this architecture's files "
+            "cannot tell."
+        )
+
+
+CONVERSION = Conversion(
+    serves=("Qwen3MoeForCausalLM",),
+    model_types=("qwen3_moe",),
+    architecture="qwen3moe",
+    keys=(
+        *decoders.KEYS,
+        *decoders.YARN_SCALING,
+        *decoders.EXPERT_COUNTS,
+        Key("expert_feed_forward_length", "moe_intermediate_size"),
+        Key("expert_weights_norm", "norm_topk_prob", of=bool),
+        Key("norm_top_k_prob", "norm_topk_prob", of=bool),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        *decoders.experts(),
+        *decoders.PRE_NORMS,
+        *decoders.HEAD_NORMS,
+    ),
+    drop=decoders.BUFFERS,
+    defaults={"norm_topk_prob": False},
+    check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows, _experts_everywhere),
+)

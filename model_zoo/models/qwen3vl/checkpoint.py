@@ -1,0 +1,98 @@
+"""Qwen3-VL: conversion of text model checkpoints to GGUF."""
+
+from torch import Tensor
+
+from model_zoo.conversion import checks, decoders
+from model_zoo.conversion.configuration import Configuration
+from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
+from model_zoo.conversion.transforms import (
+    first_half,
+    second_half,
+    transposed,
+)
+from model_zoo.models.qwen3vl.text import SECTIONS
+from runtime.errors import UnsupportedModelError
+
+
+def _sections(config: Configuration) -> list[int]:
+    return [int(count) for count in config.rope().get("mrope_section", SECTIONS)]
+
+
+def _deep_layers(config: Configuration) -> int:
+    """How many layers get features from layers of the tower before its last."""
+    return len((config.whole.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
+
+
+def _experts_everywhere(config: Configuration) -> None:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError(
+            f"{config.path}: has layers without experts, which this architecture's files "
+            "cannot tell."
+        )
+
+
+def _experts(name: str, target: str, size: str, half: Transform | None = None) -> Rule:
+    """The gate's rows stand before those of up; `size`: of the inputs.
+
+    The authors' checkpoints have inputs before outputs, those that newer software saves not.
+    """
+
+    def turned(config: Configuration, matrix: Tensor) -> Tensor:
+        inward = matrix.shape[1] != config.require_size(size)
+        rows = transposed(config, matrix) if inward else matrix
+        return rows if half is None else half(config, rows)
+
+    source = f"layers.{{n}}.mlp.experts.{name}"
+    return Rule(source, f"blk.{{n}}.{target}.weight", turned, each=True)
+
+
+_KEYS = (
+    *decoders.KEYS,
+    *decoders.YARN_SCALING,
+    Key("rope.dimension_sections", lambda c: [*_sections(c), 0], flavours=(LLAMA_CPP,)),
+    Key("n_deepstack_layers", _deep_layers, flavours=(LLAMA_CPP,)),
+    Key("mrope_sections", _sections, flavours=(OLLAMA,)),
+)
+
+
+_RULES = (
+    *decoders.EMBEDDINGS,
+    *decoders.attention(),
+    *decoders.PRE_NORMS,
+    *decoders.HEAD_NORMS,
+)
+
+
+CONVERSION = Conversion(
+    serves=("Qwen3VLForConditionalGeneration",),
+    architecture="qwen3vl",
+    keys=_KEYS,
+    rules=(*_RULES, *decoders.feed_forward()),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    check=checks.all_of(checks.only_scalings("yarn", "mrope"), checks.no_windows),
+)
+
+
+WITH_EXPERTS = Conversion(
+    serves=("Qwen3VLMoeForConditionalGeneration",),
+    architecture="qwen3vlmoe",
+    keys=(
+        *_KEYS,
+        *decoders.EXPERT_COUNTS,
+        Key("expert_feed_forward_length", "moe_intermediate_size"),
+        Key("expert_weights_norm", "norm_topk_prob", of=bool),
+        Key("norm_top_k_prob", "norm_topk_prob", of=bool),
+    ),
+    rules=(
+        *_RULES,
+        Rule("layers.{n}.mlp.gate.weight", "blk.{n}.ffn_gate_inp.weight"),
+        _experts("gate_up_proj", "ffn_gate_exps", "hidden_size", first_half),
+        _experts("gate_up_proj", "ffn_up_exps", "hidden_size", second_half),
+        _experts("down_proj", "ffn_down_exps", "moe_intermediate_size"),
+    ),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    defaults={"norm_topk_prob": True},
+    check=checks.all_of(
+        checks.only_scalings("yarn", "mrope"), checks.no_windows, _experts_everywhere
+    ),
+)

@@ -1,0 +1,41 @@
+"""Qwen3-VL's eyes: images keep their shape, and features come from several layers of the tower."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.layers.vision.sizes import MAX_MERGED, MAX_PATCH
+from model_zoo.models.qwen3vl.vision import FRAMES, MERGED, build_tower
+from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.qwen_placeholders import QwenPlacement
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.tokenizer import Tokenizer
+
+# Of files that state no bounds, such as all of llama.cpp's converter. The least is that of every
+# checkpoint and of Ollama's imageprocessor.go (64 << 10). As to the most, the programs differ:
+# 16 << 20 in the checkpoints (16,384 rows, more than the context that most configurations serve),
+# 4,096 rows (4 << 20) in llama.cpp's clip.cpp, 2 << 20 in Ollama's imageprocessor.go. The last
+# leaves room for text in a context of 4,096 tokens.
+LEAST_PIXELS, MOST_PIXELS = 64 << 10, 2 << 20
+CLIP_KEYS = "vision.image_min_pixels", "vision.image_max_pixels"
+OLLAMA_KEYS = "vision.shortest_edge", "vision.longest_edge"
+
+
+def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+    processor = read_processor(metadata)
+    tower = build_tower(w, metadata, images=processor)
+    return EyeParts(tower, processor, QwenPlacement(tokenizer), depth=tower.depth)
+
+
+def read_processor(metadata: Metadata) -> QwenVLProcessor:
+    """What Ollama's files call edges are areas, as in the checkpoints."""
+    keys = CLIP_KEYS if metadata.architecture == "clip" else OLLAMA_KEYS
+    least, most = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
+    return QwenVLProcessor(
+        patch=metadata.require_size("vision.patch_size", at_most=MAX_PATCH),
+        merge=metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED),
+        frames=FRAMES,
+        min_pixels=least,
+        max_pixels=most,
+        normalisation=read_normalisation(metadata, STANDARD),
+    )

@@ -1,0 +1,179 @@
+"""Qwen3-VL's eyes: pictures of any shape, and features for the first text layers as well."""
+
+from collections.abc import Sequence
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.layers.vision.attention import View, repeated, whole
+from model_zoo.layers.vision.encoder import (
+    EncoderLayer,
+    encoder_bytes,
+    layer_norms,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
+from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
+from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.vision import ImageLimits, PreparedImage
+
+EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
+DEEP_LAYERS = (8, 16, 24)
+FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
+LAYER = LayerNames(
+    attn_norm=("ln1", "norm1"),
+    ffn_norm=("ln2", "norm2"),
+    up=("ffn_up", "mlp.linear_fc1"),
+    down=("ffn_down", "mlp.linear_fc2"),
+)
+
+
+class DeepTower:
+    """See runtime.vision.VisionTower. pixels [images, patches, channels * frames * side * side].
+
+    Patches that are merged follow each other, and these squares follow each other line by line, in
+    a rectangle as `grid` says. A row of features is that of the last layer and then those of
+    `deep` layers before, for as many layers of the text model.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._device, self._dtype = w.device, w.dtype
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        v = w.scope("v")
+        if v.has("patch_embed"):
+            self._embed = stacked_frame_embedding(v, sizes, "patch_embed", frames=FRAMES)
+        else:
+            self._embed = frame_embedding(v, sizes, *FILE_FRAMES)
+        self._places = _places(v, sizes)
+        self._rotary = halves_rotary(w, sizes)
+        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        each = self._merge**2
+        self._merger = _last_merger(w, sizes, each)
+        self._deep = _deep_mergers(v, sizes, each)
+        self._largest = images.largest
+        self.depth = 1 + len(self._deep)
+        self.limits = ImageLimits(images.most_rows, self._merger.width * self.depth, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self._merge**2
+        edges = rows * (2 * FRAMES * sizes.patch_elements + 5 * sizes.hidden)
+        results = merged * (self._merger.row_elements + 2 * self.limits.width)
+        return 4 * (edges + results) + encoder_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        return blank(self._largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
+        x = self._embed(pixels.to(self._dtype).flatten(0, 1))
+        down, across = coordinates(rows, columns, block=self._merge, device=x.device)
+        places = self._stretched(rows, columns)[down * columns + across]
+        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        view = View(images, whole(rows * columns), repeated(self._rotary(down, across), images))
+        deep = []
+        for index, layer in enumerate(self._layers):
+            x = layer(x, view)
+            if index in self._deep:
+                deep.append(self._deep[index](x))
+        return torch.cat([self._merger(x), *deep], dim=1).view(images, grid[0] * grid[1], -1)
+
+    def _stretched(self, rows: int, columns: int) -> Tensor:
+        """The table of places with so many rows and columns, corners on corners, line by line."""
+        plane = F.interpolate(
+            self._places, size=(rows, columns), mode="bilinear", align_corners=True
+        )
+        return plane[0].flatten(1).t()
+
+
+class Merger:
+    """`each` rows side by side become one, by two layers; normed before, or if `late` then."""
+
+    def __init__(
+        self, w: TensorScope, sizes: VisionSizes, each: int, *names: str, late: bool
+    ) -> None:
+        norm, first, second = names
+        self._wide, self._late = sizes.hidden * each, late
+        normed = self._wide if late else sizes.hidden
+        self._norm = w.layer_norm(norm, sizes.eps, size=normed)
+        self.width = (w.shape(second) or (1,))[0]
+        self._first = w.linear(first, shape=(self._wide, self._wide))
+        self._second = w.linear(second, shape=(self.width, self._wide))
+        self.row_elements = 5 * self._wide + 4 * self.width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] -> [rows / each, width]."""
+        if self._late:
+            merged = self._norm(x.view(-1, self._wide))
+        else:
+            merged = self._norm(x).view(-1, self._wide)
+        return self._second(gelu_erf(self._first(merged)))
+
+
+def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> DeepTower:
+    """From a file of its own, or from the one that the text model is in; for such images."""
+    return DeepTower(w, metadata, images)
+
+
+def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+    feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
+    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
+
+
+def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
+    """float32 [1, hidden, side, side]: of a square whose side the table's length tells."""
+    name = known_as(w, "position_embd", "pos_embed")
+    count = (w.shape(name) or (PLACES,))[0]
+    side = isqrt(count)
+    if side * side != count:
+        raise sizes.metadata.error(
+            "vision.patch_size", f"has a table of {count:,} places, no square"
+        )
+    table = w.table(f"{name}.weight", shape=(count, sizes.hidden))
+    return table.t().reshape(1, sizes.hidden, side, side)
+
+
+def _last_merger(w: TensorScope, sizes: VisionSizes, each: int) -> Merger:
+    names = (
+        known_as(w, "v.post_ln", "v.merger.norm"),
+        known_as(w, "mm.0", "v.merger.linear_fc1"),
+        known_as(w, "mm.2", "v.merger.linear_fc2"),
+    )
+    return Merger(w, sizes, each, *names, late=False)
+
+
+def _deep_mergers(v: TensorScope, sizes: VisionSizes, each: int) -> dict[int, Merger]:
+    """By the layer whose output they take, in order."""
+    mergers = {}
+    for number, layer in enumerate(_deep_layers(sizes.metadata, sizes.layers)):
+        w = v.scope("deepstack", layer)
+        if sizes.metadata.architecture != "clip":
+            w = v.scope("deepstack_merger", number)
+        first, second = known_as(w, "fc1", "linear_fc1"), known_as(w, "fc2", "linear_fc2")
+        mergers[layer] = Merger(w, sizes, each, "norm", first, second, late=True)
+    return mergers
+
+
+def _deep_layers(metadata: Metadata, layers: int) -> Sequence[int]:
+    if metadata.architecture == "clip":
+        flags = metadata.get_array("vision.is_deepstack_layers", bool) or ()
+        listed = tuple(index for index, deep in enumerate(flags) if deep)
+    else:
+        stated = metadata.get_array("vision.deepstack_visual_indexes", int)
+        listed = DEEP_LAYERS if stated is None else stated
+    if list(listed) != sorted(set(listed)) or not all(0 <= layer < layers for layer in listed):
+        raise metadata.error(
+            "vision.deepstack_visual_indexes", f"names {listed} of {layers} layers, out of order"
+        )
+    return listed

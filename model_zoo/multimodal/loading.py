@@ -1,0 +1,145 @@
+"""Which file a model's eyes are in, and whether they fit the text model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path
+
+from model_zoo.families import FAMILIES, VISION_FAMILIES, Family
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.vision import Eyes
+from model_zoo.tokenizer import Tokenizer
+from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
+from runtime.kv.spec import Cross
+from runtime.model import DecoderModel
+
+Builder = Callable[[TensorScope, Metadata, Tokenizer], EyeParts]
+PREFIXES = ("v.", "vision.", "mm.")
+# Of each tensor: checkpoints that were trained apart differ everywhere.
+SAMPLED_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EyeFile:
+    """The file with a model's eyes, which may be that of the text model `beside` it."""
+
+    file: GGUFFile
+    metadata: Metadata
+    beside: GGUFFile
+    family: Family
+
+    @property
+    def is_own(self) -> bool:
+        return self.file is not self.beside
+
+    def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> EyeParts:
+        """`w`: of this file. ConfigurationError where they do not fit the text model."""
+        build: Builder = import_module(self.family.multimodal).build_eyes
+        try:
+            parts = build(w, self.metadata, tokenizer)
+        except ModelFileError as error:
+            if str(self.file.path) in str(error):
+                raise
+            raise type(error)(f"{self.beside.path}: {error}") from error
+        self._check(parts, decoder)
+        return parts
+
+    def _check(self, parts: EyeParts, decoder: DecoderModel) -> None:
+        limits, expected = parts.tower.limits, parts.depth * decoder.hidden_size
+        if limits.width != expected:
+            raise _misfit(
+                self.file,
+                self.beside,
+                f"its rows of features are {limits.width:,} wide, those of the text model "
+                f"{expected:,}",
+            )
+        # The last layer computes only the rows that are read, so nothing can be added behind it.
+        layers = len(decoder.cache_layers)
+        if parts.depth > layers:
+            raise _misfit(
+                self.file,
+                self.beside,
+                f"it has features for the first {parts.depth - 1:,} layers of a text model with at "
+                f"least {parts.depth:,}, and this one has {layers:,}",
+            )
+        if parts.processor.most_rows > limits.rows:
+            raise ModelFileError(
+                f"{self.file.path}: an image may become {parts.processor.most_rows:,} rows, more "
+                f"than the {limits.rows:,} of which its tower knows."
+            )
+
+
+def find_eyes(file: GGUFFile, metadata: Metadata, projector: Path | None) -> EyeFile | None:
+    """Where the eyes of the text model in `file` are; None where it has none."""
+    inside = any(name.startswith(PREFIXES) for name in file.tensors)
+    if projector is None:
+        family = VISION_FAMILIES.get(metadata.architecture)
+        return EyeFile(file, metadata, file, family) if inside and family is not None else None
+    if not any(metadata.architecture in family.vision_of for family in FAMILIES):
+        raise ConfigurationError(
+            f"`projector` is {projector}, but models of architecture {metadata.architecture} "
+            "see no images; remove it."
+        )
+    if inside:
+        raise ConfigurationError(
+            f"`projector` is {projector}, but {file.path} has eyes of its own; remove it."
+        )
+    return _projector(GGUFFile.open(projector), file, metadata)
+
+
+def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> EyeFile:
+    stated = Metadata(own.metadata, path=own.path)
+    if stated.architecture != "clip":
+        raise ConfigurationError(
+            f"{own.path} is no projector: it holds a model of architecture {stated.architecture}."
+        )
+    kind = stated.get("vision.projector_type", str) or stated.get("projector_type", str, "mlp")
+    if not stated.get("has_vision_encoder", bool, True):
+        raise UnsupportedModelError(f"{own.path}: sees no images; it is for other media.")
+    if kind not in VISION_FAMILIES:
+        known = ", ".join(sorted(VISION_FAMILIES))
+        raise UnsupportedModelError(
+            f"{own.path}: projectors of type {kind[:80]} are not supported; supported are: {known}."
+        )
+    family = VISION_FAMILIES[kind]
+    if metadata.architecture not in family.vision_of:
+        expected = " or ".join(family.vision_of)
+        raise _misfit(
+            own,
+            file,
+            f"type {kind} is for models of architecture {expected}, not {metadata.architecture}",
+        )
+    return EyeFile(own, stated, file, family)
+
+
+def opened(parts: EyeParts, source: EyeFile, decoder: DecoderModel, limits: DecodingLimits) -> Eyes:
+    """`limits`: of the images that are taken in."""
+    crosses = [layer.kind for layer in decoder.cache_layers if isinstance(layer.kind, Cross)]
+    return Eyes(
+        parts.tower,
+        parts.processor,
+        parts.placement,
+        _name(source.file),
+        limits,
+        min((kind.most_images for kind in crosses), default=None),
+    )
+
+
+def _name(file: GGUFFile) -> bytes:
+    """By its header and some of each tensor, so that nothing else need be read for it."""
+    name = blake2b(bytes.fromhex(file.digest), digest_size=32)
+    for tensor in file.tensors:
+        if tensor.startswith(PREFIXES):
+            name.update(file.weight(tensor).data.flatten()[:SAMPLED_BYTES].numpy().tobytes())
+    return name.digest()
+
+
+def _misfit(projector: GGUFFile, text: GGUFFile, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The projector {projector.path} does not fit the model {text.path}: {why}."
+    )

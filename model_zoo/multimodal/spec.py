@@ -1,0 +1,18 @@
+"""What a family's eyes are made of."""
+
+from dataclasses import dataclass
+
+from model_zoo.images.prepared import ImageProcessor
+from model_zoo.multimodal.placeholders import Placement
+from runtime.vision import VisionTower
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EyeParts:
+    """`depth`: how many hidden sizes wide a row of features is, more than one where the first
+    layers of the text model get further parts of it."""
+
+    tower: VisionTower
+    processor: ImageProcessor
+    placement: Placement
+    depth: int = 1
