@@ -121,13 +121,14 @@ def hardened(
 
 
 def take_directory(directory: Path) -> None:
-    """Gives a directory mode 0700.
+    """Gives a directory mode 0700; creates it if it does not exist.
 
     UnsafeError where it is another user's or a link, or where another user could replace it: of the
     directories above it, each must be this user's or root's, and writable by others only if it is
     sticky, as /tmp is.
     """
     directory = Path(os.path.abspath(directory))
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.lstat()
     owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not owned or not all(_is_firm(parent.stat()) for parent in directory.parents):

@@ -28,6 +28,7 @@ def generated(tmp_path):
     config = HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
         socket_path=str(directory / "admin.sock"),
+        metrics_socket_path=str(directory / "metrics.sock"),
         server_state_base=str(directory),
         server_state_file=str(directory / "state"),
         stats_port=free_port(),
