@@ -14,7 +14,7 @@ from PIL import Image
 from bench.contender import Isolated
 from bench.report import Row
 from bench.seeing_model import EyesShape
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from runtime.request import SamplingParams
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings

@@ -21,7 +21,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from bench.machine import describe_processor
 from bench.sections import TEMPLATES, with_section
-from model_zoo.chat import ChatTemplate, Message, ToolCall
+from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import RequestError
 
 RESULTS = Path(__file__).with_name("RESULTS.md")

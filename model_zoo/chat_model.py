@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from model_zoo.chat import (
+from model_zoo.chat.messages import (
     ChatTemplate,
     ImagePart,
     Message,
     render_unforged,
 )
+from model_zoo.chat.template_choice import template_of
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.multimodal.image_cache import Loan
 from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
 from model_zoo.multimodal.vision import Eyes, Seen
-from model_zoo.template_choice import template_of
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
 from runtime.model import DecoderModel
 from runtime.request import ImageSpan

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from gguf import LlamaFileType
 
+from model_zoo.chat.template_choice import ChosenTemplate, choose_template
 from model_zoo.chat_model import ChatModel, ModelDescription
 from model_zoo.families import FAMILIES, TEXT_FAMILIES
 from model_zoo.gguf.header import MetadataValue
@@ -23,8 +24,7 @@ from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.loading import PREFIXES, EyeFile, find_eyes, opened
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.template_choice import ChosenTemplate, choose_template
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.model import DecoderModel
 from runtime.ranks import ALONE, Ranks

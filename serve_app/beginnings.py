@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from serve_app.prefixes import BYTES_PER_TOKEN, Chain, chain_of
 from serve_app.task import Conversation, EmbeddingTask, PromptSource, RawText, Task, TokenIds
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from model_zoo.chat import Message
-from model_zoo.definition import Definition
-from model_zoo.manifest import check_digest
-from model_zoo.model_name import ModelName
-from model_zoo.modelfile import ROLES, Command, parse_modelfile
+from model_zoo.chat.messages import Message
+from model_zoo.chat.template_language import check_jinja
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
-from model_zoo.template_language import check_jinja
+from model_zoo.store.definition import Definition
+from model_zoo.store.manifest import check_digest
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.modelfile import ROLES, Command, parse_modelfile
 from runtime.errors import RequestError, SourceError
 from serve_app.parameters import check_parameters, parameter_of
 from serve_app.settings import ModelSettings

@@ -7,7 +7,7 @@ from typing import Any
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import quantization
-from model_zoo.store import StoredModel
+from model_zoo.store.store import StoredModel
 from runtime.errors import CaravanError
 from serve_app.listing import ListedModel
 from serve_app.options import Options

@@ -9,7 +9,7 @@ import re
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from model_zoo.chat import ImagePart
+from model_zoo.chat.messages import ImagePart
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from runtime.errors import RequestError
 from serve_app.backend import ChatBackend

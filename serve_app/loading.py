@@ -12,7 +12,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.image_cache import Album
-from model_zoo.part import file_digest, load_part
+from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
 from runtime.assembly import EngineOptions, assemble, check_options, compute_part
 from runtime.errors import (

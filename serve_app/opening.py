@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from serve_app.task import Conversation, PromptSource
 
 _INSTRUCTIONS = ("system", "developer")

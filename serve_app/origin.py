@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from model_zoo.chat.template_language import is_go_template
 from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, facts, resolve, stored_model
-from model_zoo.store import Store, StoredModel, default_root
-from model_zoo.template_language import is_go_template
+from model_zoo.store.store import Store, StoredModel, default_root
 from serve_app.card import ModelCard
 from serve_app.logs import get_logger
 from serve_app.opening import Opening

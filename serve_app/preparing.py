@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
-from model_zoo.chat import ImagePart
+from model_zoo.chat.messages import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import Album, Loan
 from runtime.errors import OverloadedError

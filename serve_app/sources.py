@@ -1,9 +1,9 @@
 """Models that are asked for by name: which of their sources is meant. Paths are never looked at."""
 
-from model_zoo.manifest import SOURCE
-from model_zoo.model_name import HUB_HOST, ModelName
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
-from model_zoo.store import Store
+from model_zoo.store.manifest import SOURCE
+from model_zoo.store.model_name import HUB_HOST, ModelName
+from model_zoo.store.store import Store
 from runtime.errors import RequestError, SourceError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from runtime.request import Begun, FinishReason, SamplingParams, Usage
 
 # The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from model_zoo.chat import ImagePart, Message, ToolCall
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from tests.reference_data import reference_data
 
 TEMPLATES = (

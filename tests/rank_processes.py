@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.part import file_digest, load_part
+from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
 from runtime.aio import AsyncEngine
 from runtime.assembly import EngineOptions, assemble, compute_part

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from runtime.quant import block_type
 from tests.block_samples import random_blocks, set_scales
 

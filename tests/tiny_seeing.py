@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import Gemma3Config, Gemma3TextConfig, PreTrainedTokenizerFast, SiglipVisionConfig
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from tests.tiny_models import write_tiny_folder
 
 IMAGE_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")

@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from model_zoo.chat import ImagePart, Message
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.pictures import photo
 from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
 

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Gemma3ForConditionalGeneration
 
-from model_zoo.conversion.mapping import OLLAMA, Conversion, Rule
-from model_zoo.conversion.transforms import plus_one
+from model_zoo.convert.mapping import OLLAMA, Conversion, Rule
+from model_zoo.convert.transforms import plus_one
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.models.gemma3.checkpoint import CONVERSION as TEXT
 from model_zoo.models.gemma3.vision_checkpoint import VISION

@@ -23,7 +23,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from tools import demo_dialogues
 from tools.demo_picture_dialogues import Message, training_dialogues
 from tools.demo_pictures import Picture, draw

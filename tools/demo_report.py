@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from model_zoo.chat import ImagePart
-from model_zoo.chat import Message as Asked
+from model_zoo.chat.messages import ImagePart
+from model_zoo.chat.messages import Message as Asked
 from runtime.request import SamplingParams
 from serve_app.loading import load_replica
 from serve_app.replica import ModelReplica

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
-    from model_zoo.chat import ImagePart, Message, ToolCall
+    from model_zoo.chat.messages import ImagePart, Message, ToolCall
 
 Values = dict[str, Any]
 Render = Callable[[list[Values], list[Values] | None], str]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from model_zoo.message_form import MessageForm, call_form, text_parts, wants_parts
-from model_zoo.sentinel import breaker, unused_sentinel, without_sentinel
-from model_zoo.template import Template
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.chat.message_form import MessageForm, call_form, text_parts, wants_parts
+from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
+from model_zoo.chat.template import Template
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
 
 # A template may build control tokens from a role's name, so a user must not choose it freely.

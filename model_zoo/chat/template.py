@@ -7,8 +7,8 @@ from datetime import datetime
 from queue import LifoQueue
 from typing import Any
 
-from model_zoo.sandbox.frames import Limits, Outcome, Reply
-from model_zoo.sandbox.renderer import Renderer
+from model_zoo.chat.sandbox.frames import Limits, Outcome, Reply
+from model_zoo.chat.sandbox.renderer import Renderer
 from runtime.errors import ModelFileError, RequestError
 
 MAX_SOURCE_CHARACTERS = 1 << 17

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_zoo.chat import ChatTemplate
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.chat.messages import ChatTemplate
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
 

@@ -2,7 +2,7 @@
 
 import re
 
-from model_zoo.template import Template
+from model_zoo.chat.template import Template
 from runtime.errors import ModelFileError, RequestError
 
 # What an action of Go's begins with and no expression of Jinja does.

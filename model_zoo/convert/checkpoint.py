@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model_zoo.conversion.configuration import read_json
+from model_zoo.convert.configuration import read_json
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.decoders import windows
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.decoders import windows
 from runtime.errors import UnsupportedModelError
 
 Check = Callable[[Configuration], None]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from model_zoo.conversion import decoders
-from model_zoo.conversion.checkpoint import Checkpoint, open_checkpoint
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import (
+from model_zoo.convert import decoders
+from model_zoo.convert.checkpoint import Checkpoint, open_checkpoint
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import (
     EMBEDDING,
     FLAVOURS,
     LLAMA_CPP,
@@ -18,12 +18,12 @@ from model_zoo.conversion.mapping import (
     OUTPUT,
     Conversion,
 )
-from model_zoo.conversion.metadata import metadata_of, projector_metadata, table_keys
-from model_zoo.conversion.plan import Target, plan
-from model_zoo.conversion.quantizers.rows import quantize
-from model_zoo.conversion.recipes import Facts, recipe_named, tensor_type
-from model_zoo.conversion.tables import tables_by_model_type, text_tables, vision_tables
-from model_zoo.conversion.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
+from model_zoo.convert.metadata import metadata_of, projector_metadata, table_keys
+from model_zoo.convert.plan import Target, plan
+from model_zoo.convert.quantizers.rows import quantize
+from model_zoo.convert.recipes import Facts, recipe_named, tensor_type
+from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
+from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
 from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]

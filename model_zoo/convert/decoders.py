@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import OUTPUT, Computed, Key, Rule, Transform
-from model_zoo.conversion.pooling import POOLING
-from model_zoo.conversion.transforms import interleaved, plus_one
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import OUTPUT, Computed, Key, Rule, Transform
+from model_zoo.convert.pooling import POOLING
+from model_zoo.convert.transforms import interleaved, plus_one
 
 # Vision and audio parts: a file of the text model does without.
 OTHER_PARTS = (

@@ -7,8 +7,8 @@ from typing import Any
 
 from gguf import GGUFValueType
 
-from model_zoo.conversion.vocabularies.files import TokenizerFiles
-from model_zoo.conversion.writer import Field
+from model_zoo.convert.vocabularies.files import TokenizerFiles
+from model_zoo.convert.writer import Field
 
 _SNAPSHOT = re.compile(r"models--(?:.+--)?(?P<name>.+)")
 _LICENSE = re.compile(r"^license:[ \t]*[\"']?(?P<license>[\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from model_zoo.conversion.mapping import Key, Rule
-from model_zoo.conversion.pooling import POOLING
+from model_zoo.convert.mapping import Key, Rule
+from model_zoo.convert.pooling import POOLING
 
 # Heads for training, and counters that old software stored.
 UNUSED = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from model_zoo.conversion.configuration import Configuration
+from model_zoo.convert.configuration import Configuration
 from runtime.errors import UnsupportedModelError
 
 LLAMA_CPP, OLLAMA = "llama.cpp", "ollama"

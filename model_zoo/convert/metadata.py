@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.description import description
-from model_zoo.conversion.mapping import Conversion, Key
-from model_zoo.conversion.recipes import file_type, recipe_named
-from model_zoo.conversion.vocabularies.choice import tokenizer_keys
-from model_zoo.conversion.vocabularies.files import TokenizerFiles
-from model_zoo.conversion.writer import Field, field
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.description import description
+from model_zoo.convert.mapping import Conversion, Key
+from model_zoo.convert.recipes import file_type, recipe_named
+from model_zoo.convert.vocabularies.choice import tokenizer_keys
+from model_zoo.convert.vocabularies.files import TokenizerFiles
+from model_zoo.convert.writer import Field, field
 
 _GLOBAL = ("general.", "tokenizer.")
 _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38

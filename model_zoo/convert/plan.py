@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.checkpoint import Checkpoint
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import OUTPUT, Computed, Conversion, Rule
+from model_zoo.convert.checkpoint import Checkpoint
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import OUTPUT, Computed, Conversion, Rule
 from runtime.errors import ModelFileError
 from runtime.quant import block_type
 

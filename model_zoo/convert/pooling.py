@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.conversion.configuration import Configuration, optional_json
-from model_zoo.conversion.mapping import Key
+from model_zoo.convert.configuration import Configuration, optional_json
+from model_zoo.convert.mapping import Key
 from runtime.errors import UnsupportedModelError
 
 # `pooling_type` of files, by the settings of a pooling module; newer ones name their one mode.

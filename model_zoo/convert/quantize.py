@@ -8,9 +8,9 @@ import numpy as np
 from gguf import GGUFValueType
 from torch import Tensor
 
-from model_zoo.conversion.quantizers.rows import quantize
-from model_zoo.conversion.recipes import Facts, file_type, recipe_named, tensor_type
-from model_zoo.conversion.writer import Field, GGUFOutput, PlannedTensor, gguf_output
+from model_zoo.convert.quantizers.rows import quantize
+from model_zoo.convert.recipes import Facts, file_type, recipe_named, tensor_type
+from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, gguf_output
 from model_zoo.gguf.header import MetadataValue, TensorInfo
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, ModelFileError

@@ -6,7 +6,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 from model_zoo import models
-from model_zoo.conversion.mapping import Conversion
+from model_zoo.convert.mapping import Conversion
 
 
 @cache

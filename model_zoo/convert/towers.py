@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from model_zoo.conversion.configuration import Configuration, optional_json
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Key, Rule, Transform
+from model_zoo.convert.configuration import Configuration, optional_json
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Key, Rule, Transform
 from runtime.errors import UnsupportedModelError
 
 STANDARD = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

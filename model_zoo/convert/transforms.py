@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import Transform
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Transform
 
 
 def interleaved(heads_key: str) -> Transform:

@@ -7,7 +7,7 @@ before the text.
 import re
 from collections.abc import Sequence
 
-from model_zoo.chat import ImagePart
+from model_zoo.chat.messages import ImagePart
 from runtime.errors import RequestError
 
 _TAG = re.compile(r"\[img(?:-(\d{1,9}))?\]")

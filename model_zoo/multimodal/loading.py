@@ -13,7 +13,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.spec import EyeParts
 from model_zoo.multimodal.vision import Eyes
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.kv.spec import Cross
 from runtime.model import DecoderModel

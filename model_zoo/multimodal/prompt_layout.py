@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model_zoo.chat import Unforged
+from model_zoo.chat.messages import Unforged
 from model_zoo.multimodal.placeholders import Piece, Rows
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.request import ImageSpan
 
 

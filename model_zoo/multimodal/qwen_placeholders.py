@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 # Places for what is not served, which nobody may write either.

@@ -9,10 +9,10 @@ from threading import Event
 
 import httpx
 
-from model_zoo.manifest import Layer, Manifest
-from model_zoo.model_name import ModelName
 from model_zoo.sources.http import ATTEMPTS, Credentials, Http, Passing, Refused
 from model_zoo.sources.partial import Part, PartialBlob
+from model_zoo.store.manifest import Layer, Manifest
+from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError
 
 TELLING_S = 0.2

@@ -10,11 +10,11 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from model_zoo.manifest import LAYER_TYPE, REVISION, SOURCE, Layer, Manifest
 from model_zoo.sources.download import Location, Offer
 from model_zoo.sources.http import Http, Refused, same_origin
 from model_zoo.sources.hub_choice import HubFile, choose
 from model_zoo.sources.reference import HubSource, is_model_path
+from model_zoo.store.manifest import LAYER_TYPE, REVISION, SOURCE, Layer, Manifest
 from runtime.errors import SourceError, SourceNotFoundError
 
 ENDPOINT = "https://huggingface.co"

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from model_zoo.manifest import MAX_MANIFEST_BYTES, Layer, Manifest
-from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import Progress, PullProgress, unheard
-from model_zoo.store import Store, file_error
+from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Layer, Manifest
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store, file_error
 from runtime.errors import SourceError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from model_zoo.store import file_error, journal_of
+from model_zoo.store.store import file_error, journal_of
 
 MAX_PARTS = 4096
 _HEADER = struct.Struct("<2Q")

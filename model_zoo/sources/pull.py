@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from model_zoo.manifest import Layer
 from model_zoo.sources.download import Offer, Streams, download
 from model_zoo.sources.http import Http
 from model_zoo.sources.hub import HubAccess, hub_offer
 from model_zoo.sources.reference import HubSource, RemoteSource
 from model_zoo.sources.registry import registry_offer
-from model_zoo.store import Store, StoredModel
+from model_zoo.store.manifest import Layer
+from model_zoo.store.store import Store, StoredModel
 from runtime.errors import StoreError
 
 # Another process may remove a blob that this one found and has not yet put to use.

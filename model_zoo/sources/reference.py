@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_zoo.manifest import is_file_name
-from model_zoo.model_name import DEFAULT_TAG, HUB_HOST, ModelName
+from model_zoo.store.manifest import is_file_name
+from model_zoo.store.model_name import DEFAULT_TAG, HUB_HOST, ModelName
 from runtime.errors import SourceError
 
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")

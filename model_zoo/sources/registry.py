@@ -6,10 +6,10 @@ from threading import Lock
 import httpx
 import msgspec
 
-from model_zoo.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Layer, Manifest
 from model_zoo.sources.download import Location, Offer
 from model_zoo.sources.http import Http, Refused, same_origin
 from model_zoo.sources.reference import RegistrySource
+from model_zoo.store.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Layer, Manifest
 from runtime.errors import SourceError, SourceNotFoundError
 
 OCI_MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from model_zoo.sources.pull import Progress, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
-from model_zoo.store import Store, StoredModel
+from model_zoo.store.store import Store, StoredModel
 from runtime.errors import SourceError, StoreError
 
 T = TypeVar("T")

@@ -11,19 +11,19 @@ from typing import Any
 
 import msgspec
 
-from model_zoo.conversion.quantize import quantize_file
-from model_zoo.definition import Definition
+from model_zoo.convert.quantize import quantize_file
 from model_zoo.gguf.cursor import Cursor
 from model_zoo.gguf.header import read_header
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.split import further_parts
-from model_zoo.importing import import_file
-from model_zoo.manifest import LAYER_TYPE, Layer, Manifest, check_digest, is_file_name
-from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import Progress, PullProgress, pull, unheard
 from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.sources.resolve import stored_model
-from model_zoo.store import Store, StoredModel, digest_of, file_error
+from model_zoo.store.definition import Definition
+from model_zoo.store.importing import import_file
+from model_zoo.store.manifest import LAYER_TYPE, Layer, Manifest, check_digest, is_file_name
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store, StoredModel, digest_of, file_error
 from runtime.errors import ModelFileError, RequestError, StoreError
 
 # Another process may remove a blob between its making and its use.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from model_zoo.sources.reference import Source
 
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from model_zoo.manifest import LAYER_TYPE, Layer
 from model_zoo.sources.pull import Progress, PullProgress, unheard
-from model_zoo.store import Store, file_error
+from model_zoo.store.manifest import LAYER_TYPE, Layer
+from model_zoo.store.store import Store, file_error
 from runtime.errors import SourceError
 
 # The digest is known at the end only, and clients tell progress bars apart by it.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import RequestError
 
 MAX_CHARACTERS = 8 << 20

@@ -18,8 +18,8 @@ from tempfile import NamedTemporaryFile
 
 from filelock import FileLock, Timeout
 
-from model_zoo.manifest import MAX_MANIFEST_BYTES, Layer, Manifest, check_digest
-from model_zoo.model_name import ModelName
+from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Layer, Manifest, check_digest
+from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError, StoreError
 
 PARTIAL = "-partial"

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal.image_tags import with_images
 from runtime.errors import RequestError
 from runtime.request import MAX_TOP_LOGPROBS

@@ -12,10 +12,10 @@ from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from model_zoo.chat import Message
-from model_zoo.definition import Definition
-from model_zoo.modelfile import ROLES
+from model_zoo.chat.messages import Message
 from model_zoo.sources.pull import PullProgress
+from model_zoo.store.definition import Definition
+from model_zoo.store.modelfile import ROLES
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.reply import SingleReply

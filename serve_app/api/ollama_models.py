@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from model_zoo.chat import Message
-from model_zoo.modelfile import render_modelfile
+from model_zoo.chat.messages import Message
+from model_zoo.store.modelfile import render_modelfile
 from runtime.errors import ModelNotFoundError
 from serve_app.api.fields import Body, BodyReader, harmless
 from serve_app.backend import ChatBackend

@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import (

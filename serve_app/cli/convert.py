@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from model_zoo.conversion.convert import convert as write
-from model_zoo.conversion.mapping import FLAVOURS, LLAMA_CPP
-from model_zoo.conversion.recipes import RECIPES
+from model_zoo.convert.convert import convert as write
+from model_zoo.convert.mapping import FLAVOURS, LLAMA_CPP
+from model_zoo.convert.recipes import RECIPES
 from serve_app.cli.options import json_option
 from serve_app.cli.progress import counted, reporter
 from serve_app.cli.terminal import print_written

@@ -2,8 +2,8 @@
 
 import click
 
-from model_zoo import creation
-from model_zoo.store import Store
+from model_zoo.store import creation
+from model_zoo.store.store import Store
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.remove import stored_name
 from serve_app.cli.terminal import harmless, print_json

@@ -6,13 +6,13 @@ from typing import TextIO
 
 import click
 
-from model_zoo import creation
-from model_zoo.conversion.recipes import RECIPES
-from model_zoo.definition import Definition
+from model_zoo.convert.recipes import RECIPES
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.split import further_parts
-from model_zoo.importing import import_file
-from model_zoo.store import Store
+from model_zoo.store import creation
+from model_zoo.store.definition import Definition
+from model_zoo.store.importing import import_file
+from model_zoo.store.store import Store
 from runtime.errors import RequestError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import Reporter, reporter

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_zoo.chat.template_choice import choose_template
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.unread import UnreadFile
-from model_zoo.model_name import ModelName
 from model_zoo.registry import class_for, quantization
 from model_zoo.sources.reference import PathSource, parse_source
-from model_zoo.store import Store, StoredModel
-from model_zoo.template_choice import choose_template
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store, StoredModel
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import CaravanError, ModelFileError
 from runtime.quant import BlockType
 

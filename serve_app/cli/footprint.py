@@ -10,7 +10,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.loading import find_eyes
 from model_zoo.registry import class_for, token_metadata
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.assembly import EngineOptions, foresee
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
 from runtime.kernels.native import needs_compiling

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from model_zoo.model_name import ModelName
 from model_zoo.sources.ollama_store import default_folder, import_models
 from model_zoo.sources.pull import Progress
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import reporter

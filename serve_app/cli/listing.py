@@ -8,9 +8,9 @@ import click
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.model_name import ModelName
 from model_zoo.registry import quantization
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import CaravanError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.terminal import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from model_zoo.store import Store, default_root
+from model_zoo.store.store import Store, default_root
 
 _AS_JSON = f"{__name__}.as_json"
 

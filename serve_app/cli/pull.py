@@ -4,7 +4,7 @@ import click
 
 from model_zoo.sources import pull as pulling
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import CaravanError, SourceError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import reporter

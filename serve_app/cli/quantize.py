@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from model_zoo.conversion.quantize import quantize_file
-from model_zoo.conversion.recipes import RECIPES
+from model_zoo.convert.quantize import quantize_file
+from model_zoo.convert.recipes import RECIPES
 from serve_app.cli.options import json_option
 from serve_app.cli.progress import counted, reporter
 from serve_app.cli.terminal import print_written

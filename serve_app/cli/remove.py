@@ -2,9 +2,9 @@
 
 import click
 
-from model_zoo.model_name import ModelName
 from model_zoo.sources.reference import PathSource, parse_source
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import CaravanError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json

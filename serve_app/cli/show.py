@@ -11,7 +11,7 @@ import numpy as np
 
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.sources.resolve import facts as brought
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import CaravanError
 from serve_app.cli.facts import Location, ModelFacts, locate, tensor_list, texts_of
 from serve_app.cli.footprint import Footprint, footprint

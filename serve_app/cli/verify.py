@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import click
 
-from model_zoo.manifest import Layer
-from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import PullProgress
-from model_zoo.store import Store
+from model_zoo.store.manifest import Layer
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import CaravanError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import Reporter, reporter

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_zoo.definition import Definition
 from model_zoo.sources.pull import PullProgress
+from model_zoo.store.definition import Definition
 from serve_app.stream import wire
 
 

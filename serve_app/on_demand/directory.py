@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from model_zoo.model_name import ModelName
+from model_zoo.store.model_name import ModelName
 from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
 from serve_app.card import ModelCard
 from serve_app.listing import ListedModel, LoadedModel

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model_zoo.conversion.recipes import recipe_named
-from model_zoo.creation import copy, create
-from model_zoo.definition import Definition
-from model_zoo.model_name import ModelName
+from model_zoo.convert.recipes import recipe_named
 from model_zoo.sources.pull import Progress, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, Source
-from model_zoo.store import Store
+from model_zoo.store.creation import copy, create
+from model_zoo.store.definition import Definition
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import (
     ConfigurationError,
     ModelNotFoundError,

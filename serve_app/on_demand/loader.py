@@ -10,8 +10,8 @@ from threading import Lock
 
 import torch
 
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store, default_root
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store, default_root
 from runtime.assembly import EngineOptions, foresee
 from runtime.errors import CaravanError, ModelNotFoundError, SourceError, StoreError
 from runtime.memory import LEFT_FREE, available_bytes

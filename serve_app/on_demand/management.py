@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from typing import Any
 
-from model_zoo.definition import Definition
 from model_zoo.sources.pull import PullProgress
+from model_zoo.store.definition import Definition
 from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
 from serve_app.definitions import configured_material, remote_material
 from serve_app.on_demand.commands import (

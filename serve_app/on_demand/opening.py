@@ -5,7 +5,7 @@ import dataclasses
 import os
 from contextlib import AsyncExitStack
 
-from model_zoo.store import Store, default_root
+from model_zoo.store.store import Store, default_root
 from serve_app.on_demand.keeper import Keeper
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import Limits, ModelPool

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from model_zoo.model_name import DEFAULT_HOST, HUB_HOST
+from model_zoo.store.model_name import DEFAULT_HOST, HUB_HOST
 from runtime.errors import RequestError
 from serve_app.keep_alive import keep_alive_s
 from serve_app.sections import AutoscalingSettings, Count, EngineSettings, Section

@@ -3,9 +3,9 @@
 import hashlib
 from contextlib import suppress
 
-from model_zoo.model_name import ModelName
 from model_zoo.sources.resolve import facts
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import CaravanError
 from serve_app.headers import listed_file
 from serve_app.listing import ListedModel

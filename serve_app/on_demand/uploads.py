@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model_zoo.manifest import Layer
-from model_zoo.store import Store, file_error
+from model_zoo.store.manifest import Layer
+from model_zoo.store.store import Store, file_error
 from runtime.errors import OverloadedError, RequestError
 from serve_app.definitions import blob_digest
 

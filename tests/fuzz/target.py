@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from model_zoo.chat import ImagePart, Message, ToolCall, encode_chat
+from model_zoo.chat.messages import ImagePart, Message, ToolCall, encode_chat
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ModelFileError, RequestError
 from tests.fuzz.crowds import long_text
 

@@ -34,7 +34,7 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from model_zoo.chat import ChatTemplate, ImagePart, Message
+from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
@@ -60,7 +60,7 @@ from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.placeholders import Placement
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.vision import Eyes
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.vision_prompts import (
     TEMPLATE,
     as_transformers,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_zoo.chat import ChatTemplate, Message, ToolCall, encode_chat
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.chat.messages import ChatTemplate, Message, ToolCall, encode_chat
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import IMAGE, ONE, TEMPLATES, offered, template_source
 from tests.reference_data import vocabulary_metadata

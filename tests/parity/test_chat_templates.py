@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from transformers import Qwen2Tokenizer
 
-from model_zoo.chat import ChatTemplate, encode_chat
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.chat.messages import ChatTemplate, encode_chat
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (
     SPECIAL,

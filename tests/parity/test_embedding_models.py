@@ -27,7 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder

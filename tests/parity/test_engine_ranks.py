@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3MoeConfig
 
 from model_zoo.registry import load
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.aio import AsyncEngine
 from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
 from runtime.lifeline import Lead

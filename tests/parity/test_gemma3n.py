@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3nTextConfig
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
 from tests.gguf_files import matrices, rewrite

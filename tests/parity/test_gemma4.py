@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4TextConfig, Gemma4UnifiedTextConfig
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite

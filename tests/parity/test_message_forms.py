@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat import ChatTemplate, Message, encode_chat
-from model_zoo.message_form import MessageForm
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.chat.message_form import MessageForm
+from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (
     ASK,

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer, XLMRobertaTokenizer
 
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
 from tests.parity.test_tokenizers import random_texts
 

@@ -9,8 +9,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import phi3_tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from model_zoo.chat import ChatTemplate, Message, encode_chat
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.parity.test_tokenizers import random_texts
 from tests.reference_data import vocabulary_metadata
 from tests.sentencepiece_models import (

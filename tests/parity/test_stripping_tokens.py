@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers.models import BPE
 from transformers import RobertaTokenizer
 
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from model_zoo.tokenizers.byte_level import splitter
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
 
 LEFT, RIGHT, BOTH = {"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}

@@ -11,7 +11,7 @@ from transformers import GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter, bytes_to_unicode
 from transformers.tokenization_utils_base import generate_merges
 
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.reference_data import reference_data, vocabulary_metadata
 
 NAMES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")

@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from model_zoo.models.mistral3.vision import build_tower
 from runtime.errors import UnsupportedModelError
 from tests.gguf_files import matrices

@@ -10,7 +10,7 @@ from transformers.models.mllama.processing_mllama import (
     get_cross_attention_token_mask,
 )
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
 from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
 from model_zoo.models.mllama.placeholders import PLACE

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_zoo.chat import ChatTemplate, Message
+from model_zoo.chat.messages import ChatTemplate, Message
 from tests.chat_templates import template_source
 from tests.parity.seeing_families import BOS, FAMILIES, TALKS, model_of, places
 from tests.vision_prompts import as_transformers, library_tokenizer, pictures

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from model_zoo.registry import load
 from runtime.request import ImageSpan
 from runtime.vision import PreparedImage

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.quantize import quantize_file
-from model_zoo.conversion.recipes import RECIPES
+from model_zoo.convert.quantize import quantize_file
+from model_zoo.convert.recipes import RECIPES
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.quantizers.rows import QUANTIZABLE, quantize
+from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
 from runtime.quant import block_type, dequantize
 from tests.peers.llama_cpp_library import their_blocks
 

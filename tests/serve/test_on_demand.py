@@ -16,8 +16,8 @@ import openai
 import pytest
 from ray import serve
 
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from serve_app.app import build
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.settings import AppSettings, read_settings

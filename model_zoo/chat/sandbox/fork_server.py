@@ -8,13 +8,13 @@ import threading
 import weakref
 from pathlib import Path
 
-from model_zoo.sandbox.frames import PID
+from model_zoo.chat.sandbox.frames import PID
 
 # Of an editable installation `sys.path` says nothing.
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = (
     "import socket, sys; sys.path[:] = sys.argv[2:]; "
-    "from model_zoo.sandbox.server import main; main(socket.socket(fileno=int(sys.argv[1])))"
+    "from model_zoo.chat.sandbox.server import main; main(socket.socket(fileno=int(sys.argv[1])))"
 )
 
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from model_zoo.sandbox.frames import Limits
+from model_zoo.chat.sandbox.frames import Limits
 
 
 def address_space_bytes() -> int:

@@ -5,8 +5,8 @@ import select
 import socket
 import time
 
-from model_zoo.sandbox.fork_server import ForkServer
-from model_zoo.sandbox.frames import Limits, Outcome, Reply, receive_reply, send_request
+from model_zoo.chat.sandbox.fork_server import ForkServer
+from model_zoo.chat.sandbox.frames import Limits, Outcome, Reply, receive_reply, send_request
 
 # What takes longer gives way to everything else on the machine, such as an engine.
 _PATIENCE_MS, _NICER = 500, 10

@@ -15,15 +15,15 @@ from datetime import datetime
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
-from model_zoo.sandbox.environment import (
+from model_zoo.chat.sandbox.environment import (
     SandboxEnvironment,
     given_variables,
     inspected_texts,
     names_in,
     strftime_at,
 )
-from model_zoo.sandbox.frames import PID, Limits, Outcome, receive_request, send_reply
-from model_zoo.sandbox.limits import accept_limits, address_space_bytes, limited
+from model_zoo.chat.sandbox.frames import PID, Limits, Outcome, receive_request, send_reply
+from model_zoo.chat.sandbox.limits import accept_limits, address_space_bytes, limited
 
 _MOST_EXPLAINED = 500
 Body = bytes | bytearray

@@ -6,8 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.quantizers.fitting import inverse, peak
-from model_zoo.conversion.quantizers.packing import halves, packed
+from model_zoo.convert.quantizers.fitting import inverse, peak
+from model_zoo.convert.quantizers.packing import halves, packed
 
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # What the weight furthest from 0 becomes, first: near -127 or near 113, or cut.

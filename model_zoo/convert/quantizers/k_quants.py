@@ -6,14 +6,14 @@ Inside, weights are columns [group, groups]; scales and minima [blocks, groups o
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.quantizers.fitting import (
+from model_zoo.convert.quantizers.fitting import (
     inverse,
     peak,
     rounded,
     scale_and_minimum_of,
     scale_of,
 )
-from model_zoo.conversion.quantizers.packing import halves, packed, signed_bytes
+from model_zoo.convert.quantizers.packing import halves, packed, signed_bytes
 
 _NEARBY = (0, -1, 1)
 _LEAST_HALF = 2.0**-24

@@ -6,8 +6,8 @@ Bit for bit what `gguf.quants.quantize` gives.
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.quantizers.fitting import inverse
-from model_zoo.conversion.quantizers.packing import halves, packed, packed_each, signed_bytes
+from model_zoo.convert.quantizers.fitting import inverse
+from model_zoo.convert.quantizers.packing import halves, packed, packed_each, signed_bytes
 
 
 def q4_0(blocks: Tensor) -> Tensor:

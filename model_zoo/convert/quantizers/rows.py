@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_zoo.conversion.quantizers import codebooks, k_quants, legacy
+from model_zoo.convert.quantizers import codebooks, k_quants, legacy
 from runtime.errors import ModelFileError
 from runtime.quant import block_type
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model_zoo.conversion.vocabularies.expressions import canonical
-from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
-from model_zoo.conversion.vocabularies.tokens import TokenTable
+from model_zoo.convert.vocabularies.expressions import canonical
+from model_zoo.convert.vocabularies.files import TokenizerFiles, parts
+from model_zoo.convert.vocabularies.tokens import TokenTable
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, architecture_pre_tokenizer
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from model_zoo.conversion.vocabularies.byte_level import byte_level, is_byte_level
-from model_zoo.conversion.vocabularies.files import TokenizerFiles
-from model_zoo.conversion.vocabularies.roles import role_keys
-from model_zoo.conversion.vocabularies.sentencepiece import (
+from model_zoo.convert.vocabularies.byte_level import byte_level, is_byte_level
+from model_zoo.convert.vocabularies.files import TokenizerFiles
+from model_zoo.convert.vocabularies.roles import role_keys
+from model_zoo.convert.vocabularies.sentencepiece import (
     from_merges,
     from_model_file,
     from_ranked_merges,
 )
-from model_zoo.conversion.vocabularies.templates import template_keys
-from model_zoo.conversion.vocabularies.tokens import TokenTable
-from model_zoo.conversion.vocabularies.wordpiece import wordpiece
+from model_zoo.convert.vocabularies.templates import template_keys
+from model_zoo.convert.vocabularies.tokens import TokenTable
+from model_zoo.convert.vocabularies.wordpiece import wordpiece
 from runtime.errors import UnsupportedModelError
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_zoo.conversion.configuration import Configuration, optional_json
+from model_zoo.convert.configuration import Configuration, optional_json
 from runtime.errors import ModelFileError
 
 # More than any vocabulary has, and few enough that a damaged id asks for little memory.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.conversion.vocabularies.files import TokenizerFiles, listed, parts
+from model_zoo.convert.vocabularies.files import TokenizerFiles, listed, parts
 
 _ROLES = {
     "bos": "bos_token_id",

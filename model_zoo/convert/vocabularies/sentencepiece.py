@@ -7,9 +7,9 @@ from typing import Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from model_zoo.conversion.vocabularies.byte_level import merges, vocabulary
-from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
-from model_zoo.conversion.vocabularies.tokens import TokenTable
+from model_zoo.convert.vocabularies.byte_level import merges, vocabulary
+from model_zoo.convert.vocabularies.files import TokenizerFiles, parts
+from model_zoo.convert.vocabularies.tokens import TokenTable
 from model_zoo.tokenizers.marked_space import SPACE
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.conversion.configuration import optional_json
-from model_zoo.conversion.vocabularies.files import TokenizerFiles, listed
+from model_zoo.convert.configuration import optional_json
+from model_zoo.convert.vocabularies.files import TokenizerFiles, listed
 
 _KEY = "tokenizer.chat_template"
 _DEFAULT = "default"

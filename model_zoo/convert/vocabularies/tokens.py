@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from model_zoo.conversion.vocabularies.files import AddedToken
+from model_zoo.convert.vocabularies.files import AddedToken
 from model_zoo.tokenizers.vocabulary import TokenType
 
 # What a token without a text of its own is called; readers know the form.

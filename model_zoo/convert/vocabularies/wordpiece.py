@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.conversion.vocabularies.byte_level import vocabulary
-from model_zoo.conversion.vocabularies.files import TokenizerFiles, parts
-from model_zoo.conversion.vocabularies.tokens import TokenTable
+from model_zoo.convert.vocabularies.byte_level import vocabulary
+from model_zoo.convert.vocabularies.files import TokenizerFiles, parts
+from model_zoo.convert.vocabularies.tokens import TokenTable
 from model_zoo.tokenizers.marked_space import SPACE
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError

@@ -1,7 +1,7 @@
 """BERT: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import encoders
-from model_zoo.conversion.mapping import Conversion, Key, Rule
+from model_zoo.convert import encoders
+from model_zoo.convert.mapping import Conversion, Key, Rule
 from model_zoo.models.bert.text import DEFAULT_EPS
 
 CONVERSION = Conversion(

@@ -1,7 +1,7 @@
 """Gemma 2: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.mapping import Conversion, Key
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.mapping import Conversion, Key
 
 CONVERSION = Conversion(
     serves=("Gemma2ForCausalLM",),

@@ -8,7 +8,7 @@ from model_zoo.models.gemma3.placeholders import GemmaPlacement
 from model_zoo.models.gemma3.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
 def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:

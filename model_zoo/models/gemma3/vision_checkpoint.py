@@ -2,10 +2,10 @@
 
 from math import isqrt
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
-from model_zoo.conversion.transforms import plus_one
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.convert.transforms import plus_one
 from model_zoo.models.gemma3.vision import ROWS
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import Computed, Conversion, Key, Rule
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Computed, Conversion, Key, Rule
 from model_zoo.models.gemma4.text import FULL_EVERY
 from runtime.errors import UnsupportedModelError
 

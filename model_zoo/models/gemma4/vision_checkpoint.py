@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.layers.vision.clamped import BOUNDS
 from model_zoo.layers.vision.sizes import CHANNELS
 from model_zoo.models.gemma4.vision import AREA_KEY, BASE, EPS, POOLED, POOLED_KEY, PROJECTION, ROWS

@@ -10,7 +10,7 @@ from model_zoo.models.idefics3.placeholders import TilePlacement
 from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 EDGE_TILES = 4
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from model_zoo.images.tiles import with_whole
 from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 AROUND, PLACE, WHOLE = "<fake_token_around_image>", "<image>", "<global-img>"
 NAMED_SIDE = 6  # vocabularies have tokens for so many rows and columns

@@ -1,8 +1,8 @@
 """Idefics 3 and SmolVLM: conversion of vision checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED
 
 # What processors of the family scale to where a checkpoint says nothing.

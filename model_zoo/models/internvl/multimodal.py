@@ -17,7 +17,7 @@ from model_zoo.models.internvl.vision import (
 )
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 TILES_LIMIT = 128
 

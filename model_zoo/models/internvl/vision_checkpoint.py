@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.models.internvl.vision import (
     EPS,
     LEAST_TILES_KEY,

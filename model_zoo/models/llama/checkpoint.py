@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.mapping import Conversion
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.mapping import Conversion
 
 CONVERSION = Conversion(
     serves=("LlamaForCausalLM", "MistralForCausalLM"),

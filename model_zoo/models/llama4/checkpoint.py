@@ -1,9 +1,9 @@
 """Llama 4: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import Conversion, Key, Rule, Transform
-from model_zoo.conversion.transforms import after_transposing, first_half, second_half, transposed
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Conversion, Key, Rule, Transform
+from model_zoo.convert.transforms import after_transposing, first_half, second_half, transposed
 
 
 def _has_experts(config: Configuration, layer: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, WHOLE, PLACE, END = "<|image_start|>", "<|image|>", "<|patch|>", "<|image_end|>"
 NEXT_COLUMN, NEXT_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"

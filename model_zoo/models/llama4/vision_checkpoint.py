@@ -1,8 +1,8 @@
 """Llama 4: conversion of vision checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.llama4.vision import EPS
 

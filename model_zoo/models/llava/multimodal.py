@@ -10,7 +10,7 @@ from model_zoo.models.llava.placeholders import LlavaPlacement
 from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import UnsupportedModelError
 
 

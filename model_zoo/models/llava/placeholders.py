@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from model_zoo.multimodal.placeholders import Outlined, Piece, Rows
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE = "<image>"
 

@@ -1,8 +1,8 @@
 """LLaVA: conversion of vision checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.models.llava.vision import ASPECT_KEY, EPS, FEATURE_KEY, MIDDLE, PADDED
 
 

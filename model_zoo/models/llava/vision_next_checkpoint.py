@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import Key, Rule
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Key, Rule
 from model_zoo.models.llava import vision_checkpoint as llava
 from model_zoo.models.llava.vision import ASPECT_KEY
 from model_zoo.models.llava.vision_next import CANVASES_KEY, MERGE_KEY, MERGED, TILED

@@ -1,7 +1,7 @@
 """Mistral 3 and Ministral 3: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.models.mistral3.text import TEMPERATURE_KEYS
 
 

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration, optional_json
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
-from model_zoo.conversion.transforms import interleaved
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration, optional_json
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.convert.transforms import interleaved
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.mistral3.vision import EPS, MERGED, PROJECTOR_EPS
 from runtime.errors import UnsupportedModelError

@@ -1,9 +1,9 @@
 """Llama 3.2 Vision (mllama): conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import OLLAMA, Conversion, Key, Rule
-from model_zoo.conversion.transforms import interleaved
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import OLLAMA, Conversion, Key, Rule
+from model_zoo.convert.transforms import interleaved
 
 
 def _attends_to_images(config: Configuration, layer: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE = "<|image|>"
 

@@ -1,7 +1,7 @@
 """NomicBERT: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import decoders, encoders
-from model_zoo.conversion.mapping import Conversion, Key, Rule
+from model_zoo.convert import decoders, encoders
+from model_zoo.convert.mapping import Conversion, Key, Rule
 from model_zoo.models.nomic_bert.text import DEFAULT_BASE, DEFAULT_EPS
 
 CONVERSION = Conversion(

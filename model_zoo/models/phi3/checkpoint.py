@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import Computed, Conversion, Key, Rule
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Computed, Conversion, Key, Rule
 
 # What the family has called its one way of scaling.
 _LONGROPE = ("longrope", "su", "yarn")

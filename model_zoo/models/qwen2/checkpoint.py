@@ -1,7 +1,7 @@
 """Qwen 2: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.mapping import Conversion
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.mapping import Conversion
 
 CONVERSION = Conversion(
     serves=("Qwen2ForCausalLM",),

@@ -9,7 +9,7 @@ from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import QwenPlacement
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PATCH = 14
 # Of files that state no bounds, which are most: neither llama.cpp's nor Ollama's converter writes

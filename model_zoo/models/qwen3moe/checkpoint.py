@@ -1,8 +1,8 @@
 """Qwen 3 MoE: conversion of text model checkpoints to GGUF."""
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import Conversion, Key
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Conversion, Key
 from runtime.errors import UnsupportedModelError
 
 

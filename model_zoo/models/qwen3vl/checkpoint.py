@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from model_zoo.conversion import checks, decoders
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
-from model_zoo.conversion.transforms import (
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
+from model_zoo.convert.transforms import (
     first_half,
     second_half,
     transposed,

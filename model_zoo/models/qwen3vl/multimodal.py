@@ -9,7 +9,7 @@ from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import QwenPlacement
 from model_zoo.multimodal.spec import EyeParts
-from model_zoo.tokenizer import Tokenizer
+from model_zoo.tokenizers.tokenizer import Tokenizer
 
 # Of files that state no bounds, such as all of llama.cpp's converter. The least is that of every
 # checkpoint and of Ollama's imageprocessor.go (64 << 10). As to the most, the programs differ:

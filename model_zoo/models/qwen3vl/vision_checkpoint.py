@@ -3,9 +3,9 @@
 from dataclasses import replace
 from math import isqrt
 
-from model_zoo.conversion import checks, towers
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.convert import checks, towers
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.qwen3vl.vision import DEEP_LAYERS, EPS, FILE_FRAMES, FRAMES, MERGED, PLACES
 

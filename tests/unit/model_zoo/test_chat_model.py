@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from model_zoo.chat import ChatTemplate, Message
+from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.chat_model import EFFORTS, ChatModel
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (
     CALLS,

@@ -21,8 +21,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from model_zoo.conversion.checkpoint import Checkpoint
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.checkpoint import Checkpoint
+from model_zoo.convert.convert import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder

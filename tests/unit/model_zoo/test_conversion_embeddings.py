@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertTokenizer
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from model_zoo.registry import load
 from runtime.errors import UnsupportedModelError
 from tests.tiny_models import write_tiny_folder

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
 from tests.tiny_models import write_tiny_folder
 from tests.unit.model_zoo.checkpoint_changes import (

@@ -10,9 +10,9 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.convert import conversion_for
-from model_zoo.conversion.metadata import metadata_of
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.convert import conversion_for
+from model_zoo.convert.metadata import metadata_of
 from runtime.errors import UnsupportedModelError
 from tests.tiny_models import tiny_tokenizer
 

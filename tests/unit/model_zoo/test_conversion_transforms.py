@@ -14,9 +14,9 @@ from transformers import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.convert import convert
-from model_zoo.conversion.transforms import interleaved
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.convert import convert
+from model_zoo.convert.transforms import interleaved
 from runtime.errors import ModelFileError
 from tests.tiny_models import write_tiny, write_tiny_folder
 from tests.unit.model_zoo.checkpoint_changes import SIZES, reshaped

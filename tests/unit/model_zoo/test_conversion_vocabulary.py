@@ -16,11 +16,11 @@ from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from model_zoo.conversion.configuration import Configuration
-from model_zoo.conversion.vocabularies.choice import tokenizer_keys
-from model_zoo.conversion.vocabularies.files import TokenizerFiles
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.vocabularies.choice import tokenizer_keys
+from model_zoo.convert.vocabularies.files import TokenizerFiles
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.reference_data import vocabulary_metadata

@@ -8,16 +8,16 @@ from pathlib import Path
 import gguf
 import pytest
 
-from model_zoo.chat import Message
-from model_zoo.creation import copy, create, file_kind
-from model_zoo.definition import Definition
+from model_zoo.chat.messages import Message
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.importing import import_file
-from model_zoo.manifest import Layer
-from model_zoo.model_name import ModelName
 from model_zoo.sources.reference import RegistrySource
 from model_zoo.sources.resolve import facts
-from model_zoo.store import Store
+from model_zoo.store.creation import copy, create, file_kind
+from model_zoo.store.definition import Definition
+from model_zoo.store.importing import import_file
+from model_zoo.store.manifest import Layer
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import RequestError, SourceError, StoreError
 from tests.loopback import serving
 from tests.published import Registry

@@ -17,7 +17,7 @@ from model_zoo.layers.dividing import divided_heads, divided_width, local_cache
 from model_zoo.layers.experts import Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import GatheredLinear, SummedLinear
-from model_zoo.part import load_part
+from model_zoo.rank_part import load_part
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, UnsupportedModelError
 from runtime.kernels.experts import expert_products

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from model_zoo.sources.download import Streams
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import parse_source
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from tests.loopback import Exchange, digest, free_port, serving
 from tests.patience import HANG_S

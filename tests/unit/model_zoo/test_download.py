@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.manifest import MAX_MANIFEST_BYTES
 from model_zoo.sources import http
 from model_zoo.sources.download import Streams
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import RegistrySource, parse_source
-from model_zoo.store import Store, journal_of
+from model_zoo.store.manifest import MAX_MANIFEST_BYTES
+from model_zoo.store.store import Store, journal_of
 from runtime.errors import SourceError, StoreError
 from tests.loopback import Answering, Exchange, Server, digest, serving
 from tests.patience import HANG_S, wait_until
@@ -38,7 +38,7 @@ from model_zoo.sources import http
 from model_zoo.sources.download import Streams
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import parse_source
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 http.TIMEOUT = httpx.Timeout({HANG_S})
 told = []
 streams = Streams(count=3, part_bytes={PART})

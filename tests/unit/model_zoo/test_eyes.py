@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from model_zoo.chat_model import ChatModel
-from model_zoo.conversion.convert import convert
+from model_zoo.convert.convert import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.registry import load

@@ -8,7 +8,7 @@ from huggingface_hub import HfApi
 from model_zoo.sources.hub import HubAccess
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import parse_source
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from tests.loopback import Exchange, digest, serving
 from tests.published import COMMIT, Hub

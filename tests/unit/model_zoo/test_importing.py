@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo import importing
-from model_zoo.importing import import_file
-from model_zoo.store import Store
+from model_zoo.store import importing
+from model_zoo.store.importing import import_file
+from model_zoo.store.store import Store
 from runtime.errors import SourceError, StoreError
 
 CONTENT = b"some bytes" * 1000

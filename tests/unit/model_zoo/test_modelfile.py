@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_zoo.chat import Message
-from model_zoo.modelfile import parse_modelfile, render_modelfile
+from model_zoo.chat.messages import Message
+from model_zoo.store.modelfile import parse_modelfile, render_modelfile
 from runtime.errors import RequestError
 
 WHOLE = '''# a comment

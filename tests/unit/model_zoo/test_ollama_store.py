@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.sources.ollama_store import default_folder, import_models
 from model_zoo.sources.resolve import facts
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from tests.loopback import digest
 from tests.published import CONFIG, manifest_of

@@ -9,7 +9,7 @@ import pytest
 from model_zoo.sources.http import Http
 from model_zoo.sources.pull import PullProgress, pull
 from model_zoo.sources.reference import RegistrySource, parse_source
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import SourceError, StoreError
 from tests.loopback import Exchange, Server, digest, serving
 from tests.published import CONFIG, Registry

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFValueType
 
-from model_zoo.conversion.quantize import facts_of, quantize_file
-from model_zoo.conversion.recipes import Facts
+from model_zoo.convert.quantize import facts_of, quantize_file
+from model_zoo.convert.recipes import Facts
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, ModelFileError
@@ -177,7 +177,7 @@ def test_progress_counts_the_bytes_of_the_source(source, tmp_path):
 
 
 def test_tensors_larger_than_a_piece_are_written_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("model_zoo.conversion.quantize._CHUNK", 1000)
+    monkeypatch.setattr("model_zoo.convert.quantize._CHUNK", 1000)
     array = normal(3, 5, 320)
     source = write_tensors(tmp_path / "s.gguf", {"blk.0.ffn_up_exps.weight": array})
     read = matrices(quantize_file(source, tmp_path / "q.gguf", "q8_0"))

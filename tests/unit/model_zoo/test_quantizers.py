@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from model_zoo.conversion.quantizers.rows import QUANTIZABLE, quantize
+from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
 from runtime.errors import ModelFileError
 from runtime.quant import block_type, dequantize
 from tests.memory_profile import peak_bytes

@@ -3,8 +3,8 @@
 import gguf
 import pytest
 
-from model_zoo.conversion.quantizers.rows import QUANTIZABLE
-from model_zoo.conversion.recipes import RECIPES, Facts, file_type, recipe_named, tensor_type
+from model_zoo.convert.quantizers.rows import QUANTIZABLE
+from model_zoo.convert.recipes import RECIPES, Facts, file_type, recipe_named, tensor_type
 from runtime.errors import ConfigurationError
 from runtime.quant import block_type
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.tokenizer import load_tokenizer
 from model_zoo.tokenizers import recurring
 from model_zoo.tokenizers.byte_level import BETWEEN_WORDS, splitter
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
 from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.sentencepiece_bpe import SentencePieceBPE
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from model_zoo.tokenizers.vocabulary import read_vocabulary
 from tests.reference_data import reference_data
 from tests.unit.model_zoo.tiny_vocabulary import NORMAL, sentencepiece_metadata

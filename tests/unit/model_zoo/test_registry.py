@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from model_zoo.registry import load
 from runtime.errors import (
     ConfigurationError,
@@ -218,7 +218,7 @@ def test_every_family_can_be_imported_none_is_beforehand_and_none_imports_conver
         "    assert callable(importlib.import_module(family.text).build_decoder)\n"
         "for family in VISION_FAMILIES.values():\n"
         "    assert callable(importlib.import_module(family.multimodal).build_eyes)\n"
-        "assert not any(name.startswith('model_zoo.conversion') for name in sys.modules)\n"
+        "assert not any(name.startswith('model_zoo.convert') for name in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

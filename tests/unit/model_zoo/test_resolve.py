@@ -2,9 +2,9 @@
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from model_zoo.sources.resolve import resolve
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.errors import SourceError, StoreError
 from tests.loopback import Server, digest, serving
 from tests.published import Registry

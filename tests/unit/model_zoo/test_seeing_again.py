@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.models.idefics3.image_processor import Idefics3Processor

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from model_zoo.manifest import LAYER_TYPE, Layer, Manifest, is_file_name
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store, default_root, journal_of
+from model_zoo.store.manifest import LAYER_TYPE, Layer, Manifest, is_file_name
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store, default_root, journal_of
 from runtime.errors import SourceError, StoreError
 from tests.loopback import digest
 from tests.patience import HANG_S
@@ -200,7 +200,7 @@ def test_where_a_hard_link_cannot_be_the_blob_is_a_reference(store, tmp_path, mo
 
 
 def test_who_waits_for_a_blob_says_so_and_goes_on(store, monkeypatch) -> None:
-    monkeypatch.setattr("model_zoo.store.WAITING_S", 0.02)
+    monkeypatch.setattr("model_zoo.store.store.WAITING_S", 0.02)
     held, said = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -226,7 +226,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_comes(store) -> None:
 def test_bytes_that_have_come_need_no_further_room(store, monkeypatch) -> None:
     entry = layer(b"x" * 100_000)
     usage = type("Usage", (), {"free": 50_000 + (64 << 20)})
-    monkeypatch.setattr("model_zoo.store.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("model_zoo.store.store.shutil.disk_usage", lambda _: usage)
     with pytest.raises(StoreError):
         store.check_room([entry])
     store.partial(entry.digest).write_bytes(b"x" * 80_000)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat import ChatTemplate, Message, encode_chat
-from model_zoo.template_choice import ChosenTemplate, choose_template
-from model_zoo.tokenizer import load_tokenizer
+from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.chat.template_choice import ChosenTemplate, choose_template
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError
 from tests.reference_data import reference_data
 from tests.unit.model_zoo.tiny_vocabulary import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_zoo.template_language import check_jinja, is_go_template
+from model_zoo.chat.template_language import check_jinja, is_go_template
 from runtime.errors import RequestError
 from tests.chat_templates import TEMPLATES, template_source
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat import ChatTemplate, Message, ToolCall
+from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
     CALLS,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.chat import ChatTemplate, Message
-from model_zoo.sandbox import renderer
+from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.sandbox import renderer
 from runtime.errors import ModelFileError, RequestError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ def rendering_processes() -> list[int]:
     forking = [
         child
         for child in children(os.getpid())
-        if "model_zoo.sandbox" in Path(f"/proc/{child}/cmdline").read_text()
+        if "model_zoo.chat.sandbox" in Path(f"/proc/{child}/cmdline").read_text()
     ]
     return [*forking, *(forked for child in forking for forked in children(child))]
 
@@ -137,7 +137,7 @@ def test_a_fork_of_this_process_gets_a_process_of_its_own() -> None:
 def test_nothing_of_a_process_that_is_killed_stays() -> None:
     script = (
         "import time\n"
-        "from model_zoo.chat import ChatTemplate, Message\n"
+        "from model_zoo.chat.messages import ChatTemplate, Message\n"
         "from tests.unit.model_zoo.test_template_processes import SAID, rendering_processes\n"
         "templates = [ChatTemplate(SAID) for _ in range(3)]\n"
         "print(*rendering_processes(), flush=True)\n"
@@ -166,7 +166,7 @@ def test_a_template_that_is_dropped_takes_its_processes_along() -> None:
 
 def test_the_process_that_forks_imports_no_large_library() -> None:
     script = (
-        "import sys, model_zoo.sandbox.server\n"
+        "import sys, model_zoo.chat.sandbox.server\n"
         "print({'torch', 'numpy', 'ray', 'subprocess', 'asyncio'} & set(sys.modules) or 'none')"
     )
     assert run_python(script).stdout == "none\n"
@@ -176,7 +176,7 @@ def test_modules_are_found_that_are_not_on_the_path() -> None:
     """As in an editable installation, whose modules a hook finds."""
     script = (
         "import sys\n"
-        "from model_zoo.chat import ChatTemplate, Message\n"
+        "from model_zoo.chat.messages import ChatTemplate, Message\n"
         f"sys.path = [path for path in sys.path if path not in ('', {str(ROOT)!r})]\n"
         "print(ChatTemplate('{{ messages[0].content }}').render([Message('user', 'found')]))"
     )
@@ -185,8 +185,8 @@ def test_modules_are_found_that_are_not_on_the_path() -> None:
 
 
 LIMITED = (
-    "from model_zoo.sandbox.frames import Limits\n"
-    "from model_zoo.sandbox.limits import accept_limits, address_space_bytes, limited\n"
+    "from model_zoo.chat.sandbox.frames import Limits\n"
+    "from model_zoo.chat.sandbox.limits import accept_limits, address_space_bytes, limited\n"
     "accept_limits()\n"
     "with limited(Limits({seconds}, 64 << 20, 0), idle_bytes=address_space_bytes()):\n"
     "    {work}\n"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_zoo.tokenizer import Tokenizer, load_tokenizer
 from model_zoo.tokenizers import specials
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
 from model_zoo.tokenizers.specials import SpecialTexts, any_of
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.tiny_vocabulary import (
     CONTROL,

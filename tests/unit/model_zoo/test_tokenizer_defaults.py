@@ -2,8 +2,8 @@
 
 import pytest
 
-from model_zoo.tokenizer import load_tokenizer
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, choose_pre_tokenizer
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.unit.model_zoo.tiny_vocabulary import (
     CONTROL,
     USER_DEFINED,

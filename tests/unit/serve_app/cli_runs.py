@@ -10,9 +10,9 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from model_zoo.manifest import LAYER_TYPE, Layer, Manifest
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store
+from model_zoo.store.manifest import LAYER_TYPE, Layer, Manifest
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from serve_app.cli.main import caravan
 
 # The script that an installation makes, or what stands for it where there is none.

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import ollama
 
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import ModelNotFoundError, SourceError, StoreError
 from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.model_name import ModelName
 from model_zoo.sources.resolve import facts
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from tests.tiny_models import write_tiny_llama
 from tests.unit.model_zoo.test_split import split_like_a_converter
 from tests.unit.serve_app.cli_runs import put, run, said

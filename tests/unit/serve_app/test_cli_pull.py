@@ -14,11 +14,11 @@ from threading import Event, Thread
 import pytest
 from rich.console import Console
 
-from model_zoo.manifest import LAYER_TYPE, SOURCE, Layer, Manifest
-from model_zoo.model_name import ModelName
 from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import HubSource, RegistrySource
-from model_zoo.store import PARTIAL, Store, digest_of
+from model_zoo.store.manifest import LAYER_TYPE, SOURCE, Layer, Manifest
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import PARTIAL, Store, digest_of
 from runtime.errors import CaravanError
 from serve_app.cli.progress import MOST_BARS, Bars, Steps
 from serve_app.cli.pull import remote_source

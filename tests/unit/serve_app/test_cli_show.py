@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model_zoo.registry import load
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from runtime.assembly import EngineOptions, assemble
 from serve_app.machine import usable_cpus
 from tests.gguf_files import rewrite

@@ -6,9 +6,9 @@ import gguf
 import pytest
 
 from model_zoo.gguf.cursor import Cursor
-from model_zoo.manifest import Layer
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store
+from model_zoo.store.manifest import Layer
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli_runs import blob, put, run, said
 

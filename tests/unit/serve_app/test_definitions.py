@@ -2,10 +2,10 @@
 
 import pytest
 
-from model_zoo.chat import Message
-from model_zoo.definition import Definition
-from model_zoo.model_name import ModelName
+from model_zoo.chat.messages import Message
 from model_zoo.sources.reference import HubSource, RegistrySource
+from model_zoo.store.definition import Definition
+from model_zoo.store.model_name import ModelName
 from runtime.errors import RequestError
 from serve_app.definitions import of_fields, of_modelfile, remote_material
 

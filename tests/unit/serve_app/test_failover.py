@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import (
     EngineDeadError,
     ModelUnavailableError,

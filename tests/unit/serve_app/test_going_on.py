@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.request import FinishReason, SamplingParams
 from serve_app.failover import FailoverRules, Journey
 from serve_app.loading import load_replica

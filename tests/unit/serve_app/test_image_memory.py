@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal import vision as seeing_module
 from model_zoo.multimodal.image_cache import Album
 from runtime.errors import (

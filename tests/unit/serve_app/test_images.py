@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from runtime.request import SamplingParams
 from serve_app import images
 from serve_app.images import ImageRules

@@ -10,8 +10,8 @@ import ollama
 import openai
 import pytest
 
-from model_zoo.definition import Definition
 from model_zoo.sources.pull import PullProgress
+from model_zoo.store.definition import Definition
 from runtime.errors import SourceError
 from serve_app.api import reply as reply_module
 from serve_app.definitions import remote_material

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.options import Options
 from serve_app.task import Conversation, RawText

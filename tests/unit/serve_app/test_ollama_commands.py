@@ -8,9 +8,9 @@ import ollama
 import pytest
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.model_name import ModelName
 from model_zoo.sources.resolve import ResolvedModel, facts
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from tests.loopback import serving as publishing
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.model_name import ModelName
-from model_zoo.store import Store
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.request import SamplingParams
 from serve_app.on_demand.directory import PoolDirectory
 from serve_app.task import ChatTask, RawText

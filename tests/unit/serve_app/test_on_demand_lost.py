@@ -6,7 +6,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from model_zoo.store import Store
+from model_zoo.store.store import Store
 from serve_app.on_demand.directory import PoolDirectory
 from tests.patience import HANG_S, until
 from tests.tiny_models import write_tiny_llama

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from runtime.request import FinishReason
 from serve_app.api.openai_completions import CompletionEncoder

@@ -15,7 +15,7 @@ from openai.types.chat import (
 )
 from openai.types.completion_create_params import CompletionCreateParamsStreaming
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from serve_app.api.embeddings import OpenAIBody
 from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatBody, ChatMessage
 from serve_app.api.openai_completions import CompletionBody

@@ -1,6 +1,6 @@
 """A model's own system text and messages, and when they are said."""
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from serve_app.opening import Opening
 from serve_app.task import Conversation, RawText, TokenIds
 

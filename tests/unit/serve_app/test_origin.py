@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
 from runtime.request import SamplingParams
 from serve_app.loading import check_model, load_replica

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from runtime.errors import ModelUnavailableError
 from runtime.request import SamplingParams
 from serve_app.directory import ModelDirectory

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
 from model_zoo.multimodal.image_cache import Album
 from runtime.errors import OverloadedError, RequestError

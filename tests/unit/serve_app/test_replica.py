@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
 from runtime.errors import (
     EngineDeadError,

@@ -11,7 +11,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from model_zoo.chat import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine import EngineStatistics
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
 from runtime.request import SamplingParams

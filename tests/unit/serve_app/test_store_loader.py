@@ -8,12 +8,12 @@ from pathlib import Path
 import gguf
 import pytest
 
-from model_zoo.chat import ImagePart, Message
-from model_zoo.creation import create
-from model_zoo.definition import Definition
-from model_zoo.model_name import ModelName
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.sources.reference import RegistrySource
-from model_zoo.store import Store
+from model_zoo.store.creation import create
+from model_zoo.store.definition import Definition
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
 from runtime.errors import (
     DoesNotFitError,
     ModelNotFoundError,

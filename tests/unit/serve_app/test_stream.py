@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import OverloadedError, PromptTooLongError
 from runtime.request import FinishReason, SamplingParams
 from serve_app.stream import wire

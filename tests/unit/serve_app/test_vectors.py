@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from model_zoo.chat import Message
+from model_zoo.chat.messages import Message
 from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
 from runtime.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from serve_app.replica import ModelReplica

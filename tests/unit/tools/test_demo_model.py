@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 import torch
 
-from model_zoo.chat import ImagePart
-from model_zoo.chat import Message as Asked
+from model_zoo.chat.messages import ImagePart
+from model_zoo.chat.messages import Message as Asked
 from model_zoo.registry import load
 from tools.demo_model import (
     IMAGE_SIDE,
