@@ -15,7 +15,7 @@ from bench.contender import Isolated
 from bench.report import Row
 from bench.seeing_model import EyesShape
 from model_zoo.chat.messages import ImagePart, Message
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings
 from serve_app.task import ChatTask, Conversation, RawText

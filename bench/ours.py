@@ -11,8 +11,8 @@ import torch
 
 from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Setting
 from model_zoo.registry import load
-from runtime.assembly import EngineOptions, assemble
-from runtime.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
 

@@ -7,8 +7,8 @@ from statistics import median
 import torch
 
 from bench.contender import TEMPERATURE, TOP_K, TOP_P
-from runtime.request import SamplingParams
-from runtime.sampler import Draws, Path, Sampler
+from runtime.engine.request import SamplingParams
+from runtime.worker.sampler import Draws, Path, Sampler
 
 WARM_UPS = 5
 REPEATS = 40

@@ -18,10 +18,10 @@ from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
 from model_zoo.multimodal.vision import Eyes, Seen
 from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.engine.request import ImageSpan
 from runtime.errors import RequestError
-from runtime.model import DecoderModel
-from runtime.request import ImageSpan
-from runtime.vision import PreparedImage, VisionTower
+from runtime.vision.encoder import PreparedImage, VisionTower
+from runtime.worker.model import DecoderModel
 
 EFFORTS = ("low", "medium", "high", "max")
 

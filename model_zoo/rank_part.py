@@ -9,8 +9,8 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import Progress
 from model_zoo.registry import check_divisible, class_for
-from runtime.model import DecoderModel
-from runtime.ranks import Ranks
+from runtime.distributed.ranks import Ranks
+from runtime.worker.model import DecoderModel
 
 
 def file_digest(path: Path) -> str:

@@ -25,10 +25,10 @@ from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.loading import PREFIXES, EyeFile, find_eyes, opened
 from model_zoo.multimodal.spec import EyeParts
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from runtime.distributed.layer_placement import Stages
+from runtime.distributed.ranks import ALONE, Ranks
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.model import DecoderModel
-from runtime.ranks import ALONE, Ranks
-from runtime.stages import Stages
+from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
 # `pooling_type`: how an embedding model makes one vector of many.

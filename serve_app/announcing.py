@@ -1,9 +1,9 @@
 """What the log says of a model that has been loaded, and of an encoder."""
 
 from model_zoo.chat_model import ChatModel
-from runtime.assembly import EngineOptions
-from runtime.memory import MemoryPlan
-from runtime.vision import ImageEncoder
+from runtime.engine.assembly import EngineOptions
+from runtime.engine.memory_plan import MemoryPlan
+from runtime.vision.encoder import ImageEncoder
 from serve_app.logs import get_logger
 from serve_app.origin import Origin
 from serve_app.settings import ModelSettings

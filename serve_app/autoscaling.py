@@ -13,7 +13,7 @@ from typing import Any
 from ray import cloudpickle
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app import pressure, scaling
 from serve_app.sections import AutoscalingSettings
 

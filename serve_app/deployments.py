@@ -39,7 +39,7 @@ from serve_app.unserved import UnservedReplica
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from runtime.engine import EngineStatistics
+    from runtime.engine.engine import EngineStatistics
     from serve_app.replica import ModelReplica
     from serve_app.vision.encoder import EncoderStatistics
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.engine.request import Begun, Usage
 from runtime.errors import OverloadedError, ReplicaLostError
-from runtime.request import Begun, Usage
 from serve_app.stream.client import SILENCE_S
 from serve_app.stream.wire import Address
 from serve_app.task import ChatDelta, ChatTask, Task

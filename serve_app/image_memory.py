@@ -6,7 +6,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.images.decode import BYTES_PER_PIXEL
 from model_zoo.multimodal.image_cache import Album
 from runtime.errors import ConfigurationError
-from runtime.vision import most_pixels
+from runtime.vision.encoder import most_pixels
 from serve_app.preparing import IMAGE_THREADS
 from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
 

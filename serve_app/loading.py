@@ -14,17 +14,17 @@ from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.image_cache import Album
 from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
-from runtime.assembly import EngineOptions, assemble, check_options, compute_part
+from runtime.distributed.control_channel import Lead, Seat
+from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.ranks import ALONE, Ranks, Unconnected
+from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
 from runtime.errors import (
     CaravanError,
     ConfigurationError,
     ModelFileError,
     UnsupportedModelError,
 )
-from runtime.lifeline import Lead, Seat
-from runtime.ranks import ALONE, Ranks, Unconnected
-from runtime.team import Member, Team
-from runtime.vision import ImageEncoder, LocalEncoder
+from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.announcing import (
     log_encoder,
     log_left_alone,

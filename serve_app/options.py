@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from runtime.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from runtime.errors import RequestError
-from runtime.request import MAX_TOP_LOGPROBS, SamplingParams
 
 SEED_LIMIT = 2**63
 LONGEST = 2**63 - 1  # what travels as an integer

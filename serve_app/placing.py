@@ -8,10 +8,10 @@ from math import prod
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
+from runtime.distributed.layer_placement import Stages, by_room, by_shares
+from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import ConfigurationError
-from runtime.memory import LEFT_FREE, available_bytes
-from runtime.model import DecoderModel
-from runtime.stages import Stages, by_room, by_shares
+from runtime.worker.model import DecoderModel
 from serve_app.logs import get_logger
 from serve_app.machine import number_type, prepare_kernels
 from serve_app.settings import ModelSettings

@@ -17,7 +17,7 @@ class Report:
 
     `queued_images` are being encoded or wait for it. `kv_occupancy`: of pages. `room_used`: of what
     a process has for models on demand, by those that are at work; `room_lacking`: by those that
-    were refused lately, since others had it. `ttft_s` and `ttft_queue_s`: see runtime/pace.py.
+    were refused lately, since others had it. `ttft_s` and `ttft_queue_s`: see `throughput`.
     Totals are since the replica's start.
     """
 

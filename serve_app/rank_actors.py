@@ -9,8 +9,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from runtime.distributed.control_channel import Lead, Seat
 from runtime.errors import ConfigurationError, EngineDeadError
-from runtime.lifeline import Lead, Seat
 from serve_app.settings import ModelSettings
 
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import Album
-from runtime.aio import AsyncEngine, failure
-from runtime.engine import EngineStatistics
-from runtime.errors import PromptTooLongError, RequestError
-from runtime.request import (
+from runtime.engine.async_engine import AsyncEngine, failure
+from runtime.engine.engine import EngineStatistics
+from runtime.engine.request import (
     Alternative,
     Delta,
     FinishReason,
@@ -24,6 +23,7 @@ from runtime.request import (
     Sampled,
     StopRules,
 )
+from runtime.errors import PromptTooLongError, RequestError
 from serve_app.card import ModelCard
 from serve_app.logs import get_logger
 from serve_app.opening import Opening

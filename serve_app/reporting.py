@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app.beginnings import chain_of_task
 from serve_app.policy import Load
 from serve_app.prefixes import Chain

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from model_zoo.chat.messages import ImagePart, Message
-from runtime.request import Begun, FinishReason, SamplingParams, Usage
+from runtime.engine.request import Begun, FinishReason, SamplingParams, Usage
 
 # The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.
 
@@ -114,7 +114,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """`runtime.request.Delta` with its log-probabilities spelled out for clients.
+    """`runtime.engine.request.Delta` with its log-probabilities spelled out for clients.
 
     `prompt`: the prompt's token ids, in the delta with `finish` and where they were wanted.
     `vectors`: what an `EmbeddingTask` asked for, in its order, each as little-endian float32.

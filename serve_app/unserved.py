@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import NoReturn
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from runtime.errors import EngineDeadError, ModelUnavailableError
 from serve_app.card import ModelCard
 from serve_app.logs import get_logger

@@ -6,9 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from model_zoo.chat_model import ChatModel
-from runtime.aio import AsyncEngine, failure
-from runtime.errors import PromptTooLongError, RequestError
-from runtime.request import (
+from runtime.engine.async_engine import AsyncEngine, failure
+from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
@@ -16,6 +15,7 @@ from runtime.request import (
     SamplingParams,
     StopRules,
 )
+from runtime.errors import PromptTooLongError, RequestError
 from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
 AT_ONCE = 16

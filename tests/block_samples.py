@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.quant import BlockType
+from runtime.quant.block_types import BlockType
 
 # Byte offsets of the half-precision scales in a block.
 HALVES = {

@@ -19,12 +19,12 @@ import torch
 from model_zoo.chat_model import ChatModel
 from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
-from runtime.aio import AsyncEngine
-from runtime.assembly import EngineOptions, assemble, compute_part
-from runtime.lifeline import Lead, Seat
-from runtime.ranks import ALONE
-from runtime.team import Member, Team
-from runtime.vision import ImageEncoder
+from runtime.distributed.control_channel import Lead, Seat
+from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.ranks import ALONE
+from runtime.engine.assembly import EngineOptions, assemble, compute_part
+from runtime.engine.async_engine import AsyncEngine
+from runtime.vision.encoder import ImageEncoder
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")

@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("runtime", "model_zoo", "serve_app")
 PURE_CORE = (
     "runtime.errors",
-    "runtime.request",
-    "runtime.scheduler",
-    "runtime.textstream",
-    "runtime.pace",
+    "runtime.engine.request",
+    "runtime.engine.scheduler",
+    "runtime.engine.text_stream",
+    "runtime.engine.throughput",
     "runtime.kv.spec",
     "runtime.kv.states",
-    "runtime.kv.ledger",
+    "runtime.kv.cache_manager",
 )
 PURE_SCALING = ("serve_app.pressure", "serve_app.scaling")
 PURE_ROUTING = ("serve_app.policy", "serve_app.prefixes")
@@ -27,8 +27,8 @@ RAY_FILES = {
     for name in ("app", "deployments", "routing", "autoscaling", "cluster", "rank_actors")
 }
 RUNTIME_FOR_MODELS = (
-    *("quant", "kernels", "kv.spec", "kv.states", "model", "ranks", "request", "stages"),
-    *("vision", "errors"),
+    *("errors", "engine.request", "kernels", "kv.spec", "kv.states", "quant.block_types"),
+    *("distributed.layer_placement", "distributed.ranks", "vision.encoder", "worker.model"),
 )
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
@@ -99,7 +99,9 @@ def test_pure_core_runs_where_torch_numpy_and_ray_are_missing() -> None:
     done = subprocess.run([*command, *PURE_CORE], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     # The same command must fail for a module that needs torch, or it hides nothing.
-    done = subprocess.run([*command, "runtime.model"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "runtime.worker.model"], cwd=ROOT, capture_output=True, text=True
+    )
     assert "torch is hidden" in done.stderr
 
 

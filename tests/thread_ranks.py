@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runtime.parallel import ProcessRanks
+from runtime.distributed.process_group import ProcessRanks
 from tests.patience import HANG_S
 
 Result = TypeVar("Result")

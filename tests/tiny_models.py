@@ -32,7 +32,7 @@ from transformers import (
 from transformers.utils import logging
 
 from model_zoo.convert.convert import convert
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 from tests.block_samples import random_blocks, set_scales
 
 logging.disable_progress_bar()

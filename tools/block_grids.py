@@ -3,7 +3,7 @@
     python -m tools.block_grids           compare the file with the installed package
     python -m tools.block_grids --write   write the file
 
-The format is described in `runtime/block_formats/grids.py`. The tables are ggml's (MIT licence).
+The format is described in `runtime/quant/formats/grids.py`. The tables are ggml's (MIT licence).
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 import gguf.quants
 import numpy as np
 
-from runtime.block_formats.grids import GRIDS, PATH, Grid
+from runtime.quant.formats.grids import GRIDS, PATH, Grid
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from model_zoo.chat.messages import ImagePart
 from model_zoo.chat.messages import Message as Asked
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 from serve_app.loading import load_replica
 from serve_app.replica import ModelReplica
 from serve_app.settings import ModelSettings

@@ -12,7 +12,7 @@ from model_zoo.convert.checkpoint import Checkpoint
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import OUTPUT, Computed, Conversion, Rule
 from runtime.errors import ModelFileError
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 
 _SHOWN = 8
 

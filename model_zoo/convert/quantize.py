@@ -14,7 +14,7 @@ from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, gguf_outp
 from model_zoo.gguf.header import MetadataValue, TensorInfo
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, ModelFileError
-from runtime.quant import dequantize
+from runtime.quant.block_types import dequantize
 
 Progress = Callable[[int, int], None]
 

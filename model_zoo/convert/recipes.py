@@ -12,7 +12,7 @@ from math import prod
 from types import MappingProxyType
 
 from runtime.errors import ConfigurationError
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from gguf import GGUFValueType
 from torch import Tensor
 
 from runtime.errors import ConfigurationError
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 
 ALIGNMENT = 32
 _MAGIC, _VERSION = b"GGUF", 3

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 
 from model_zoo.gguf.cursor import Cursor
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS, BlockType
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType
 
 # Arrays of numbers are read-only numpy arrays, arrays of texts lists of str.
 MetadataValue = int | float | bool | str | list[str] | np.ndarray

@@ -17,7 +17,7 @@ from model_zoo.gguf.cursor import Cursor
 from model_zoo.gguf.header import MetadataValue, TensorInfo, read_header
 from model_zoo.gguf.split import check_part, further_parts, model_stem, united
 from runtime.errors import ModelFileError
-from runtime.quant import BlockType, Weight
+from runtime.quant.block_types import BlockType, Weight
 
 _FETCH_BYTES = 32 << 20
 _WORD_BYTES = 8

@@ -20,10 +20,10 @@ from model_zoo.layers.linear import (
     SummedLinear,
 )
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from runtime.distributed.layer_placement import Stages
+from runtime.distributed.ranks import ALONE, Ranks, Split, evenly
 from runtime.errors import ModelFileError
-from runtime.quant import Weight
-from runtime.ranks import ALONE, Ranks, Split, evenly
-from runtime.stages import Stages
+from runtime.quant.block_types import Weight
 
 
 class TensorScope:

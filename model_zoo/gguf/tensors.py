@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
-from runtime.quant import Weight, block_type
-from runtime.ranks import Split
+from runtime.distributed.ranks import Split
+from runtime.quant.block_types import Weight, block_type
 
 Progress = Callable[[int, int], None]
 # Torch order; None where any size but nought is right.

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 DIGEST_BYTES = 32
 

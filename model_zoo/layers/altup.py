@@ -7,7 +7,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.sizes import Sizes
 from runtime.kernels.matmul import matmul
-from runtime.quant import Weight
+from runtime.quant.block_types import Weight
 
 # Least mean square that a stream is scaled by.
 _LEAST = 1e-5

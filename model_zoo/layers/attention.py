@@ -8,10 +8,10 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.step import Step
+from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.pointwise import sigmoid_mul
 from runtime.kv.spec import LayerCache
-from runtime.ranks import HeadSplit, Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A text decoder put together from its layers; see runtime.model.DecoderModel."""
+"""A text decoder put together from its layers; see runtime.worker.model.DecoderModel."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from model_zoo.layers.stack import Layer, LayerInputs, LayerStack
 from runtime.kernels.pointwise import softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
-from runtime.model import Batch, KVCache
+from runtime.worker.model import Batch, KVCache
 
 
 class Decoder:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from model_zoo.gguf.scope import TensorScope
+from runtime.distributed.ranks import HeadSplit, Ranks, Split, by_blocks, evenly, split_heads
 from runtime.errors import ConfigurationError
 from runtime.kv.spec import LayerCache
 from runtime.kv.states import StateCache
-from runtime.ranks import HeadSplit, Ranks, Split, by_blocks, evenly, split_heads
 
 
 def divided_heads(

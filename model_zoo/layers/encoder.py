@@ -11,12 +11,12 @@ from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.stack import Layer, LayerStack
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
-from runtime.model import Batch, KVCache
+from runtime.worker.model import Batch, KVCache
 
 
 class Encoder:
     """Embeddings of tokens, of the first kind of segment where the file has any and with `places`
-    of positions, a norm, and layers; see runtime.model.DecoderModel. It draws no tokens."""
+    of positions, a norm, and layers; see runtime.worker.model.DecoderModel. It draws no tokens."""
 
     def __init__(
         self, w: TensorScope, sizes: Sizes, layers: Sequence[Layer], *, places: bool

@@ -11,10 +11,10 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.norm import RMSNorm
+from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import silu_mul
-from runtime.quant import Weight
-from runtime.ranks import Split, evenly
+from runtime.quant.block_types import Weight
 
 # More than any model has, and few enough that a damaged count asks for little.
 MAX_EXPERTS = 4096

@@ -6,7 +6,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.sizes import Sizes
 from runtime.kernels.pointwise import gelu_mul
-from runtime.model import Batch
+from runtime.worker.model import Batch
 
 WIDTH_KEY = "embedding_length_per_layer_input"
 

@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.distributed.ranks import ALONE, Ranks, Split
 from runtime.kernels.matmul import matmul
-from runtime.quant import Weight, gather_rows
-from runtime.ranks import ALONE, Ranks, Split
+from runtime.quant.block_types import Weight, gather_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import Linear
 from runtime.kernels.pointwise import sigmoid
-from runtime.quant import Weight, block_type
+from runtime.quant.block_types import Weight, block_type
 
 
 class SharedExpert:

@@ -10,10 +10,10 @@ from torch import Tensor
 from model_zoo.layers.dividing import local_cache
 from model_zoo.layers.rope import Rotary, Rotation
 from model_zoo.layers.step import Step
+from runtime.distributed.layer_placement import Stages
+from runtime.distributed.ranks import ALONE, Ranks
 from runtime.kv.spec import LayerCache
-from runtime.model import Batch, KVCache
-from runtime.ranks import ALONE, Ranks
-from runtime.stages import Stages
+from runtime.worker.model import Batch, KVCache
 
 # Kernels pad rows to multiples of this.
 PADDING = 512

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model_zoo.layers.rope import Rotation
-from runtime.model import AttentionPlan, Batch, LayerPages
+from runtime.worker.model import AttentionPlan, Batch, LayerPages
 
 
 @dataclass(frozen=True, slots=True)

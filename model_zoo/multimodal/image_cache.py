@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from runtime.errors import OverloadedError, RequestError
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 UNBOUNDED = 1 << 62
 

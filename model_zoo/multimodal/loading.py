@@ -16,7 +16,7 @@ from model_zoo.multimodal.vision import Eyes
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.kv.spec import Cross
-from runtime.model import DecoderModel
+from runtime.worker.model import DecoderModel
 
 Builder = Callable[[TensorScope, Metadata, Tokenizer], EyeParts]
 PREFIXES = ("v.", "vision.", "mm.")

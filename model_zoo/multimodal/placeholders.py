@@ -12,7 +12,7 @@ from runtime.errors import ModelFileError
 class Rows:
     """`length` times the same token, for as many rows of the image's features from `first_row` on.
 
-    The other fields are those of runtime.request.ImageSpan.
+    The other fields are those of runtime.engine.request.ImageSpan.
     """
 
     token: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from model_zoo.chat.messages import Unforged
 from model_zoo.multimodal.placeholders import Piece, Rows
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from runtime.request import ImageSpan
+from runtime.engine.request import ImageSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from model_zoo.images.normalise import Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import MAX_ASPECT, Filter, check_aspect, resized
 from model_zoo.images.shapes import rectangles
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.multimodal.placeholders import Placement
-from runtime.vision import VisionTower
+from runtime.vision.encoder import VisionTower
 
 
 @dataclass(frozen=True, slots=True, eq=False)

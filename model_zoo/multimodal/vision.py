@@ -10,7 +10,7 @@ from model_zoo.multimodal.image_cache import Album, Loan
 from model_zoo.multimodal.placeholders import Placement, positions
 from model_zoo.multimodal.prompt_layout import Shown
 from runtime.errors import PromptTooLongError, RequestError
-from runtime.vision import PreparedImage, VisionTower
+from runtime.vision.encoder import PreparedImage, VisionTower
 
 
 @dataclass(frozen=True, slots=True)

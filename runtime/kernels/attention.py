@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
-from runtime.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # Bounds what the twin gathers and scores at once.
 TWIN_ELEMENTS = 1 << 25

@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.kernels.attention import TWIN_ELEMENTS
 from runtime.kernels.native import address, library
 from runtime.kernels.pointwise import silu
-from runtime.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # Rows that the twin takes at once, and what keeps its norms of nought finite.
 CHUNK, NORM_EPS = 64, 1e-6

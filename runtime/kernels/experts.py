@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
 from runtime.kernels.native import address, library, row_address
-from runtime.quant import Weight, dequantize
+from runtime.quant.block_types import Weight, dequantize
 
 # What the twin holds at once for each weight of a slab, which passes through several types.
 _TWIN_BYTES_PER_WEIGHT = 16

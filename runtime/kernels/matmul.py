@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
-from runtime.quant import Weight, block_type, dequantize
+from runtime.quant.block_types import Weight, block_type, dequantize
 
 # Bounds what the twin holds besides the weight: 64 MiB in float32.
 SLAB_ELEMENTS = 1 << 24

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.block_formats.grids import all_grids
+from runtime.quant.formats.grids import all_grids
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.kv.spec import CacheLayout
-from runtime.model import LayerPages
+from runtime.worker.model import LayerPages
 
 
 class PagePool(Protocol):

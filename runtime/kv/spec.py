@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 
 class Image(Protocol):
-    """What a kind needs to know of an image in a sequence; see runtime.request.ImageSpan."""
+    """What a kind needs to know of an image in a sequence; see runtime.engine.request.ImageSpan."""
 
     @property
     def start(self) -> int: ...

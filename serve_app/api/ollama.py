@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal.image_tags import with_images
+from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
-from runtime.request import MAX_TOP_LOGPROBS
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.reply import Reply
 from serve_app.backend import ChatBackend

@@ -15,7 +15,7 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, StoredModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import CaravanError, ModelFileError
-from runtime.quant import BlockType
+from runtime.quant.block_types import BlockType
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.loading import find_eyes
 from model_zoo.registry import class_for, token_metadata
 from model_zoo.tokenizers.tokenizer import load_tokenizer
-from runtime.assembly import EngineOptions, foresee
+from runtime.engine.assembly import EngineOptions, foresee
+from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
 from runtime.kernels.native import needs_compiling
-from runtime.memory import LEFT_FREE, MemoryPlan, available_bytes
-from runtime.model import DecoderModel
-from runtime.vision import ForeseenEncoder, VisionTower
+from runtime.vision.encoder import ForeseenEncoder, VisionTower
+from runtime.worker.model import DecoderModel
 from serve_app.cli.facts import ModelFacts
 from serve_app.cli.terminal import print_note
 from serve_app.loading import DEFAULT_CONTEXT_TOKENS

@@ -12,10 +12,10 @@ import torch
 
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root
-from runtime.assembly import EngineOptions, foresee
+from runtime.engine.assembly import EngineOptions, foresee
+from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import CaravanError, ModelNotFoundError, SourceError, StoreError
-from runtime.memory import LEFT_FREE, available_bytes
-from runtime.vision import ForeseenEncoder
+from runtime.vision.encoder import ForeseenEncoder
 from serve_app.announcing import log_reduced_context
 from serve_app.card import ModelCard
 from serve_app.loading import DEFAULT_CONTEXT_TOKENS, Outline, load_outline, load_replica

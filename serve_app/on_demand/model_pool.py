@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from runtime.errors import (
     CaravanError,
     DoesNotFitError,

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 from serve_app.stream import wire
 from serve_app.stream.client import ConnectionLost
 from serve_app.stream.features import (

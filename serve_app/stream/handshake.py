@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from runtime.handshake import Handshake, new_nonce
+from runtime.distributed.handshake import Handshake, new_nonce
 from serve_app.stream import wire
 
 # For the whole handshake. The listener's process may be busy; an honest caller's rarely is.

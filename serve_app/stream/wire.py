@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from runtime.distributed.handshake import DIGEST_BYTES, NONCE_BYTES
 from runtime.errors import (
     CaravanError,
     EngineDeadError,
@@ -33,7 +34,6 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from runtime.handshake import DIGEST_BYTES, NONCE_BYTES
 from serve_app.policy import Load
 from serve_app.prefixes import Chain
 from serve_app.task import ChatDelta, ChatTask, EmbeddingTask, Task

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from runtime.engine import dead
+from runtime.engine.engine import dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
-from runtime.features import FeatureStore
-from runtime.vision import LocalEncoder, PreparedImage, VisionTower, most_pixels
+from runtime.vision.encoder import LocalEncoder, PreparedImage, VisionTower, most_pixels
+from runtime.vision.feature_cache import FeatureStore
 from serve_app.stream.features import AskFeatures
 
 IMAGES_KEPT = 16  # of the largest, by default

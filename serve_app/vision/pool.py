@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import EngineDeadError, GenerationFailedError, OverloadedError
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 from serve_app.stream.client import ConnectionLost
 from serve_app.stream.feature_client import PATIENCE_S, FeatureClient, LostAtWork
 from serve_app.vision.directory import Directory, KnownEncoders
@@ -32,7 +32,7 @@ class PoolRules:
 
 
 class PoolEncoder:
-    """See runtime.vision.ImageEncoder. Takes nothing of the device but the copy on its way.
+    """See runtime.vision.encoder.ImageEncoder. Takes nothing of the device but the copy on its way.
 
     `tower`: the name of the file with the weights. An image goes first to the encoder that its
     digest points at, so that the same one always does; then to the others, round after round.

@@ -10,7 +10,7 @@ from runtime.kernels import attention as room
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
 from runtime.kernels.native import library
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
-from runtime.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 SCALE = 0.2
 # Scores reach about 8 here, so that a cap of 3 bends most of them.

@@ -7,7 +7,7 @@ from torch import Tensor
 from runtime.kernels import attention as room
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
 from runtime.kernels.native import library
-from runtime.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 from tests.kernels.test_attention import SCALE, by_definition
 
 PAGE_TOKENS, PAGES, KV_HEADS, HEADS, KEY_DIM, VALUE_DIM = 4, 30, 2, 6, 16, 12

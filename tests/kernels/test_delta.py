@@ -17,7 +17,7 @@ from runtime.kernels.delta import (
 )
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import silu
-from runtime.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # Key heads, heads, key_dim, value_dim.
 SHAPES = {

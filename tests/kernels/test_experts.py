@@ -23,7 +23,7 @@ from runtime.kernels.experts import (
 )
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
-from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS, BlockType, Weight, block_type
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, Weight, block_type
 from tests.kernels.random_weights import random_weight
 from tests.memory_profile import peak_bytes
 
@@ -143,7 +143,7 @@ def test_not_a_byte_of_an_expert_that_no_row_chose_is_read() -> None:
 import ctypes, mmap, sys
 import torch
 from runtime.kernels.experts import expert_products
-from runtime.quant import Weight, block_type
+from runtime.quant.block_types import Weight, block_type
 
 outs, type = mmap.PAGESIZE // 144, block_type("Q4_K")
 memory = mmap.mmap(-1, 8 * mmap.PAGESIZE)

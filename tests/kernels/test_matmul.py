@@ -8,7 +8,7 @@ import torch
 from runtime.kernels import matmul as room
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kernels.native import library
-from runtime.quant import BLOCK_TYPES, BlockType, Weight, block_type
+from runtime.quant.block_types import BLOCK_TYPES, BlockType, Weight, block_type
 from tests.block_samples import random_blocks
 from tests.kernels.random_weights import random_weight, relative_error
 

@@ -15,7 +15,7 @@ from runtime.kernels import native
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kernels.native import NativeUnavailableError
-from runtime.quant import BLOCK_TYPES, MXFP4_PAIRS
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS
 from tests.kernels import test_attention, test_pointwise
 from tests.kernels.random_weights import random_weight, relative_error
 
@@ -178,7 +178,7 @@ def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:
 import torch
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
-from runtime.quant import Weight, block_type
+from runtime.quant.block_types import Weight, block_type
 
 def threads():
     return open("/proc/self/status").read().split("Threads:")[1].split()[0]

@@ -19,7 +19,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.registry import class_for
 from runtime.kernels.native import library
-from runtime.model import DecoderModel
+from runtime.worker.model import DecoderModel
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes
 from tests.parity.paged_decoder import PagedDecoder

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import MllamaForCausalLM, MllamaTextConfig
 from transformers.models.mllama import modeling_mllama, processing_mllama
 
-from runtime.request import ImageSpan
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.engine.request import ImageSpan
+from runtime.vision.encoder import ImageLimits, PreparedImage
 from tests.gguf_files import rewrite
 from tests.tiny_models import write_tiny
 

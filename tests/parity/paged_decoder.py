@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from runtime.images import AXES, places
+from runtime.engine.request import ImageSpan
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
-from runtime.request import ImageSpan
+from runtime.vision.image_rows import AXES, places
+from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
 
 PAGE_TOKENS = 8
 

@@ -26,7 +26,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.layers.rope import axes_of
 from model_zoo.layers.stack import LayerStack
 from model_zoo.registry import load
-from runtime.request import ImageSpan
+from runtime.engine.request import ImageSpan
 from tests.tiny_models import write_tiny
 from tests.unit.runtime.eyes import features_of
 

@@ -7,10 +7,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as reference
 from torch.profiler import ProfilerActivity, profile
 
-from runtime.block_formats.grids import GRIDS, PATH, load_grid
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.workspace import TWIN_BYTES_PER_WEIGHT
-from runtime.quant import (
+from runtime.quant.block_types import (
     BLOCK_TYPES,
     MXFP4_PAIRS,
     BlockType,
@@ -19,6 +18,7 @@ from runtime.quant import (
     dequantize,
     gather_rows,
 )
+from runtime.quant.formats.grids import GRIDS, PATH, load_grid
 from tests.block_samples import NUMBERS, SMALL_FLOATS, random_blocks, set_scales
 from tests.memory_profile import peak_bytes
 from tools.block_grids import grids_file, reference_grid

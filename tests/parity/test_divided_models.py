@@ -16,10 +16,10 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.registry import class_for
-from runtime.model import DecoderModel
-from runtime.parallel import ProcessRanks
-from runtime.ranks import ALONE, Ranks
-from runtime.request import ImageSpan
+from runtime.distributed.process_group import ProcessRanks
+from runtime.distributed.ranks import ALONE, Ranks
+from runtime.engine.request import ImageSpan
+from runtime.worker.model import DecoderModel
 from tests.parity import (
     image_rows,
     test_encoders,

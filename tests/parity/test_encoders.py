@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModel, BertConfig, NomicBertConfig
 
-from runtime.model import DecoderModel
-from runtime.request import ImageSpan
+from runtime.engine.request import ImageSpan
+from runtime.worker.model import DecoderModel
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes
 from tests.parity.agreement import QUANTIZED_TYPES, load_decoder, random_tokens

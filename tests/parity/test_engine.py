@@ -11,10 +11,10 @@ from transformers import Gemma3TextConfig
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import load
-from runtime.aio import AsyncEngine
-from runtime.assembly import EngineOptions, assemble
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
-from runtime.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 CPU = torch.device("cpu")

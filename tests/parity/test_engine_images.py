@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from model_zoo.registry import load
-from runtime.aio import AsyncEngine
-from runtime.assembly import EngineOptions, assemble
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, RequestError
-from runtime.request import GenerationRequest, SamplingParams, StopRules
-from runtime.vision import LocalEncoder
+from runtime.vision.encoder import LocalEncoder
 from tests.parity.image_rows import (
     OPTIONS,
     Picture,

@@ -13,10 +13,9 @@ from transformers import Qwen3MoeConfig
 
 from model_zoo.registry import load
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from runtime.aio import AsyncEngine
-from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
-from runtime.lifeline import Lead
-from runtime.request import (
+from runtime.distributed.control_channel import Lead
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.request import (
     Delta,
     FinishReason,
     GenerationRequest,
@@ -25,7 +24,8 @@ from runtime.request import (
     SamplingParams,
     StopRules,
 )
-from runtime.vision import LocalEncoder
+from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
+from runtime.vision.encoder import LocalEncoder
 from tests.parity import image_rows, test_engine_images, test_qwen3moe, test_qwen3vl
 from tests.parity.test_engine import SLIDING, answers, mixed_requests, running
 from tests.patience import HANG_S

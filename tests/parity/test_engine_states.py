@@ -9,7 +9,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
 from model_zoo.registry import load
-from runtime.request import Delta, GenerationRequest, Pooling, SamplingParams, StopRules
+from runtime.engine.request import Delta, GenerationRequest, Pooling, SamplingParams, StopRules
 from tests.parity.delta_rule import step_by_step
 from tests.parity.test_engine import CPU, answers, mixed_requests, running
 from tests.parity.test_qwen35 import dense, experts

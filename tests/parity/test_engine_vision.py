@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime.aio import AsyncEngine
-from runtime.assembly import EngineOptions, assemble
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
-from runtime.request import GenerationRequest, SamplingParams, StopRules
-from runtime.vision import LocalEncoder
+from runtime.vision.encoder import LocalEncoder
 from tests.parity.paged_decoder import PagedDecoder
 from tests.parity.sighted import GRIDS, LARGEST, MODELS, Sighted
 from tests.parity.test_engine import answers

@@ -13,7 +13,7 @@ from transformers import GptOssConfig
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
-from runtime.quant import MXFP4_PAIRS
+from runtime.quant.block_types import MXFP4_PAIRS
 from tests.gguf_files import matrices, rewrite
 from tests.parity.agreement import (
     CHECKS,

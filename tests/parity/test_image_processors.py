@@ -43,7 +43,7 @@ from model_zoo.models.mllama.image_processor import MllamaProcessor, aspect_rati
 from model_zoo.models.qwen25vl import multimodal as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import RequestError
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 from tests.parity.llama4_pixels import llama4_tiles
 from tests.pictures import photo
 

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModel, BertConfig, Qwen3Config
 
 from model_zoo.registry import load
-from runtime.errors import PromptTooLongError
-from runtime.request import (
+from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
@@ -18,6 +17,7 @@ from runtime.request import (
     SamplingParams,
     StopRules,
 )
+from runtime.errors import PromptTooLongError
 from tests.parity.agreement import random_tokens
 from tests.parity.test_engine import collect, running
 from tests.tiny_models import write_tiny

@@ -14,10 +14,10 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.registry import class_for, load
-from runtime.assembly import EngineOptions, assemble
+from runtime.distributed.layer_placement import Stages
+from runtime.engine.assembly import EngineOptions, assemble
 from runtime.errors import DoesNotFitError, UnsupportedModelError
-from runtime.model import Batch, DecoderModel
-from runtime.stages import Stages
+from runtime.worker.model import Batch, DecoderModel
 from tests.parity import test_gemma3, test_gemma3n, test_gemma4, test_gptoss, test_qwen3next
 from tests.parity.agreement import random_tokens
 from tests.parity.paged_decoder import PagedDecoder

@@ -17,7 +17,7 @@ from transformers import (
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
 from model_zoo.models.gemma4.vision import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.vision import LocalEncoder
+from runtime.vision.encoder import LocalEncoder
 from tests.gguf_files import matrices, rewrite
 from tests.parity.gemma4_patches import as_patches
 from tests.parity.towers import (

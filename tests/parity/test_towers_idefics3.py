@@ -9,7 +9,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.idefics3.multimodal import read_processor
-from runtime.vision import VisionTower
+from runtime.vision.encoder import VisionTower
 from tests.parity.towers import (
     Eyes,
     check_each_alone,

@@ -9,7 +9,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.internvl import vision as internvl
 from model_zoo.models.internvl.multimodal import read_processor
-from runtime.vision import VisionTower
+from runtime.vision.encoder import VisionTower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     Eyes,

@@ -11,7 +11,7 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import UnsupportedModelError
-from runtime.vision import VisionTower
+from runtime.vision.encoder import VisionTower
 from tests.parity.towers import (
     FLAVOURS,
     Eyes,

@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from runtime.vision import VisionTower
+from runtime.vision.encoder import VisionTower
 from tests.parity.towers import (
     FLAVOURS,
     Eyes,

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from runtime.aio import AsyncEngine
-from runtime.assembly import EngineOptions, assemble
-from runtime.request import Delta, GenerationRequest, SamplingParams, StopRules
-from runtime.vision import LocalEncoder
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
+from runtime.vision.encoder import LocalEncoder
 from tests.parity import (
     test_vision_gemma3,
     test_vision_gemma4,

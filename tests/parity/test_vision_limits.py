@@ -20,7 +20,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.images.prepared import Outline, blank
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError, RequestError
-from runtime.vision import LocalEncoder, most_pixels
+from runtime.vision.encoder import LocalEncoder, most_pixels
 from tests.gguf_files import rewrite
 from tests.memory_profile import peak_bytes
 from tests.parity import test_vision_qwen3vl, test_vision_qwen25vl

@@ -14,7 +14,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
-from runtime.vision import VisionTower
+from runtime.vision.encoder import VisionTower
 from tests.memory_profile import peak_bytes
 from tests.parity.agreement import CHECKS, Pair, load_decoder
 from tests.tiny_models import tiny_tokenizer, write_tiny

@@ -18,8 +18,8 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.convert.convert import convert
 from model_zoo.registry import load
-from runtime.request import ImageSpan
-from runtime.vision import PreparedImage
+from runtime.engine.request import ImageSpan
+from runtime.vision.encoder import PreparedImage
 from tests.parity.paged_decoder import PagedDecoder
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.vision_prompts import TEMPLATE, png

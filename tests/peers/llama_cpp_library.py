@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 _LIBRARIES = Path(llama_cpp.__file__).parent / "lib"

@@ -16,7 +16,7 @@ import httpx
 import ray
 from ray import serve
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
 from serve_app.card import ModelCard
 from tests.loopback import free_port

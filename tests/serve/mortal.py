@@ -13,7 +13,7 @@ from typing import Any
 from pytest import MonkeyPatch
 
 import serve_app.app
-from runtime.engine import Engine
+from runtime.engine.engine import Engine
 from serve_app.deployments import ModelDeployment
 from serve_app.replica import ModelReplica
 from serve_app.task import ChatDelta, ChatTask, RawText, Task

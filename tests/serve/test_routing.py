@@ -10,7 +10,7 @@ import httpx
 import pytest
 from ray import serve
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
 from serve_app.card import ModelCard
 from serve_app.routing import REPORT_EVERY_S

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from ray import serve
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings

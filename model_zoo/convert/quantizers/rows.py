@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_zoo.convert.quantizers import codebooks, k_quants, legacy
 from runtime.errors import ModelFileError
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 
 # Weights that are worked on at once: what a quantiser needs for them stays in a processor's cache.
 _SLAB = 1 << 18

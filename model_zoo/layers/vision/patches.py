@@ -7,7 +7,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.vision.names import known_as
 from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
-from runtime.quant import Weight, block_type
+from runtime.quant.block_types import Weight, block_type
 
 
 def squares(pixels: Tensor, side: int, *, block: int = 1) -> Tensor:

@@ -18,7 +18,7 @@ from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.kernels.pointwise import gelu
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, SIDE = 1e-6, 896
 # Rows that a square of patches becomes one of, or how many rows an image has.
@@ -40,7 +40,7 @@ NAMES = VitNames(
 
 
 class GemmaTower:
-    """See runtime.vision.VisionTower. pixels [images, 3, side, side]; the grid is of no use."""
+    """See `VisionTower`. pixels [images, 3, side, side]; the grid is of no use."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes

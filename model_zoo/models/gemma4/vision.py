@@ -16,7 +16,7 @@ from model_zoo.layers.vision.encoder import encoder_bytes
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, POOLED, BASE, ROWS = 1e-6, 3, 100.0, 280
 POOLED_KEY, AREA_KEY = "vision.projector.scale_factor", "vision.image_max_pixels"
@@ -26,7 +26,7 @@ PROJECTION = "mm.input_projection"
 
 
 class PlaneTower:
-    """See runtime.vision.VisionTower. pixels [images, 3, height, width] in [0, 1], of whole squares
+    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1], of whole squares
     of patches; the grid is of these squares, each of which becomes a row of features."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:

@@ -11,7 +11,7 @@ from model_zoo.images.normalise import STANDARD, Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import cut, with_whole
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 MAX_EDGE = 4096
 

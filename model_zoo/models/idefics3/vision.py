@@ -18,7 +18,7 @@ from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EDGE_KEY = "vision.preproc_image_size"
 
@@ -28,7 +28,7 @@ SHUFFLED = 2
 
 
 class ShuffledTower:
-    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is of no use.
 
     Rows of features are those of the tiles, one after the other.
     """

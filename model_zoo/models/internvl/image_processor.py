@@ -10,7 +10,7 @@ from model_zoo.images.normalise import Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, cut, grids, with_whole
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
@@ -29,7 +29,7 @@ LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_ma
 
 
 class ScaledTower:
-    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is of no use.
 
     Rows of features are those of the tiles, one after the other.
     """

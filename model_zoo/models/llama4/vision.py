@@ -21,7 +21,7 @@ from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
 from model_zoo.layers.vision.sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, SIDE = 1e-5, 336
 # Rows that a square of patches becomes one of.
@@ -40,7 +40,7 @@ LAYER = LayerNames(
 
 
 class TileTower:
-    """See runtime.vision.VisionTower. pixels [images, tiles, 3, side, side]; the grid is of no use.
+    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is of no use.
 
     Rows of features are those of the tiles, one after the other.
     """

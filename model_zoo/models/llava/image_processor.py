@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from model_zoo.images.normalise import CLIP, Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized, squared
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from model_zoo.images.normalise import CLIP, Normalisation
 from model_zoo.images.prepared import Outline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, cut, on_canvas
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)

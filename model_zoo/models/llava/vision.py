@@ -19,7 +19,7 @@ from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu, gelu_erf, gelu_quick
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 # How an image becomes a square: amid more of the mean colour, or by its middle alone.
 ASPECT_KEY = "vision.image_aspect_ratio"
@@ -72,7 +72,7 @@ class ProjectedClip:
 
 
 class LlavaTower:
-    """See runtime.vision.VisionTower. pixels [images, 3, side, side]; the grid is of no use."""
+    """See `VisionTower`. pixels [images, 3, side, side]; the grid is of no use."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes

@@ -11,7 +11,7 @@ from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_
 from model_zoo.layers.vision.sizes import CHANNELS
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
 from runtime.errors import UnsupportedModelError
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 CANVASES_KEY, MERGE_KEY = "vision.image_grid_pinpoints", "vision.mm_patch_merge_type"
 TILED, MERGED = "anyres", "spatial_unpad"
@@ -19,7 +19,7 @@ MOST_CANVASES, MOST_TILES = 128, 64
 
 
 class CanvasTower:
-    """See runtime.vision.VisionTower. pixels [images, 1 + tiles, 3, side, side], the whole image
+    """See `VisionTower`. pixels [images, 1 + tiles, 3, side, side], the whole image
     first; `grid`: height and width of the image before it became these.
 
     Features: those of the whole, then those of the canvas that the tiles make, line by line as far

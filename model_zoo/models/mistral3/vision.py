@@ -23,7 +23,7 @@ from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
 from model_zoo.layers.vision.sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, SIDE, MERGED = 1e-5, 1540, 2
 PROJECTOR_EPS = "vision.projector.layer_norm_epsilon"
@@ -33,7 +33,7 @@ LAYER = LayerNames(
 
 
 class PixtralTower:
-    """See runtime.vision.VisionTower. pixels [images, 3, height, width], multiples of a merged
+    """See `VisionTower`. pixels [images, 3, height, width], multiples of a merged
     patch; rows go over the picture line by line."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:

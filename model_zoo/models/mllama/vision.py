@@ -19,7 +19,7 @@ from model_zoo.layers.vision.names import LayerNames, first_table
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, TILES = 1e-5, 4
 KEPT_LAYERS = (3, 7, 15, 23, 30)
@@ -29,7 +29,7 @@ LAYER = LayerNames(attn_norm=("attn_norm",), output=("attn_output",), ffn_norm=(
 
 
 class AspectTower:
-    """See runtime.vision.VisionTower. pixels [images, slots, 3, side, side], of which the first
+    """See `VisionTower`. pixels [images, slots, 3, side, side], of which the first
     hold tiles in a rectangle as `grid` says; features are rows of all slots.
 
     Slots without a tile, and rows that fill up tiles, are seen by the others but not by each other.

@@ -19,7 +19,7 @@ from model_zoo.layers.vision.rotary import coordinates, halves_rotary
 from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
 from model_zoo.layers.vision.windows import windows
 from runtime.kernels.pointwise import gelu_erf, silu_mul
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, MERGED, WINDOW, FRAMES = 1e-6, 2, 112, 2
 FULL_LAYERS = (7, 15, 23, 31)
@@ -28,7 +28,7 @@ OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
 
 
 class QwenTower:
-    """See runtime.vision.VisionTower. pixels [images, patches, channels * frames * side * side].
+    """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
 
     Patches that are merged follow each other, and these squares follow each other line by line, in
     a rectangle as `grid` says.

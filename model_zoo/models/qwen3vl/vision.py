@@ -23,7 +23,7 @@ from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embed
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
 from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
 DEEP_LAYERS = (8, 16, 24)
@@ -37,7 +37,7 @@ LAYER = LayerNames(
 
 
 class DeepTower:
-    """See runtime.vision.VisionTower. pixels [images, patches, channels * frames * side * side].
+    """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
 
     Patches that are merged follow each other, and these squares follow each other line by line, in
     a rectangle as `grid` says. A row of features is that of the last layer and then those of

@@ -8,7 +8,7 @@ import torch
 
 from model_zoo.multimodal.image_cache import Album, Loan
 from runtime.errors import OverloadedError, RequestError
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 
 
 def image(number: int, nbytes: int = 40) -> PreparedImage:

@@ -17,7 +17,7 @@ from model_zoo.layers.rope_scaling import plain_frequencies
 from model_zoo.layers.step import Step
 from runtime.errors import ModelFileError
 from runtime.kv.spec import Full, LayerCache
-from runtime.model import AttentionPlan, Batch, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, Batch, LayerPages, RowSpan
 
 TOKENS, HIDDEN, HEADS, KV_HEADS, DIM = 20, 32, 4, 2, 8
 EPS = 1e-6

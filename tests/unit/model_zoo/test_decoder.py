@@ -14,9 +14,9 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies
 from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.step import Step
+from runtime.engine.request import ImageSpan
 from runtime.errors import ModelFileError
 from runtime.kv.spec import Full, LayerCache, Sliding
-from runtime.request import ImageSpan
 from tests.parity.paged_decoder import PagedDecoder
 
 HIDDEN, ROWS, TOKENS = 16, 11, [3, 9, 0, 4]

@@ -19,12 +19,12 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import GatheredLinear, SummedLinear
 from model_zoo.rank_part import load_part
 from model_zoo.registry import load
+from runtime.distributed.ranks import ALONE, Ranks, Unconnected, evenly
 from runtime.errors import ConfigurationError, UnsupportedModelError
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kv.spec import CacheLayout, Full, LayerCache
-from runtime.quant import BLOCK_TYPES, BlockType, Weight
-from runtime.ranks import ALONE, Ranks, Unconnected, evenly
+from runtime.quant.block_types import BLOCK_TYPES, BlockType, Weight
 from tests.gguf_files import rewrite
 from tests.kernels.random_weights import random_weight
 from tests.thread_ranks import Meeting

@@ -30,9 +30,9 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.registry import class_for
+from runtime.engine.request import ImageSpan
 from runtime.kv.spec import Full, Sliding
-from runtime.model import DecoderModel
-from runtime.request import ImageSpan
+from runtime.worker.model import DecoderModel
 from tests.parity import (
     image_rows,
     test_encoders,

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
 from runtime.errors import ModelFileError
-from runtime.quant import block_type, dequantize
+from runtime.quant.block_types import block_type, dequantize
 from tests.memory_profile import peak_bytes
 
 PLAIN = ("F32", "F16", "BF16")

@@ -6,7 +6,7 @@ import pytest
 from model_zoo.convert.quantizers.rows import QUANTIZABLE
 from model_zoo.convert.recipes import RECIPES, Facts, file_type, recipe_named, tensor_type
 from runtime.errors import ConfigurationError
-from runtime.quant import block_type
+from runtime.quant.block_types import block_type
 
 # Llama 3.1 8B: 32 layers, 8 key heads for 32 heads.
 LLAMA = Facts(layers=32, experts=0, kv_sharing=4, tied=False)

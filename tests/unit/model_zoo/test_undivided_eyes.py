@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model_zoo.registry import load
-from runtime.ranks import Unconnected
+from runtime.distributed.ranks import Unconnected
 from tests.tiny_seeing import write_tiny_seeing
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import Tensor
 
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
 from tests.patience import HANG_S
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from runtime.request import Sampled
-from runtime.scheduler import StepPlan
+from runtime.engine.request import Sampled
+from runtime.engine.scheduler import StepPlan
 
 VOCABULARY = 97
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from runtime import admission, lifeline
+from runtime.distributed import admission
+from runtime.distributed import control_channel as lifeline
+from runtime.distributed.control_channel import Lead, Lifeline, Seat
+from runtime.distributed.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, Role
 from runtime.errors import EngineDeadError
-from runtime.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, Role
-from runtime.lifeline import Lead, Lifeline, Seat
 from tests.patience import HANG_S, wait_until
 
 HOST = "127.0.0.1"

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from runtime.aio import AsyncEngine
-from runtime.engine import Engine
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine import Engine
+from runtime.engine.request import Delta, FinishReason, GenerationRequest, StopRules
+from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
-from runtime.kv.ledger import PageLedger
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import Full
-from runtime.request import Delta, FinishReason, GenerationRequest, StopRules
-from runtime.scheduler import Scheduler
 from tests.patience import until
 from tests.unit.runtime.pretend import PretendRunner, answer
 from tests.unit.runtime.test_engine import LIMITS, token_bytes

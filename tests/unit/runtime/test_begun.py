@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from runtime.engine import admissible
-from runtime.errors import OverloadedError, RequestError
-from runtime.request import (
+from runtime.engine.engine import admissible
+from runtime.engine.request import (
     Begun,
     Delta,
     FinishReason,
@@ -17,7 +16,8 @@ from runtime.request import (
     SamplingParams,
     StopRules,
 )
-from runtime.textstream import TextStream
+from runtime.engine.text_stream import TextStream
+from runtime.errors import OverloadedError, RequestError
 from tests.unit.runtime import test_engine
 from tests.unit.runtime.pretend import VOCABULARY, answer
 from tests.unit.runtime.test_engine import LIMITS, make_engine, run, whole

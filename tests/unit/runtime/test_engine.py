@@ -2,12 +2,12 @@
 
 import pytest
 
-from runtime.engine import Engine, EngineLimits, admissible
+from runtime.engine.engine import Engine, EngineLimits, admissible
+from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+from runtime.engine.scheduler import Scheduler
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
-from runtime.kv.ledger import PageLedger
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import Full
-from runtime.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
-from runtime.scheduler import Scheduler
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer
 
 LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=8)

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.aio import AsyncEngine
-from runtime.engine import Engine, EngineLimits, admissible
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine import Engine, EngineLimits, admissible
+from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, StopRules
+from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, RequestError
-from runtime.features import FeatureStore
-from runtime.kv.ledger import PageLedger
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import Full
-from runtime.request import FinishReason, GenerationRequest, ImageSpan, StopRules
-from runtime.scheduler import Scheduler
-from runtime.vision import LocalEncoder
+from runtime.vision.encoder import LocalEncoder
+from runtime.vision.feature_cache import FeatureStore
 from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import torch
 
 from runtime.errors import GenerationFailedError
-from runtime.features import FeatureStore
-from runtime.vision import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.feature_cache import FeatureStore
 from tests.unit.runtime.eyes import features_of, picture
 
 WIDTH = 4

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, new_nonce
+from runtime.distributed.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, new_nonce
 
 TOKEN = "a token of some length"
 HANDSHAKE = Handshake(TOKEN, "rank 1 of 2", bytes(NONCE_BYTES), b"\1" * NONCE_BYTES)

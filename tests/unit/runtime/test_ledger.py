@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from runtime.kv.ledger import PageGrant, PageLedger
+from runtime.engine.request import ImageSpan
+from runtime.kv.cache_manager import PageGrant, PageLedger
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
-from runtime.request import ImageSpan
 
 
 @dataclass(eq=False)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.distributed.control_channel import Lead, Lifeline
 from runtime.errors import DoesNotFitError, EngineDeadError
-from runtime.lifeline import Lead, Lifeline
 from tests.patience import HANG_S
 
 HOST = "127.0.0.1"
@@ -103,7 +103,7 @@ def test_closing_is_no_failure(lead) -> None:
 
 
 def test_a_place_where_nobody_waits_is_named(lead, monkeypatch) -> None:
-    monkeypatch.setattr("runtime.lifeline._JOIN_S", 0.1)
+    monkeypatch.setattr("runtime.distributed.control_channel._JOIN_S", 0.1)
     seat = lead.seats[1]
     lead.close()
     with pytest.raises(EngineDeadError, match=rf"Rank 2 of 3 .* {HOST}:{seat.port}"):

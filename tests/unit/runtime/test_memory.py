@@ -7,19 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.errors import DoesNotFitError
-from runtime.kv.ledger import PageLedger
-from runtime.kv.pool import KVPool
-from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
-from runtime.memory import (
+from runtime.engine.memory_plan import (
     MemoryPlan,
     VisionBytes,
     _control_group_bytes,
     available_bytes,
     plan_memory,
 )
-from runtime.request import GenerationRequest, Sampled, StopRules
-from runtime.scheduler import Scheduler
+from runtime.engine.request import GenerationRequest, Sampled, StopRules
+from runtime.engine.scheduler import Scheduler
+from runtime.errors import DoesNotFitError
+from runtime.kv.cache_manager import PageLedger
+from runtime.kv.pool import KVPool
+from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 
 CPU = torch.device("cpu")
 WEIGHTS, ACTIVATIONS = 1_000_000, 300_000
@@ -71,7 +71,7 @@ def test_with_room_to_spare_every_slot_gets_a_full_context():
 
 
 def test_what_is_set_aside_is_taken_from_what_is_free_and_from_nothing_that_was_given(monkeypatch):
-    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: 10**9)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 10**9)
     assert plan(memory_bytes=None).available_bytes == 10**9
     assert plan(memory_bytes=None, set_aside_bytes=400_000_000).available_bytes == 600_000_000
     assert plan(set_aside_bytes=400_000_000) == plan()
@@ -152,7 +152,7 @@ def test_a_cache_is_never_larger_than_all_slots_can_use():
 def test_a_tenth_of_measured_memory_is_left_free(monkeypatch):
     roomy = plan()
     needed = roomy.available_bytes - roomy.headroom_bytes
-    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: needed)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: needed)
     memory = plan(memory_bytes=None)
     assert memory.available_bytes == needed
     page = roomy.cache_bytes // 64
@@ -292,8 +292,8 @@ def test_available_memory_is_a_plausible_number_of_bytes():
     ("limits", "available"), [([], 1000), ([600], 600), ([800, 600, 10**20], 600), ([2000], 1000)]
 )
 def test_available_memory_is_the_machines_within_whatever_limits_it(monkeypatch, limits, available):
-    monkeypatch.setattr("runtime.memory._machine_bytes", lambda: 1000)
-    monkeypatch.setattr("runtime.memory._control_group_bytes", lambda: iter(limits))
+    monkeypatch.setattr("runtime.engine.memory_plan._machine_bytes", lambda: 1000)
+    monkeypatch.setattr("runtime.engine.memory_plan._control_group_bytes", lambda: iter(limits))
     assert available_bytes(CPU) == available
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from runtime.engine import Engine, EngineLimits
-from runtime.kv.ledger import PageLedger
+from runtime.engine.engine import Engine, EngineLimits
+from runtime.engine.request import GenerationRequest, StopRules
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.throughput import SECOND_NS, Pace
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import Full, Sliding
-from runtime.pace import SECOND_NS, Pace
-from runtime.request import GenerationRequest, StopRules
-from runtime.scheduler import Scheduler
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner
 
 

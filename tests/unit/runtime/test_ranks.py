@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from runtime.ranks import ALONE, Split, Unconnected, by_blocks, evenly, split_heads
+from runtime.distributed.ranks import ALONE, Split, Unconnected, by_blocks, evenly, split_heads
 
 
 def ranges(split: Split) -> list[range]:

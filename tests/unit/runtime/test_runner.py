@@ -7,15 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.engine.request import (
+    DrawFailure,
+    GenerationRequest,
+    Sampled,
+    SamplingParams,
+    StopRules,
+)
+from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError, ModelFileError
-from runtime.kv.ledger import PageLedger
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
-from runtime.model import Batch, KVCache
-from runtime.request import DrawFailure, GenerationRequest, Sampled, SamplingParams, StopRules
-from runtime.runner import DeviceRunner
-from runtime.sampler import uniforms
-from runtime.scheduler import Scheduler
+from runtime.worker.model import Batch, KVCache
+from runtime.worker.runner import DeviceRunner
+from runtime.worker.sampler import uniforms
 
 CPU = torch.device("cpu")
 VOCAB, WIDTH, CONTEXT, PAGE_TOKENS = 61, 8, 96, 4

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
+from runtime.engine.scheduler import Scheduler
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
-from runtime.kv.ledger import PageLedger
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
-from runtime.model import Batch, KVCache
-from runtime.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
-from runtime.runner import DeviceRunner
-from runtime.scheduler import Scheduler
+from runtime.worker.model import Batch, KVCache
+from runtime.worker.runner import DeviceRunner
 from tests.unit.runtime.test_schedule_simulation import visible, visible_rows
 
 VOCAB, WIDTH, HEADS, CONTEXT, PAGE_TOKENS = 61, 16, 2, 160, 4

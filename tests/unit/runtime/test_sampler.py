@@ -16,8 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from runtime.request import SamplingParams
-from runtime.sampler import (
+from runtime.engine.request import SamplingParams
+from runtime.worker.sampler import (
     TOP_LIMIT,
     Drawn,
     Draws,

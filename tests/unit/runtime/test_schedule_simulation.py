@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from runtime.kv.ledger import PageLedger
+from runtime.engine.request import Begun, GenerationRequest, ImageSpan, Sampled, StopRules
+from runtime.engine.scheduler import Scheduler, State, StepPlan
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
-from runtime.request import Begun, GenerationRequest, ImageSpan, Sampled, StopRules
-from runtime.scheduler import Scheduler, State, StepPlan
 
 VOCABULARY = 50
 LONGEST = 40

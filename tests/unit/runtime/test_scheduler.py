@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from runtime.kv.ledger import PageLedger
+from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
+from runtime.engine.scheduler import PageWrite, Scheduler, State, StepPlan
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import Cross, Full, Sliding
-from runtime.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
-from runtime.scheduler import PageWrite, Scheduler, State, StepPlan
 
 
 def scheduler_of(*, pages: int = 16, slots: int = 3, step_tokens: int = 8) -> Scheduler:

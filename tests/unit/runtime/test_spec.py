@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from runtime.engine.request import ImageSpan
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
-from runtime.request import ImageSpan
 
 POSITIONS = [Full(), Sliding(1), Sliding(6), Chunked(5), Chunked(8)]
 

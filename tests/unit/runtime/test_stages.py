@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from runtime.distributed.layer_placement import Stages, by_room, by_shares
 from runtime.errors import ConfigurationError
-from runtime.stages import Stages, by_room, by_shares
 
 
 def test_shares_divide_the_layers_in_order() -> None:

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.images import FeatureRows, places
+from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
+from runtime.engine.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
-from runtime.model import ImageWrite, RowSpan
-from runtime.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
-from runtime.sampler import Path, Sampler
-from runtime.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
-from runtime.staging import Stage
+from runtime.vision.image_rows import FeatureRows, places
+from runtime.worker.input_preparer import Stage
+from runtime.worker.model import ImageWrite, RowSpan
+from runtime.worker.sampler import Path, Sampler
 
 CPU = torch.device("cpu")
 KINDS = (Full(), Sliding(6), Chunked(8))

@@ -9,11 +9,11 @@ from collections import deque
 
 import pytest
 
-from runtime.kv.ledger import PageLedger
+from runtime.engine.request import GenerationRequest, Sampled, StopRules
+from runtime.engine.scheduler import Scheduler, Sequence, State, StepPlan
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
-from runtime.request import GenerationRequest, Sampled, StopRules
-from runtime.scheduler import Scheduler, Sequence, State, StepPlan
 
 VOCABULARY, LONGEST, SEEDS = 50, 40, 150
 STATE = StateCache(Recurrent(), kv_heads=3, key_dim=4, value_dim=5, channels=7, taps=2)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import team as team_module
-from runtime.assembly import EngineOptions, assemble, compute_part
+from runtime.distributed import rank_group as team_module
+from runtime.distributed.control_channel import Lead, Seat
+from runtime.distributed.rank_group import Member, Team
+from runtime.engine.assembly import EngineOptions, assemble, compute_part
+from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError
 from runtime.kv.spec import Full, LayerCache
-from runtime.lifeline import Lead, Seat
-from runtime.memory import MemoryPlan
-from runtime.team import Member, Team
 
 HOST = "127.0.0.1"
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -113,7 +113,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_its_name(joined) -> None:
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_each_rank_with_its_own_gpu_plans_as_one_alone(monkeypatch, size: int) -> None:
-    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: FREE)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: FREE)
     alone = planned_by_first(device_ranks=1, machine_ranks=1)
     assert alone.cache_tokens >= OPTIONS.context_tokens
     assert planned_by_first(device_ranks=1, machine_ranks=size) == alone
@@ -122,7 +122,7 @@ def test_each_rank_with_its_own_gpu_plans_as_one_alone(monkeypatch, size: int) -
 
 
 def test_ranks_of_one_memory_divide_it(monkeypatch) -> None:
-    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: 100 * GIB)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 100 * GIB)
     for planned in (planned_by_first, planned_by_follower):
         assert planned(device=CPU, device_ranks=2, machine_ranks=2).available_bytes == 50 * GIB
 

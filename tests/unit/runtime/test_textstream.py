@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from runtime.request import Sampled
-from runtime.textstream import TextStream
+from runtime.engine.request import Sampled
+from runtime.engine.text_stream import TextStream
 
 
 def feed(stream: TextStream, pieces: list[bytes]) -> tuple[str, list[int]]:

@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runtime.errors import UnsupportedModelError
-from runtime.vision import ForeseenEncoder, LocalEncoder, PreparedImage
+from runtime.vision.encoder import ForeseenEncoder, LocalEncoder, PreparedImage
 from tests.memory_profile import peak_bytes
 from tests.patience import HANG_S
 from tests.unit.runtime.eyes import PretendTower, features_of, picture

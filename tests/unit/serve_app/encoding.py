@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 from serve_app.stream.feature_server import FeatureServer
 from serve_app.stream.wire import Address
 from serve_app.vision.encoder import EncoderReplica

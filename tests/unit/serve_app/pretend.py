@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
+from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, GenerationFailedError
-from runtime.request import FinishReason, Usage
 from serve_app.backend import ChatBackend
 from serve_app.card import ModelCard
 from serve_app.catalogue import Catalogue, ServedModel

@@ -5,9 +5,9 @@ import dataclasses
 import threading
 from collections.abc import AsyncGenerator
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
+from runtime.engine.request import FinishReason, Usage
 from runtime.errors import EngineDeadError, ModelNotFoundError
-from runtime.request import FinishReason, Usage
 from serve_app.card import ModelCard
 from serve_app.on_demand.model_pool import Found, Sizes
 from serve_app.task import ChatDelta, ChatTask

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
+from runtime.engine.request import FinishReason, SamplingParams, Usage
 from runtime.errors import CaravanError
-from runtime.request import FinishReason, SamplingParams, Usage
 from serve_app.backend import ChatBackend
 from serve_app.failover import FailoverRules
 from serve_app.stream.server import StreamServer

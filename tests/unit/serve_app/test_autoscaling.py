@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from ray.serve.config import AutoscalingContext
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app.autoscaling import autoscaling_config, encoder_stats, engine_stats, scaling_rules
 from serve_app.on_demand.gauge import Gauge
 from serve_app.pressure import MEASURES

@@ -5,6 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
+from runtime.engine.request import SamplingParams
 from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
@@ -13,7 +14,6 @@ from runtime.errors import (
     OverloadedError,
     RequestError,
 )
-from runtime.request import SamplingParams
 from serve_app.backend import ChatBackend
 from serve_app.directory import ModelDirectory
 from serve_app.stream.server import StreamServer

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
-from runtime.request import Begun, SamplingParams
+from runtime.engine.request import Begun, SamplingParams
 from serve_app.beginnings import IMAGE_TOKENS, WHOLE_BYTES, chain_of_task
 from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
 

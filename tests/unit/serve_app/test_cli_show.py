@@ -13,7 +13,7 @@ import torch
 
 from model_zoo.registry import load
 from model_zoo.store.store import Store
-from runtime.assembly import EngineOptions, assemble
+from runtime.engine.assembly import EngineOptions, assemble
 from serve_app.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.patience import HANG_S

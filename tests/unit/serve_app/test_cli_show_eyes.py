@@ -7,8 +7,8 @@ import torch
 
 from model_zoo.registry import load
 from model_zoo.store.store import Store
-from runtime.assembly import EngineOptions, assemble
-from runtime.vision import LocalEncoder
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.vision.encoder import LocalEncoder
 from serve_app.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.parity import test_vision_idefics3

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from runtime.request import FinishReason
+from runtime.engine.request import FinishReason
 from serve_app.api import reply as reply_module
 from serve_app.api.ollama import NativeEncoder
 from serve_app.api.reply import Reply

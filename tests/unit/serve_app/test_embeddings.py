@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
+from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, PromptTooLongError
-from runtime.request import FinishReason, Usage
 from serve_app.api.embeddings import GROUP, MAX_INPUTS
 from serve_app.options import Options
 from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds

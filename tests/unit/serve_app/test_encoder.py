@@ -14,7 +14,7 @@ from runtime.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from runtime.vision import PreparedImage
+from runtime.vision.encoder import PreparedImage
 from serve_app.stream.features import AskFeatures
 from serve_app.vision.encoder import SENT_AT_ONCE, EncoderReplica, OutgoingTower
 from tests.patience import HANG_S, until

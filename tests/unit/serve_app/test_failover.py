@@ -7,6 +7,7 @@ import time
 import pytest
 
 from model_zoo.chat.messages import Message
+from runtime.engine.request import Begun, FinishReason
 from runtime.errors import (
     EngineDeadError,
     ModelUnavailableError,
@@ -14,7 +15,6 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from runtime.request import Begun, FinishReason
 from serve_app.failover import FailoverRules
 from serve_app.stream.wire import Address
 from serve_app.task import Candidate, ChatDelta, Conversation, EmbeddingTask, RawText, TokenLogprob

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
 from serve_app.on_demand.gauge import LACKING_S, RECENT_S, Gauge
 from serve_app.pressure import MEASURES, Pressure, Report, Speeds, Targets, pressure
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model_zoo.chat.messages import Message
-from runtime.request import FinishReason, SamplingParams
+from runtime.engine.request import FinishReason, SamplingParams
 from serve_app.failover import FailoverRules, Journey
 from serve_app.loading import load_replica
 from serve_app.replica import ModelReplica

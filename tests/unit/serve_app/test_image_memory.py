@@ -232,7 +232,7 @@ def test_room_must_hold_the_largest_image(file, tmp_path) -> None:
 
 
 async def test_what_images_of_requests_may_take_has_to_be_free_at_start(file, monkeypatch) -> None:
-    monkeypatch.setattr("runtime.memory.available_bytes", lambda device: 2**30)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 2**30)
     with pytest.raises(DoesNotFitError, match=r"images of requests .*`max_image_pixels`"):
         load_replica(settings(file))
     with running(settings(file, image_memory_bytes=2**28, max_image_pixels=2**20)) as replica:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 from serve_app import images
 from serve_app.images import ImageRules
 from serve_app.settings import ImageUrlSettings, read_settings

@@ -20,7 +20,7 @@ SERVE = """
 import asyncio, json, re, sys
 from pathlib import Path
 from runtime.kernels.native import library
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 from serve_app.loading import load_replica
 from serve_app.settings import ModelSettings
 from serve_app.task import ChatTask, TokenIds

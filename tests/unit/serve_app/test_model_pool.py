@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 
 import pytest
 
+from runtime.engine.request import SamplingParams, Usage
 from runtime.errors import (
     DoesNotFitError,
     EngineDeadError,
@@ -14,7 +15,6 @@ from runtime.errors import (
     ModelUnavailableError,
     OverloadedError,
 )
-from runtime.request import SamplingParams, Usage
 from serve_app.keep_alive import FOREVER
 from serve_app.on_demand.model_pool import Limits, ModelPool
 from serve_app.pressure import MEASURES

@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
+from runtime.engine.request import Begun
 from runtime.errors import ModelUnavailableError, OverloadedError
-from runtime.request import Begun
 from serve_app.failover import MOST_MOVES, FailoverRules
 from serve_app.stream.wire import Address
 from serve_app.task import EmbeddingTask, RawText

@@ -8,7 +8,7 @@ import pytest
 
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 from serve_app.on_demand.directory import PoolDirectory
 from serve_app.task import ChatTask, RawText
 from tests.loopback import digest

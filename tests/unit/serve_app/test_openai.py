@@ -5,8 +5,8 @@ import json
 import pytest
 
 from model_zoo.chat.messages import Message
+from runtime.engine.request import FinishReason
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
-from runtime.request import FinishReason
 from serve_app.api.openai_completions import CompletionEncoder
 from serve_app.options import Options
 from serve_app.task import Candidate, ChatDelta, Conversation, RawText, TokenIds, TokenLogprob

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from model_zoo.chat.messages import Message
+from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
-from runtime.request import SamplingParams
 from serve_app.loading import check_model, load_replica
 from serve_app.origin import fetched_origin, present_origin
 from serve_app.settings import ModelSettings

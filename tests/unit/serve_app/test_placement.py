@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
+from runtime.engine.request import SamplingParams
 from runtime.errors import ModelUnavailableError
-from runtime.request import SamplingParams
 from serve_app.directory import ModelDirectory
 from serve_app.placement import Need, Placement, View, problem_of
 from serve_app.stream.wire import Address

@@ -5,8 +5,8 @@ import torch
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
+from runtime.distributed.layer_placement import Stages
 from runtime.errors import ConfigurationError
-from runtime.stages import Stages
 from serve_app.placing import LayerPlacing, placing_of
 from serve_app.settings import ModelSettings, read_settings
 from tests.serve_configs import DEMO, deployments

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.errors import GenerationFailedError, RequestError
-from runtime.features import FeatureStore
+from runtime.vision.feature_cache import FeatureStore
 from serve_app.stream.feature_server import FeatureServer
 from serve_app.stream.wire import Address
 from serve_app.vision.directory import EncoderDirectory, KnownEncoders

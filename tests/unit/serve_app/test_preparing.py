@@ -10,8 +10,8 @@ import pytest
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
 from model_zoo.multimodal.image_cache import Album
+from runtime.engine.request import ImageSpan
 from runtime.errors import OverloadedError, RequestError
-from runtime.request import ImageSpan
 from serve_app import preparing
 from serve_app.preparing import Preparer
 from serve_app.task import Conversation, RawText, TokenIds

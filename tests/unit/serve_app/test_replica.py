@@ -14,13 +14,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
-from runtime.errors import (
-    EngineDeadError,
-    GenerationFailedError,
-    PromptTooLongError,
-    ReplicaLostError,
-)
-from runtime.request import (
+from runtime.engine.request import (
     Alternative,
     Begun,
     Delta,
@@ -28,6 +22,12 @@ from runtime.request import (
     ImageSpan,
     Sampled,
     SamplingParams,
+)
+from runtime.errors import (
+    EngineDeadError,
+    GenerationFailedError,
+    PromptTooLongError,
+    ReplicaLostError,
 )
 from serve_app.opening import Opening
 from serve_app.replica import ModelReplica

@@ -6,8 +6,8 @@ import json
 import pytest
 from openai._streaming import SSEDecoder
 
+from runtime.engine.request import FinishReason
 from runtime.errors import OverloadedError, ReplicaLostError, RequestError
-from runtime.request import FinishReason
 from serve_app.api import reply as reply_module
 from serve_app.api.ollama import NativeEncoder
 from serve_app.api.openai_chat import ChatEncoder

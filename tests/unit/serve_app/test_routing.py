@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from runtime.engine import EngineStatistics
-from runtime.request import SamplingParams
+from runtime.engine.engine import EngineStatistics
+from runtime.engine.request import SamplingParams
 from serve_app.beginnings import chain_of_task
 from serve_app.reporting import CHAINS_KEPT, Reporter
 from serve_app.routing import CensusRouter, Crowd, HandleDirectory

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from model_zoo.chat.messages import ImagePart, Message
-from runtime.engine import EngineStatistics
+from runtime.engine.engine import EngineStatistics
+from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
-from runtime.request import SamplingParams
 from serve_app.loading import check_model, load_replica
 from serve_app.replica import ModelReplica
 from serve_app.settings import ModelSettings

@@ -12,7 +12,7 @@ from model_zoo.multimodal.loading import PREFIXES
 from model_zoo.multimodal.vision import Eyes
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
-from runtime.vision import batch_bytes
+from runtime.vision.encoder import batch_bytes
 from serve_app.loading import check_model, load_encoder, load_replica
 from serve_app.replica import ModelReplica
 from serve_app.settings import ModelSettings

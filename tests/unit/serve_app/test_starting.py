@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.runner import DeviceRunner
+from runtime.worker.runner import DeviceRunner
 from serve_app.app import build
 from serve_app.deployments import ModelDeployment
 from serve_app.settings import ModelSettings

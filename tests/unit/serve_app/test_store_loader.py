@@ -14,13 +14,13 @@ from model_zoo.store.creation import create
 from model_zoo.store.definition import Definition
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
+from runtime.engine.request import SamplingParams
 from runtime.errors import (
     DoesNotFitError,
     ModelNotFoundError,
     PromptTooLongError,
     RequestError,
 )
-from runtime.request import SamplingParams
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.replica import ModelReplica

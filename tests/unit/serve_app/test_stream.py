@@ -9,8 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from model_zoo.chat.messages import Message
+from runtime.engine.request import FinishReason, SamplingParams
 from runtime.errors import OverloadedError, PromptTooLongError
-from runtime.request import FinishReason, SamplingParams
 from serve_app.stream import wire
 from serve_app.stream.client import ConnectionLost, StreamClient, _Connection
 from serve_app.stream.server import StreamServer

@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 
 import pytest
 
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 from serve_app.stream import features, handshake, wire
 from serve_app.stream.client import ConnectionLost, StreamClient
 from serve_app.stream.feature_client import FeatureClient

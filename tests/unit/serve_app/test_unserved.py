@@ -2,8 +2,8 @@
 
 import pytest
 
+from runtime.engine.request import SamplingParams
 from runtime.errors import EngineDeadError, ModelUnavailableError
-from runtime.request import SamplingParams
 from serve_app.errors import refusal
 from serve_app.stream import wire
 from serve_app.task import ChatTask, RawText

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from model_zoo.chat.messages import Message
+from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
-from runtime.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from serve_app.replica import ModelReplica
 from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
 from serve_app.vectors import AT_ONCE

@@ -11,8 +11,8 @@ import torch
 from runtime.errors import DoesNotFitError
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
-from runtime.sampler import Sampler
-from runtime.staging import buffer_words
+from runtime.worker.input_preparer import buffer_words
+from runtime.worker.sampler import Sampler
 
 LEFT_FREE = 0.1  # of what is available: what others allocate, and what allocators waste
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.request import SamplingParams
+from runtime.engine.request import SamplingParams
 
 TOP_LIMIT = 256  # larger top_k are served by sorting
 SORT_BLOCK = 8  # rows sorted at once: bounds the memory of the widest path

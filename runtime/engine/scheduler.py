@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from runtime.kv.ledger import PageGrant, PageKey, PageLedger
-from runtime.request import (
+from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
@@ -19,6 +18,7 @@ from runtime.request import (
     Sampled,
     SamplingParams,
 )
+from runtime.kv.cache_manager import PageGrant, PageKey, PageLedger
 
 # Whether the features of the image with this digest are there.
 Ready = Callable[[bytes], bool]

@@ -6,13 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from runtime.errors import DoesNotFitError, ModelFileError
-from runtime.images import FeatureRows
-from runtime.kv.pool import PagePool
-from runtime.kv.spec import CacheLayout
-from runtime.model import AttentionPlan, Batch, DecoderModel, ImageWrite
-from runtime.pooling import Pooler
-from runtime.request import (
+from runtime.engine.request import (
     MAX_TOP_LOGPROBS,
     Alternative,
     DrawFailure,
@@ -25,10 +19,16 @@ from runtime.request import (
     SamplingParams,
     StopRules,
 )
-from runtime.sampler import Drawn, Sampler
-from runtime.scheduler import Chunk, Sequence, SlotLoad, StepPlan
-from runtime.staging import Stage, Staged
-from runtime.vision import ImageLimits
+from runtime.engine.scheduler import Chunk, Sequence, SlotLoad, StepPlan
+from runtime.errors import DoesNotFitError, ModelFileError
+from runtime.kv.pool import PagePool
+from runtime.kv.spec import CacheLayout
+from runtime.vision.encoder import ImageLimits
+from runtime.vision.image_rows import FeatureRows
+from runtime.worker.input_preparer import Stage, Staged
+from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
+from runtime.worker.pooling import Pooler
+from runtime.worker.sampler import Drawn, Sampler
 
 # An image's digest -> its features on the device, [rows, width], those of padding last.
 Lookup = Callable[[bytes], Tensor]

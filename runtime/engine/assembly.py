@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from runtime.aio import AsyncEngine
-from runtime.engine import Engine, EngineLimits
+from runtime.distributed.broadcaster import LeadingModel, LeadingPool, follow
+from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.stage_memory import plan_stages
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine import Engine, EngineLimits
+from runtime.engine.memory_plan import MemoryPlan, VisionBytes, plan_memory
+from runtime.engine.scheduler import Scheduler
 from runtime.errors import ConfigurationError, DoesNotFitError
-from runtime.features import FeatureStore
-from runtime.kv.ledger import PageLedger
+from runtime.kv.cache_manager import PageLedger
 from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
-from runtime.memory import MemoryPlan, VisionBytes, plan_memory
-from runtime.model import DecoderModel
-from runtime.relay import LeadingModel, LeadingPool, follow
-from runtime.runner import DeviceRunner, is_lack_of_memory
-from runtime.scheduler import Scheduler
-from runtime.stage_memory import plan_stages
-from runtime.team import Member, Team
-from runtime.vision import EncoderNeeds, ImageEncoder
+from runtime.vision.encoder import EncoderNeeds, ImageEncoder
+from runtime.vision.feature_cache import FeatureStore
+from runtime.worker.model import DecoderModel
+from runtime.worker.runner import DeviceRunner, is_lack_of_memory
 
 _IMAGES_KEPT = 4  # of the largest, by default
 

@@ -4,7 +4,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 
-from runtime.request import Sampled
+from runtime.engine.request import Sampled
 
 
 class TextStream:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from runtime.errors import CaravanError
-from runtime.vision import ImageEncoder, PreparedImage
+from runtime.vision.encoder import ImageEncoder, PreparedImage
 
 
 class FeatureStore:

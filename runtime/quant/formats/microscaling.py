@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from runtime.block_formats.bits import fields, looked_up
+from runtime.quant.formats.bits import fields, looked_up
 
 # The values of E2M1, doubled; the scales below are therefore halved.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

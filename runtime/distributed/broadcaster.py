@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.images import AXES
+from runtime.distributed.control_channel import Lead, Lifeline
 from runtime.kv.pool import PagePool
-from runtime.lifeline import Lead, Lifeline
-from runtime.model import (
+from runtime.vision.image_rows import AXES
+from runtime.worker.model import (
     AttentionPlan,
     Batch,
     DecoderModel,

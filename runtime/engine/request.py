@@ -123,7 +123,7 @@ class GenerationRequest:
     """A tokenised prompt and the rules of its continuation; `id` is unique among live requests.
 
     `images`: what the features of the spans of equal digest are computed from, each once (see
-    runtime.vision.PreparedImage). Rows of features replace the embeddings of a span, or go to the
+    PreparedImage). Rows of features replace the embeddings of a span, or go to the
     layers that attend to images from the side. A span of none of them has no features.
 
     With `pooling` nothing is continued: the prompt's states become one vector, and `stop` says

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine import Deliver, Engine, EngineLimits, EngineStatistics, admissible, dead
+from runtime.engine.engine import Deliver, Engine, EngineLimits, EngineStatistics, admissible, dead
+from runtime.engine.request import Delta, GenerationRequest
 from runtime.errors import (
     CaravanError,
     EngineDeadError,
     GenerationFailedError,
     ReplicaLostError,
 )
-from runtime.request import Delta, GenerationRequest
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from runtime.block_formats.bits import fields, fields_of_each, halves, signed
+from runtime.quant.formats.bits import fields, fields_of_each, halves, signed
 
 
 def q4_0(blocks: Tensor) -> Tensor:

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.images import AXES, FeatureRows, places, plan_insertions
+from runtime.engine.request import SamplingParams
+from runtime.engine.scheduler import Chunk, SlotLoad, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.model import ImageWrite, RowSpan
-from runtime.pooling import PooledStep, plan_pooling
-from runtime.request import SamplingParams
-from runtime.sampler import FLOATS, INTS, Draws, Path, Sampler, path_of
-from runtime.scheduler import Chunk, SlotLoad, StepPlan
-from runtime.sheet import Sheet
+from runtime.vision.image_rows import AXES, FeatureRows, places, plan_insertions
+from runtime.worker.model import ImageWrite, RowSpan
+from runtime.worker.pinned_buffer import Sheet
+from runtime.worker.pooling import PooledStep, plan_pooling
+from runtime.worker.sampler import FLOATS, INTS, Draws, Path, Sampler, path_of
 
 _WORDS_PER_LOAD = 1 + FLOATS + 2 * INTS  # the slot, its float and its int64 parameters
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.model import RowSpan
-from runtime.request import ImageSpan
-from runtime.scheduler import Chunk
+from runtime.engine.request import ImageSpan
+from runtime.engine.scheduler import Chunk
+from runtime.worker.model import RowSpan
 
 AXES = 3  # time, row, column
 

@@ -11,8 +11,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from runtime.block_formats import codebooks, k_quants, legacy, microscaling, ternary
 from runtime.errors import UnsupportedModelError
+from runtime.quant.formats import codebooks, k_quants, legacy, microscaling, ternary
 
 
 @dataclass(frozen=True, slots=True)

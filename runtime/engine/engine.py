@@ -7,10 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
-from runtime.features import FeatureStore
-from runtime.pace import Pace
-from runtime.request import (
+from runtime.engine.request import (
     Delta,
     FinishReason,
     GenerationRequest,
@@ -19,9 +16,12 @@ from runtime.request import (
     Sampled,
     Usage,
 )
-from runtime.scheduler import Advance, Scheduler, Sequence, StepPlan, Wanted
-from runtime.textstream import TextStream
-from runtime.vision import PreparedImage
+from runtime.engine.scheduler import Advance, Scheduler, Sequence, StepPlan, Wanted
+from runtime.engine.text_stream import TextStream
+from runtime.engine.throughput import Pace
+from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
+from runtime.vision.encoder import PreparedImage
+from runtime.vision.feature_cache import FeatureStore
 
 Deliver = Callable[[Delta], None]
 
@@ -59,7 +59,7 @@ class EngineStatistics:
     """Where the engine stands, how fast it has been lately, what it has done since its start.
 
     `queued_tokens`: of prompts that wait for nothing but their turn; of answers, what has to be
-    computed again. The rest of what is known of speed and waits is in runtime/pace.py; None before
+    computed again. The rest of what is known of speed and waits is in `throughput`; None before
     there was any.
     """
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.lifeline import Lead, Lifeline
+from runtime.distributed.control_channel import Lead, Lifeline
 
 # Ranks wait for each other's part of a step so long at most.
 STEP_TIMEOUT = timedelta(seconds=120)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from runtime.block_formats.bits import fields, halves, signed, table
+from runtime.quant.formats.bits import fields, halves, signed, table
 
 
 def tq1_0(blocks: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from runtime.block_formats.bits import fields, halves, signed
+from runtime.quant.formats.bits import fields, halves, signed
 
 
 def q2_k(blocks: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.model import RowSpan
-from runtime.request import Pooling
-from runtime.scheduler import Chunk
+from runtime.engine.request import Pooling
+from runtime.engine.scheduler import Chunk
+from runtime.worker.model import RowSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A block of 256 weights begins with a half unless said otherwise; groups carry sc
 import torch
 from torch import Tensor
 
-from runtime.block_formats.bits import (
+from runtime.quant.formats.bits import (
     double_words,
     fields,
     fields_of_each,
@@ -17,7 +17,7 @@ from runtime.block_formats.bits import (
     table,
     words,
 )
-from runtime.block_formats.grids import grid_rows
+from runtime.quant.formats.grids import grid_rows
 
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Seven signs and an eighth that makes the number of negative ones even.

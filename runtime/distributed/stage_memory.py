@@ -1,13 +1,13 @@
-"""What a model needs of each device where its layers are on several; see runtime.memory."""
+"""Memory of each device where one process has the layers on several; see `memory_plan`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from runtime.engine.memory_plan import MemoryPlan, VisionBytes, plan_memory
 from runtime.kv.spec import CacheGroup, CacheLayout
-from runtime.memory import MemoryPlan, VisionBytes, plan_memory
-from runtime.model import DecoderModel
+from runtime.worker.model import DecoderModel
 
 
 def plan_stages(

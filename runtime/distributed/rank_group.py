@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from runtime.distributed.broadcaster import Relay
+from runtime.distributed.control_channel import Lead, Lifeline, Seat
+from runtime.distributed.process_group import ProcessRanks
+from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import CaravanError, ConfigurationError, EngineDeadError, ModelFileError
 from runtime.kv.spec import CacheLayout
-from runtime.lifeline import Lead, Lifeline, Seat
-from runtime.memory import MemoryPlan
-from runtime.parallel import ProcessRanks
-from runtime.relay import Relay
 
 
 class Team:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime import errors
-from runtime.admission import Admission, prove_rank, read_exactly
+from runtime.distributed.admission import Admission, prove_rank, read_exactly
 from runtime.errors import CaravanError, EngineDeadError
 
 # A machine that does not answer for so long is gone.

@@ -9,8 +9,8 @@ import socket
 import struct
 import time
 
+from runtime.distributed.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, new_nonce
 from runtime.errors import EngineDeadError
-from runtime.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, new_nonce
 
 _ANSWER = struct.Struct(f"<I{NONCE_BYTES}s{DIGEST_BYTES}s")
 # For a whole handshake, which takes a rank milliseconds.

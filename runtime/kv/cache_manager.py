@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
+from runtime.engine.request import ImageSpan
 from runtime.kv.spec import CacheKind
-from runtime.request import ImageSpan
 
 PageKey = bytes
 
