@@ -16,9 +16,9 @@ from bench.report import Row
 from bench.seeing_model import EyesShape
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
-from serve_app.loading import load_replica
-from serve_app.settings import ModelSettings
-from serve_app.task import ChatTask, Conversation, RawText
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatTask, Conversation, RawText
+from serve_app.replica.loading import load_replica
 
 STREAMS = 8
 ARRIVALS = 8

@@ -6,17 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 
 import uvicorn
 
-from serve_app.backend import ChatBackend
-from serve_app.card import ModelCard
-from serve_app.catalogue import Catalogue, ServedModel
-from serve_app.images import ImageRules
-from serve_app.ingress import ingress_app
-from serve_app.listing import ListedModel, LoadedModel
-from serve_app.loading import load_replica
-from serve_app.replica import ModelReplica
-from serve_app.settings import AppSettings, ModelSettings
-from serve_app.stream.wire import Address
-from serve_app.task import ChatDelta, Task
+from serve_app.api.ingress import ingress_app
+from serve_app.api.request_images import ImageRules
+from serve_app.config.settings import AppSettings, ModelSettings
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import Catalogue, ServedModel
+from serve_app.gateway.listing import ListedModel, LoadedModel
+from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
+from serve_app.transport.wire import Address
 
 
 class OneReplica:

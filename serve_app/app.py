@@ -11,22 +11,27 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from runtime.errors import CaravanError
-from serve_app.autoscaling import autoscaling_config
-from serve_app.deployments import Ingress, ModelDeployment, OnDemandDeployment, VisionEncoder
-from serve_app.directory import ON_DEMAND
-from serve_app.headers import listed_model
-from serve_app.loading import check_model
-from serve_app.logs import get_logger
-from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.placement import Need, Plan
-from serve_app.routing import ROUTER
-from serve_app.settings import (
+from serve_app.autoscaling.serve_policy import autoscaling_config
+from serve_app.config.settings import (
     AppSettings,
     ModelSettings,
     VisionSettings,
     deployment_name,
     read_settings,
 )
+from serve_app.gateway.directory import ON_DEMAND
+from serve_app.gateway.file_headers import listed_model
+from serve_app.gateway.schedulability import Need, Plan
+from serve_app.logs import get_logger
+from serve_app.on_demand.settings import OnDemandSettings
+from serve_app.replica.deployments import (
+    Ingress,
+    ModelDeployment,
+    OnDemandDeployment,
+    VisionEncoder,
+)
+from serve_app.replica.loading import check_model
+from serve_app.routing.replica_set import ROUTER
 
 # Streams live long and mostly wait, so the ingress takes as many as its sockets allow; requests
 # that exceed what a model can work on are told so by its engine.

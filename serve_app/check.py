@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from runtime.errors import CaravanError, ConfigurationError
-from serve_app.loading import check_model
-from serve_app.settings import read_settings
+from serve_app.config.settings import read_settings
+from serve_app.replica.loading import check_model
 
 IMPORT_PATH = "serve_app.app:build"
 

@@ -20,11 +20,15 @@ PURE_CORE = (
     "runtime.kv.states",
     "runtime.kv.cache_manager",
 )
-PURE_SCALING = ("serve_app.pressure", "serve_app.scaling")
-PURE_ROUTING = ("serve_app.policy", "serve_app.prefixes")
+PURE_SCALING = ("serve_app.autoscaling.load_metrics", "serve_app.autoscaling.decision")
+PURE_ROUTING = ("serve_app.routing.policy", "serve_app.routing.prefixes")
 RAY_FILES = {
-    f"serve_app/{name}.py"
-    for name in ("app", "deployments", "routing", "autoscaling", "cluster", "rank_actors")
+    "serve_app/app.py",
+    "serve_app/autoscaling/serve_policy.py",
+    "serve_app/gateway/cluster.py",
+    "serve_app/replica/deployments.py",
+    "serve_app/replica/rank_actors.py",
+    "serve_app/routing/replica_set.py",
 }
 RUNTIME_FOR_MODELS = (
     *("errors", "engine.request", "kernels", "kv.spec", "kv.states", "quant.block_types"),
@@ -112,7 +116,7 @@ def test_ray_is_imported_in_few_files_of_serve_app_only() -> None:
         if any(within(name, ("ray",)) for name in imports_of(path))
     }
     assert importing - RAY_FILES == set()
-    assert "serve_app/deployments.py" in importing
+    assert "serve_app/replica/deployments.py" in importing
 
 
 def test_no_private_ray_attribute_is_used() -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from model_zoo.chat.messages import ImagePart
 from model_zoo.chat.messages import Message as Asked
 from runtime.engine.request import SamplingParams
-from serve_app.loading import load_replica
-from serve_app.replica import ModelReplica
-from serve_app.settings import ModelSettings
-from serve_app.task import ChatTask, Conversation
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
 from tools import demo_dialogues, demo_picture_dialogues
 from tools.demo_dialogues import Question
 from tools.demo_model import CONTEXT_TOKENS

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from bench.simulation.replica import Replica
 from bench.simulation.traces import Request
-from serve_app.policy import Load, RoutingPolicy, Rules
-from serve_app.prefixes import Chain
+from serve_app.routing.policy import Load, RoutingPolicy, Rules
+from serve_app.routing.prefixes import Chain
 
 POINTS = 100  # of each replica on the ring
 BOUND = 1.25  # times the mean load, at most

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from bench.simulation.traces import Request
-from serve_app.policy import Load
+from serve_app.routing.policy import Load
 
 PAGE_TOKENS = 16
 NEW = 0.2  # of the average speed, what one more step counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from serve_app.prefixes import BOUNDARIES, BYTES_PER_TOKEN, Chain
+from serve_app.routing.prefixes import BOUNDARIES, BYTES_PER_TOKEN, Chain
 
 ENDS = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES)
 

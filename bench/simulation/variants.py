@@ -5,7 +5,7 @@ from dataclasses import replace
 from bench.simulation.contestants import Make, Ours
 from bench.simulation.measure import MANY_INGRESSES, OURS
 from bench.simulation.scenarios import Scenario, everything, long_answers, newcomers
-from serve_app.policy import Rules
+from serve_app.routing.policy import Rules
 
 SECONDS = 40
 NEVER = 1e9

@@ -11,7 +11,7 @@ from typing import Any
 from bench.simulation.contestants import Make
 from bench.simulation.replica import Job, Replica, StepCosts
 from bench.simulation.traces import Request, Session
-from serve_app.failover import MOST_MOVES
+from serve_app.gateway.failover import MOST_MOVES
 
 BEAT_S = 1.0
 RETRY_S = 0.05  # until a request whose replica has died is asked elsewhere

@@ -18,12 +18,12 @@ from starlette.responses import JSONResponse, Response
 from runtime.errors import ModelFileError, RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import encoded, error_body
+from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
-from serve_app.backend import ChatBackend
-from serve_app.catalogue import ServedModel
-from serve_app.errors import Refusal
-from serve_app.keep_alive import keep_alive_s
-from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds, together
+from serve_app.config.keep_alive import keep_alive_s
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
 MAX_INPUTS = 2048
 # Inputs that go to one replica together, and how many such groups are asked at once.

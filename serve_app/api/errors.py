@@ -7,7 +7,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from serve_app.api.openai import error_body
-from serve_app.errors import Refusal, refusal
+from serve_app.api.refusals import Refusal, refusal
 
 _OPENAI_PREFIX = "/v1/"
 LONGEST_PATH = 80

@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from serve_app.errors import BodyTooLargeError
+from serve_app.api.refusals import BodyTooLargeError
+from serve_app.config.options import Options, read_options
 from serve_app.logs import get_logger
-from serve_app.options import Options, read_options
 
 # Clients choose the names of ignored fields: so many of them are logged, each cut to that length.
 MOST_LOGGED = 64

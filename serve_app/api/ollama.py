@@ -16,14 +16,14 @@ from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
-from serve_app.backend import ChatBackend
-from serve_app.catalogue import ServedModel
-from serve_app.errors import Refusal
-from serve_app.images import ImageReader, Unread, check_total
-from serve_app.keep_alive import keep_alive_s
-from serve_app.options import OLLAMA_DEFAULTS
-from serve_app.task import (
+from serve_app.api.request_images import ImageReader, Unread, check_total
+from serve_app.config.keep_alive import keep_alive_s
+from serve_app.config.options import OLLAMA_DEFAULTS
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
     ChatTask,

@@ -18,9 +18,9 @@ from model_zoo.store.definition import Definition
 from model_zoo.store.modelfile import ROLES
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.refusals import ForbiddenError, Refusal, refusal
 from serve_app.api.reply import SingleReply
-from serve_app.definitions import Materials, blob_digest, of_fields, of_modelfile
-from serve_app.errors import ForbiddenError, Refusal, refusal
+from serve_app.on_demand.definitions import Materials, blob_digest, of_fields, of_modelfile
 from serve_app.on_demand.management import Management
 
 NDJSON = "application/x-ndjson"

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api.fields import Body, harmless, unserved
-from serve_app.backend import ChatBackend
-from serve_app.card import ModelCard
-from serve_app.catalogue import ServedModel
-from serve_app.errors import Refusal
-from serve_app.listing import ListedModel
-from serve_app.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
-from serve_app.task import Candidate, ChatDelta, ChatTask, PromptSource
+from serve_app.api.refusals import Refusal
+from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.listing import ListedModel
+from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, PromptSource
 
 FINGERPRINT = "fp_caravan"
 

@@ -22,10 +22,10 @@ from serve_app.api.openai import (
     token_entry,
 )
 from serve_app.api.reply import Reply
-from serve_app.backend import ChatBackend
-from serve_app.images import ImageReader, Unread, from_url
-from serve_app.options import OPENAI_BOUNDS, number
-from serve_app.task import ChatDelta, Conversation, TokenLogprob
+from serve_app.api.request_images import ImageReader, Unread, from_url
+from serve_app.config.options import OPENAI_BOUNDS, number
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
 
 # "developer" is the newer name of the same role.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

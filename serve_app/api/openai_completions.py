@@ -17,9 +17,16 @@ from serve_app.api.openai import (
     task_for,
 )
 from serve_app.api.reply import Reply
-from serve_app.backend import ChatBackend
-from serve_app.options import OPENAI_BOUNDS, number
-from serve_app.task import Candidate, ChatDelta, PromptSource, RawText, TokenIds, TokenLogprob
+from serve_app.config.options import OPENAI_BOUNDS, number
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.tasks import (
+    Candidate,
+    ChatDelta,
+    PromptSource,
+    RawText,
+    TokenIds,
+    TokenLogprob,
+)
 
 
 class CompletionBody(Common):

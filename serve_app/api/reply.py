@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.errors import CaravanError
-from serve_app.connections import through_proxy
-from serve_app.errors import Refusal, refusal
-from serve_app.task import ChatDelta, merge
+from serve_app.api.connections import through_proxy
+from serve_app.api.refusals import Refusal, refusal
+from serve_app.gateway.tasks import ChatDelta, merge
 
 JSON = "application/json; charset=utf-8"
 # A stream that was silent for so long sends something that its readers pass over.

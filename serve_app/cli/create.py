@@ -18,7 +18,7 @@ from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import Reporter, reporter
 from serve_app.cli.remove import stored_name
 from serve_app.cli.terminal import byte_size, harmless, print_json
-from serve_app.definitions import named_base, of_modelfile
+from serve_app.on_demand.definitions import named_base, of_modelfile
 
 
 @click.command("create")

@@ -19,9 +19,9 @@ from runtime.vision.encoder import ForeseenEncoder, VisionTower
 from runtime.worker.model import DecoderModel
 from serve_app.cli.facts import ModelFacts
 from serve_app.cli.terminal import print_note
-from serve_app.loading import DEFAULT_CONTEXT_TOKENS
-from serve_app.machine import usable_cpus
-from serve_app.settings import ModelSettings
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
+from serve_app.replica.machine import usable_cpus
 
 _NO_LIMIT = 1 << 62
 # A plan counts through the positions of a sliding window; a file may state any context.

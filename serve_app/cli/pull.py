@@ -9,7 +9,7 @@ from runtime.errors import CaravanError, SourceError
 from serve_app.cli.options import json_option, store_option
 from serve_app.cli.progress import reporter
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
-from serve_app.sources import named_source
+from serve_app.config.model_sources import named_source
 
 
 @click.command("pull")

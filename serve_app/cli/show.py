@@ -28,7 +28,7 @@ from serve_app.cli.terminal import (
     short_count,
     shortened,
 )
-from serve_app.options import served_options
+from serve_app.config.options import served_options
 
 _LONGEST_VALUE = 80
 _LONGEST_REASON = 400

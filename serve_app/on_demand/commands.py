@@ -6,7 +6,7 @@ from typing import Any
 
 from model_zoo.sources.pull import PullProgress
 from model_zoo.store.definition import Definition
-from serve_app.stream import wire
+from serve_app.transport import wire
 
 
 @dataclass(frozen=True, slots=True)

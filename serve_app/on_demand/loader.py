@@ -16,15 +16,15 @@ from runtime.engine.assembly import EngineOptions, foresee
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import CaravanError, ModelNotFoundError, SourceError, StoreError
 from runtime.vision.encoder import ForeseenEncoder
-from serve_app.announcing import log_reduced_context
-from serve_app.card import ModelCard
-from serve_app.loading import DEFAULT_CONTEXT_TOKENS, Outline, load_outline, load_replica
-from serve_app.machine import computing_device
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.model_card import ModelCard
 from serve_app.on_demand.model_pool import Found, Sizes
 from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.origin import Origin, present_origin, told_of
-from serve_app.replica import ModelReplica, model_card, verbose_card
-from serve_app.settings import ModelSettings
+from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, Outline, load_outline, load_replica
+from serve_app.replica.machine import computing_device
+from serve_app.replica.replica import ModelReplica, model_card, verbose_card
+from serve_app.replica.resolved_model import Origin, present_origin, told_of
+from serve_app.replica.startup_log import log_reduced_context
 
 NO_LIMIT = 1 << 62
 OUTLINES_KEPT = 64

@@ -7,7 +7,8 @@ from typing import Any
 from model_zoo.sources.pull import PullProgress
 from model_zoo.store.definition import Definition
 from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
-from serve_app.definitions import configured_material, remote_material
+from serve_app.config.model_sources import sound_name
+from serve_app.config.settings import ModelSettings, canonical_name
 from serve_app.on_demand.commands import (
     Account,
     Answer,
@@ -23,9 +24,8 @@ from serve_app.on_demand.commands import (
     Unload,
     Upload,
 )
-from serve_app.on_demand.directory import PoolDirectory
-from serve_app.settings import ModelSettings, canonical_name
-from serve_app.sources import sound_name
+from serve_app.on_demand.definitions import configured_material, remote_material
+from serve_app.on_demand.processes import PoolDirectory
 
 LOOK_S = 0.2
 PIECE_BYTES = 4 << 20

@@ -18,13 +18,13 @@ from runtime.errors import (
     ModelUnavailableError,
     OverloadedError,
 )
-from serve_app.card import ModelCard
-from serve_app.keep_alive import FOREVER
-from serve_app.listing import LoadedModel
+from serve_app.config.keep_alive import FOREVER
+from serve_app.gateway.listing import LoadedModel
+from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.logs import get_logger
-from serve_app.on_demand.gauge import Gauge
+from serve_app.on_demand.pool_load import Gauge
 from serve_app.on_demand.report import Resident
-from serve_app.task import ChatDelta, Task
 
 # A model gets no more than such a part of the room if less will do, so that others have room too.
 PARTS = 2
@@ -51,7 +51,7 @@ class Sizes:
 
 
 class Replica(Protocol):
-    """A loaded model; see serve_app.replica.ModelReplica."""
+    """A loaded model; see serve_app.replica.replica.ModelReplica."""
 
     def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]: ...
     def describe(self, *, verbose: bool = False) -> ModelCard: ...

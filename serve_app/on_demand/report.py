@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from serve_app.listing import LoadedModel
-from serve_app.stream.wire import Address
+from serve_app.gateway.listing import LoadedModel
+from serve_app.transport.wire import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from model_zoo.store.model_name import DEFAULT_HOST, HUB_HOST
 from runtime.errors import RequestError
-from serve_app.keep_alive import keep_alive_s
-from serve_app.sections import AutoscalingSettings, Count, EngineSettings, Section
+from serve_app.config.keep_alive import keep_alive_s
+from serve_app.config.sections import AutoscalingSettings, Count, EngineSettings, Section
 
 HUB_REGISTRY = "hf.co"  # where the Hub speaks the protocol of registries
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(:[0-9]{1,5})?$"

@@ -7,9 +7,9 @@ from model_zoo.sources.resolve import facts
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
-from serve_app.headers import listed_file
-from serve_app.listing import ListedModel
-from serve_app.options import served_options
+from serve_app.config.options import served_options
+from serve_app.gateway.file_headers import listed_file
+from serve_app.gateway.listing import ListedModel
 
 
 class StoredModels:

@@ -11,7 +11,7 @@ from typing import Any
 from model_zoo.store.manifest import Layer
 from model_zoo.store.store import Store, file_error
 from runtime.errors import OverloadedError, RequestError
-from serve_app.definitions import blob_digest
+from serve_app.on_demand.definitions import blob_digest
 
 MOST_AT_ONCE = 4
 LEASE_S = 60.0

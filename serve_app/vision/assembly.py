@@ -6,7 +6,7 @@ from model_zoo.multimodal.vision import Eyes
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import DoesNotFitError
 from runtime.worker.runner import is_lack_of_memory
-from serve_app.settings import VisionSettings
+from serve_app.config.settings import VisionSettings
 from serve_app.vision.encoder import EncoderReplica
 
 HOST = torch.device("cpu")

@@ -16,7 +16,7 @@ from runtime.engine.engine import dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
 from runtime.vision.encoder import LocalEncoder, PreparedImage, VisionTower, most_pixels
 from runtime.vision.feature_cache import FeatureStore
-from serve_app.stream.features import AskFeatures
+from serve_app.transport.features import AskFeatures
 
 IMAGES_KEPT = 16  # of the largest, by default
 # Answers on their way at once: features that the cache has dropped since may be among them.

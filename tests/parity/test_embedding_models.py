@@ -28,8 +28,8 @@ from transformers import (
 )
 
 from model_zoo.convert.convert import convert
-from serve_app.loading import load_replica
-from serve_app.settings import ModelSettings
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import load_replica
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.unit.serve_app.pretend import http_client
 

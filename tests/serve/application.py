@@ -18,7 +18,7 @@ from ray import serve
 
 from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
-from serve_app.card import ModelCard
+from serve_app.gateway.model_card import ModelCard
 from tests.loopback import free_port
 from tests.patience import HANG_S
 

@@ -14,9 +14,9 @@ from pytest import MonkeyPatch
 
 import serve_app.app
 from runtime.engine.engine import Engine
-from serve_app.deployments import ModelDeployment
-from serve_app.replica import ModelReplica
-from serve_app.task import ChatDelta, ChatTask, RawText, Task
+from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText, Task
+from serve_app.replica.deployments import ModelDeployment
+from serve_app.replica.replica import ModelReplica
 
 POISON = "poison "
 

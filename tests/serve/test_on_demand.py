@@ -19,8 +19,8 @@ from ray import serve
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from serve_app.app import build
+from serve_app.config.settings import AppSettings, read_settings
 from serve_app.on_demand.loader import StoreLoader
-from serve_app.settings import AppSettings, read_settings
 from tests.loopback import Server, digest, serving
 from tests.patience import HANG_S
 from tests.published import Registry

@@ -12,8 +12,8 @@ from ray import serve
 
 from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
-from serve_app.card import ModelCard
-from serve_app.routing import REPORT_EVERY_S
+from serve_app.gateway.model_card import ModelCard
+from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S
 from tests.serve.application import (
     CALL_TIMEOUT_S,

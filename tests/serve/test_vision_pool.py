@@ -14,8 +14,8 @@ from ray import serve
 
 from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
-from serve_app.loading import load_replica
-from serve_app.settings import ModelSettings
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import load_replica
 from serve_app.vision.encoder import EncoderStatistics
 from tests.patience import HANG_S
 from tests.serve.application import CALL_TIMEOUT_S, Application, await_http, eventually

@@ -11,7 +11,7 @@ from bench.simulation.replica import Job, Replica
 from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, newcomers
 from bench.simulation.traces import Mix, Request, Session, Turn, sessions
 from bench.simulation.world import Outcome, Place, World
-from serve_app.prefixes import Chain
+from serve_app.routing.prefixes import Chain
 
 
 def request(tokens: int, answer: int, *parts: tuple[int, int, int]) -> Request:

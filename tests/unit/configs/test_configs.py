@@ -8,9 +8,8 @@ import yaml
 from pydantic import BaseModel
 
 from runtime.errors import ConfigurationError
-from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.sections import AutoscalingSettings
-from serve_app.settings import (
+from serve_app.config.sections import AutoscalingSettings
+from serve_app.config.settings import (
     AppSettings,
     FailoverSettings,
     ImageUrlSettings,
@@ -20,6 +19,7 @@ from serve_app.settings import (
     deployment_name,
     read_settings,
 )
+from serve_app.on_demand.settings import OnDemandSettings
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
 from tests.tiny_seeing import write_tiny_seeing
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from packaging.requirements import Requirement
 
-from serve_app.deployments import DRAIN_S
-from serve_app.settings import deployment_name, read_settings
+from serve_app.config.settings import deployment_name, read_settings
+from serve_app.replica.deployments import DRAIN_S
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service
 

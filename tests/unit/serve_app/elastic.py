@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from serve_app.pressure import Report
-from serve_app.scaling import Rules, Seen, State, decide
+from serve_app.autoscaling.decision import Rules, Seen, State, decide
+from serve_app.autoscaling.load_metrics import Report
 
 STEP_S = 0.5
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import torch
 
 from runtime.vision.encoder import PreparedImage
-from serve_app.stream.feature_server import FeatureServer
-from serve_app.stream.wire import Address
+from serve_app.transport.feature_server import FeatureServer
+from serve_app.transport.wire import Address
 from serve_app.vision.encoder import EncoderReplica
-from serve_app.vision.pool import PoolEncoder, PoolRules
+from serve_app.vision.encoder_pool import PoolEncoder, PoolRules
 from tests.patience import HANG_S
 from tests.unit.runtime.eyes import PretendTower, features_of
 

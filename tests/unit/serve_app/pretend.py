@@ -10,18 +10,18 @@ from starlette.applications import Starlette
 
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, GenerationFailedError
-from serve_app.backend import ChatBackend
-from serve_app.card import ModelCard
-from serve_app.catalogue import Catalogue, ServedModel
-from serve_app.directory import ModelDirectory
-from serve_app.failover import FailoverRules
-from serve_app.images import ImageRules
-from serve_app.ingress import ingress_app
-from serve_app.listing import LoadedModel
-from serve_app.options import Options
-from serve_app.stream.server import StreamServer
-from serve_app.stream.wire import Address
-from serve_app.task import Candidate, ChatDelta, ChatTask, TokenLogprob
+from serve_app.api.ingress import ingress_app
+from serve_app.api.request_images import ImageRules
+from serve_app.config.options import Options
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import Catalogue, ServedModel
+from serve_app.gateway.directory import ModelDirectory
+from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.listing import LoadedModel
+from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, TokenLogprob
+from serve_app.transport.server import StreamServer
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S
 
 CARD = ModelCard(

@@ -13,21 +13,21 @@ import ollama
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import ModelNotFoundError, SourceError, StoreError
-from serve_app.backend import ChatBackend
-from serve_app.card import ModelCard
-from serve_app.catalogue import Catalogue, ServedModel
-from serve_app.directory import ModelDirectory
-from serve_app.images import ImageRules
-from serve_app.ingress import ingress_app
-from serve_app.on_demand.directory import PoolDirectory
-from serve_app.on_demand.keeper import Keeper
+from serve_app.api.ingress import ingress_app
+from serve_app.api.request_images import ImageRules
+from serve_app.config.options import Options
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import Catalogue, ServedModel
+from serve_app.gateway.directory import ModelDirectory
+from serve_app.gateway.model_card import ModelCard
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.management import Management
 from serve_app.on_demand.model_pool import Found, Limits, Loader, ModelPool, Sizes
+from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.options import Options
-from serve_app.settings import ModelSettings
-from serve_app.stream.server import StreamServer
+from serve_app.on_demand.store_manager import Keeper
+from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, Loaded, OneReplica
 from tests.unit.serve_app.pretend_loader import PretendLoader, card

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import EngineDeadError, ModelNotFoundError
-from serve_app.card import ModelCard
+from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.tasks import ChatDelta, ChatTask
 from serve_app.on_demand.model_pool import Found, Sizes
-from serve_app.task import ChatDelta, ChatTask
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD
 

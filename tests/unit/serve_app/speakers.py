@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from runtime.engine.request import FinishReason, SamplingParams, Usage
 from runtime.errors import CaravanError
-from serve_app.backend import ChatBackend
-from serve_app.failover import FailoverRules
-from serve_app.stream.server import StreamServer
-from serve_app.stream.wire import Address
-from serve_app.task import ChatDelta, ChatTask, RawText, merge
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText, merge
+from serve_app.transport.server import StreamServer
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, backend_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.addresses import is_public
+from serve_app.api.addresses import is_public
 
 PUBLIC = "8.8.8.8 1.1.1.1 93.184.215.14 172.32.0.1 2001:4860:4860::8888 2606:4700::1111".split()
 INSIDE = {

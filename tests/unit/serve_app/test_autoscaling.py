@@ -8,10 +8,15 @@ import pytest
 from ray.serve.config import AutoscalingContext
 
 from runtime.engine.engine import EngineStatistics
-from serve_app.autoscaling import autoscaling_config, encoder_stats, engine_stats, scaling_rules
-from serve_app.on_demand.gauge import Gauge
-from serve_app.pressure import MEASURES
-from serve_app.sections import AutoscalingSettings
+from serve_app.autoscaling.load_metrics import MEASURES
+from serve_app.autoscaling.serve_policy import (
+    autoscaling_config,
+    encoder_stats,
+    engine_stats,
+    scaling_rules,
+)
+from serve_app.config.sections import AutoscalingSettings
+from serve_app.on_demand.pool_load import Gauge
 
 SETTINGS = AutoscalingSettings(min_replicas=0, max_replicas=8, upscale_delay_s=0)
 BUSY = EngineStatistics(

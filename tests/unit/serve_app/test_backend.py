@@ -14,11 +14,11 @@ from runtime.errors import (
     OverloadedError,
     RequestError,
 )
-from serve_app.backend import ChatBackend
-from serve_app.directory import ModelDirectory
-from serve_app.stream.server import StreamServer
-from serve_app.stream.wire import Address
-from serve_app.task import ChatTask, RawText, merge
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.directory import ModelDirectory
+from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.transport.server import StreamServer
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import (
     CARD,

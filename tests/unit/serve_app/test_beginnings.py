@@ -6,8 +6,8 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from runtime.engine.request import Begun, SamplingParams
-from serve_app.beginnings import IMAGE_TOKENS, WHOLE_BYTES, chain_of_task
-from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+from serve_app.routing.prefix_hashes import IMAGE_TOKENS, WHOLE_BYTES, chain_of_task
 
 SYSTEM = Message("system", "You know the desert and all who cross it. " * 20)
 QUESTION = Message("user", "How far does a camel walk in a day without water? " * 10)

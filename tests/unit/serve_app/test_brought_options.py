@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from serve_app.card import ModelCard
-from serve_app.catalogue import ServedModel
-from serve_app.images import ImageRules
-from serve_app.ingress import ingress_app
-from serve_app.options import Options, served_options
-from serve_app.stream.server import StreamServer
+from serve_app.api.ingress import ingress_app
+from serve_app.api.request_images import ImageRules
+from serve_app.config.options import Options, served_options
+from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.model_card import ModelCard
+from serve_app.transport.server import StreamServer
 from tests.unit.serve_app.pretend import CARD, OneReplica, PretendReplica, backend_of
 
 BROUGHT = Options(temperature=0.25, top_k=7, stop=("<end>",))

@@ -14,7 +14,7 @@ import torch
 from model_zoo.registry import load
 from model_zoo.store.store import Store
 from runtime.engine.assembly import EngineOptions, assemble
-from serve_app.machine import usable_cpus
+from serve_app.replica.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.patience import HANG_S
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_llama

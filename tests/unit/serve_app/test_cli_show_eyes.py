@@ -9,7 +9,7 @@ from model_zoo.registry import load
 from model_zoo.store.store import Store
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.vision.encoder import LocalEncoder
-from serve_app.machine import usable_cpus
+from serve_app.replica.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.parity import test_vision_idefics3
 from tests.parity.vision_agreement import make_seeing

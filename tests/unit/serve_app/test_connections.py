@@ -8,10 +8,10 @@ import pytest
 
 from runtime.engine.request import FinishReason
 from serve_app.api import reply as reply_module
+from serve_app.api.connections import WholeForHttp10
 from serve_app.api.ollama import NativeEncoder
 from serve_app.api.reply import Reply
-from serve_app.connections import WholeForHttp10
-from serve_app.task import ChatDelta
+from serve_app.gateway.tasks import ChatDelta
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening

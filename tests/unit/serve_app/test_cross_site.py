@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from runtime.errors import OverloadedError
-from serve_app.cross_site import LONGEST_NAME, MOST_LOGGED
+from serve_app.api.cross_site import LONGEST_NAME, MOST_LOGGED
 from tests.unit.serve_app.pretend import PretendReplica, http_client
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -7,7 +7,7 @@ from model_zoo.sources.reference import HubSource, RegistrySource
 from model_zoo.store.definition import Definition
 from model_zoo.store.model_name import ModelName
 from runtime.errors import RequestError
-from serve_app.definitions import of_fields, of_modelfile, remote_material
+from serve_app.on_demand.definitions import of_fields, of_modelfile, remote_material
 
 BLOB = "sha256:" + "0a" * 32
 NOTHING = {

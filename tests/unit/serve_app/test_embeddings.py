@@ -10,8 +10,8 @@ import pytest
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, PromptTooLongError
 from serve_app.api.embeddings import GROUP, MAX_INPUTS
-from serve_app.options import Options
-from serve_app.task import ChatDelta, EmbeddingTask, RawText, TokenIds
+from serve_app.config.options import Options
+from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds
 from tests.unit.serve_app.pretend import http_client
 
 

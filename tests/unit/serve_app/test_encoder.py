@@ -15,7 +15,7 @@ from runtime.errors import (
     UnsupportedModelError,
 )
 from runtime.vision.encoder import PreparedImage
-from serve_app.stream.features import AskFeatures
+from serve_app.transport.features import AskFeatures
 from serve_app.vision.encoder import SENT_AT_ONCE, EncoderReplica, OutgoingTower
 from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, features_of, picture

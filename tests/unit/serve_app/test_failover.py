@@ -15,9 +15,16 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from serve_app.failover import FailoverRules
-from serve_app.stream.wire import Address
-from serve_app.task import Candidate, ChatDelta, Conversation, EmbeddingTask, RawText, TokenLogprob
+from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.tasks import (
+    Candidate,
+    ChatDelta,
+    Conversation,
+    EmbeddingTask,
+    RawText,
+    TokenLogprob,
+)
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S, until
 from tests.unit.serve_app.speakers import (
     TASK,

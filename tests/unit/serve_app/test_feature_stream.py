@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from runtime.errors import GenerationFailedError, RequestError
-from serve_app.stream import features, handshake, wire
-from serve_app.stream.client import ConnectionLost
-from serve_app.stream.feature_client import FeatureClient, LostAtWork
-from serve_app.stream.line import MAX_MESSAGE_BYTES, PIECE_BYTES, PURPOSE, Line
+from serve_app.transport import features, handshake, wire
+from serve_app.transport.client import ConnectionLost
+from serve_app.transport.feature_client import FeatureClient, LostAtWork
+from serve_app.transport.line import MAX_MESSAGE_BYTES, PIECE_BYTES, PURPOSE, Line
 from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.serve_app.encoding import CPU, NAME, encoder_of, rounded, served

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from runtime.errors import ConfigurationError, RequestError
-from serve_app.fetching import ImageFetcher
-from serve_app.settings import ImageUrlSettings, read_settings
+from serve_app.api.image_fetching import ImageFetcher
+from serve_app.config.settings import ImageUrlSettings, read_settings
 from tests.unit.serve_app.picture_server import HOLD, picture_server, redirect, reply
 
 PICTURE = b"a picture" * 1000

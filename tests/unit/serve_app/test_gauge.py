@@ -3,8 +3,8 @@
 import pytest
 
 from runtime.engine.engine import EngineStatistics
-from serve_app.on_demand.gauge import LACKING_S, RECENT_S, Gauge
-from serve_app.pressure import MEASURES, Pressure, Report, Speeds, Targets, pressure
+from serve_app.autoscaling.load_metrics import MEASURES, Pressure, Report, Speeds, Targets, pressure
+from serve_app.on_demand.pool_load import LACKING_S, RECENT_S, Gauge
 
 TARGETS = Targets(queue_s=5.0, sequence_occupancy=1.0, kv_occupancy=1.0)
 FULL = EngineStatistics(

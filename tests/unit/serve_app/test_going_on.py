@@ -11,12 +11,12 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
-from serve_app.failover import FailoverRules, Journey
-from serve_app.loading import load_replica
-from serve_app.replica import ModelReplica
-from serve_app.settings import ModelSettings
-from serve_app.stream.wire import Address
-from serve_app.task import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.failover import FailoverRules, Journey
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo.gguf")

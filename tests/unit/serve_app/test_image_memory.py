@@ -19,11 +19,11 @@ from runtime.errors import (
     PromptTooLongError,
     RequestError,
 )
-from serve_app.errors import refusal
-from serve_app.loading import check_model, load_replica
-from serve_app.replica import ModelReplica
-from serve_app.settings import MAX_IMAGE_BYTES, ModelSettings
-from serve_app.task import ChatTask, Conversation
+from serve_app.api.refusals import refusal
+from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.replica import ModelReplica
 from tests.parity import test_vision_idefics3, test_vision_internvl, test_vision_llava
 from tests.parity.vision_agreement import make_seeing
 from tests.patience import until

@@ -11,11 +11,11 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
-from serve_app import images
-from serve_app.images import ImageRules
-from serve_app.settings import ImageUrlSettings, read_settings
-from serve_app.stream import wire
-from serve_app.task import ChatTask, Conversation, RawText
+from serve_app.api import request_images as images
+from serve_app.api.request_images import ImageRules
+from serve_app.config.settings import ImageUrlSettings, read_settings
+from serve_app.gateway.tasks import ChatTask, Conversation, RawText
+from serve_app.transport import wire
 from tests.unit.serve_app.picture_server import HOLD, picture_server, reply
 from tests.unit.serve_app.pretend import CARD, PretendReplica, http_client
 from tests.vision_prompts import png

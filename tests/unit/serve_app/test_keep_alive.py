@@ -5,7 +5,7 @@ import math
 import pytest
 
 from runtime.errors import RequestError
-from serve_app.keep_alive import FOREVER, keep_alive_s
+from serve_app.config.keep_alive import FOREVER, keep_alive_s
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from model_zoo.sources.pull import PullProgress
 from model_zoo.store.definition import Definition
 from runtime.errors import SourceError
 from serve_app.api import reply as reply_module
-from serve_app.definitions import remote_material
+from serve_app.on_demand.definitions import remote_material
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening

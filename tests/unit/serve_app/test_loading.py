@@ -10,8 +10,8 @@ import torch
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
 from runtime.kernels import native
-from serve_app.loading import load_replica
-from serve_app.settings import ModelSettings
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import load_replica
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo.gguf")
 

@@ -21,9 +21,9 @@ import asyncio, json, re, sys
 from pathlib import Path
 from runtime.kernels.native import library
 from runtime.engine.request import SamplingParams
-from serve_app.loading import load_replica
-from serve_app.settings import ModelSettings
-from serve_app.task import ChatTask, TokenIds
+from serve_app.replica.loading import load_replica
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatTask, TokenIds
 
 def anonymous_bytes():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.pressure import Report, Targets
-from serve_app.scaling import Rules, Seen, State, decide
+from serve_app.autoscaling.decision import Rules, Seen, State, decide
+from serve_app.autoscaling.load_metrics import Report, Targets
 from tests.unit.serve_app.elastic import STEP_S, Cluster, Costs
 
 START_S = 60.0

@@ -15,10 +15,10 @@ from runtime.errors import (
     ModelUnavailableError,
     OverloadedError,
 )
-from serve_app.keep_alive import FOREVER
+from serve_app.autoscaling.load_metrics import MEASURES
+from serve_app.config.keep_alive import FOREVER
+from serve_app.gateway.tasks import ChatTask, RawText, merge
 from serve_app.on_demand.model_pool import Limits, ModelPool
-from serve_app.pressure import MEASURES
-from serve_app.task import ChatTask, RawText, merge
 from tests.patience import HANG_S, until
 from tests.unit.serve_app.pretend_loader import PretendLoader
 

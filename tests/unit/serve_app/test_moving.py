@@ -7,9 +7,9 @@ import pytest
 
 from runtime.engine.request import Begun
 from runtime.errors import ModelUnavailableError, OverloadedError
-from serve_app.failover import MOST_MOVES, FailoverRules
-from serve_app.stream.wire import Address
-from serve_app.task import EmbeddingTask, RawText
+from serve_app.gateway.failover import MOST_MOVES, FailoverRules
+from serve_app.gateway.tasks import EmbeddingTask, RawText
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S, until
 from tests.unit.serve_app.speakers import (
     TASK,

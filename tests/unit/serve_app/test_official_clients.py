@@ -13,15 +13,15 @@ import openai
 import pytest
 from starlette.applications import Starlette
 
-from serve_app.catalogue import ServedModel
-from serve_app.images import ImageRules
-from serve_app.ingress import ingress_app
-from serve_app.loading import load_replica
-from serve_app.options import Options
-from serve_app.origin import present_origin
-from serve_app.replica import ModelReplica
-from serve_app.settings import ModelSettings
-from serve_app.stream.server import StreamServer
+from serve_app.api.ingress import ingress_app
+from serve_app.api.request_images import ImageRules
+from serve_app.config.options import Options
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.catalogue import ServedModel
+from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
+from serve_app.replica.resolved_model import present_origin
+from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import OneReplica, backend_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
-from serve_app.options import Options
-from serve_app.task import Conversation, RawText
+from serve_app.config.options import Options
+from serve_app.gateway.tasks import Conversation, RawText
 from tests.unit.serve_app.pretend import CARD, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]

@@ -9,8 +9,8 @@ import pytest
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
-from serve_app.on_demand.directory import PoolDirectory
-from serve_app.task import ChatTask, RawText
+from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.on_demand.processes import PoolDirectory
 from tests.loopback import digest
 from tests.loopback import serving as publishing
 from tests.published import Registry

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from model_zoo.store.store import Store
-from serve_app.on_demand.directory import PoolDirectory
+from serve_app.on_demand.processes import PoolDirectory
 from tests.patience import HANG_S, until
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli_runs import put

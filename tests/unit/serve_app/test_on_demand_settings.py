@@ -3,8 +3,8 @@
 import pytest
 
 from runtime.errors import ConfigurationError
-from serve_app.keep_alive import FOREVER
-from serve_app.settings import read_settings
+from serve_app.config.keep_alive import FOREVER
+from serve_app.config.settings import read_settings
 
 MODEL = {"name": "demo", "source": "models/demo.gguf"}
 

@@ -8,8 +8,15 @@ from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.api.openai_completions import CompletionEncoder
-from serve_app.options import Options
-from serve_app.task import Candidate, ChatDelta, Conversation, RawText, TokenIds, TokenLogprob
+from serve_app.config.options import Options
+from serve_app.gateway.tasks import (
+    Candidate,
+    ChatDelta,
+    Conversation,
+    RawText,
+    TokenIds,
+    TokenLogprob,
+)
 from tests.unit.serve_app.pretend import USAGE, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]

@@ -19,7 +19,7 @@ from model_zoo.chat.messages import Message
 from serve_app.api.embeddings import OpenAIBody
 from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatBody, ChatMessage
 from serve_app.api.openai_completions import CompletionBody
-from serve_app.task import Conversation
+from serve_app.gateway.tasks import Conversation
 from tests.unit.serve_app.pretend import PretendReplica, http_client
 from tests.unit.serve_app.test_openai import CHAT, TEXT, USER, post, task_of
 

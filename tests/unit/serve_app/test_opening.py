@@ -1,8 +1,8 @@
 """A model's own system text and messages, and when they are said."""
 
 from model_zoo.chat.messages import Message
-from serve_app.opening import Opening
-from serve_app.task import Conversation, RawText, TokenIds
+from serve_app.gateway.tasks import Conversation, RawText, TokenIds
+from serve_app.replica.prompt_defaults import Opening
 
 OWN = Message("system", "Be brief.")
 EXAMPLE = (Message("user", "2+2?"), Message("assistant", "4"))

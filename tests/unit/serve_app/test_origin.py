@@ -11,10 +11,10 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
-from serve_app.loading import check_model, load_replica
-from serve_app.origin import fetched_origin, present_origin
-from serve_app.settings import ModelSettings
-from serve_app.task import ChatTask, Conversation, merge
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatTask, Conversation, merge
+from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.resolved_model import fetched_origin, present_origin
 from tests.loopback import Server, serving
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama

@@ -7,10 +7,10 @@ import pytest
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
 from runtime.errors import ModelUnavailableError
-from serve_app.directory import ModelDirectory
-from serve_app.placement import Need, Placement, View, problem_of
-from serve_app.stream.wire import Address
-from serve_app.task import ChatTask, Conversation, RawText, TokenIds
+from serve_app.gateway.directory import ModelDirectory
+from serve_app.gateway.schedulability import Need, Placement, View, problem_of
+from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds
+from serve_app.transport.wire import Address
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import Loaded, OneReplica
 
@@ -132,8 +132,8 @@ async def test_who_waits_for_another_one_is_left_alone(monkeypatch):
 
 
 async def test_a_place_that_comes_is_seen_and_a_failed_look_changes_nothing(monkeypatch):
-    monkeypatch.setattr("serve_app.placement.LOOK_S", 0.01)
-    monkeypatch.setattr("serve_app.placement.CALM_LOOK_S", 0.01)
+    monkeypatch.setattr("serve_app.gateway.schedulability.LOOK_S", 0.01)
+    monkeypatch.setattr("serve_app.gateway.schedulability.CALM_LOOK_S", 0.01)
     cluster = Cluster(view(SMALL), View(), view(SMALL, BIG))
     placement = Placement({"m": need()}, cluster)
     async with asyncio.timeout(HANG_S):

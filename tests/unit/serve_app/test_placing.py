@@ -7,8 +7,8 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.distributed.layer_placement import Stages
 from runtime.errors import ConfigurationError
-from serve_app.placing import LayerPlacing, placing_of
-from serve_app.settings import ModelSettings, read_settings
+from serve_app.config.settings import ModelSettings, read_settings
+from serve_app.replica.device_map import LayerPlacing, placing_of
 from tests.serve_configs import DEMO, deployments
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -128,8 +128,8 @@ def test_kernels_are_compiled_where_the_host_computes_layers(
     outline, monkeypatch, num_gpu: int, compiled: int
 ) -> None:
     calls: list[None] = []
-    monkeypatch.setattr("serve_app.placing.prepare_kernels", lambda: calls.append(None))
-    monkeypatch.setattr("serve_app.placing.available_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr("serve_app.replica.device_map.prepare_kernels", lambda: calls.append(None))
+    monkeypatch.setattr("serve_app.replica.device_map.available_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     said = {"tensor_split": (1.0, 1.0), "num_gpu": num_gpu, "main_gpu": 0}
     placing = LayerPlacing(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from runtime.errors import ReplicaLostError
-from serve_app.failover import CLEARING_TOKENS, FailoverRules
-from serve_app.task import ChatTask
+from serve_app.gateway.failover import CLEARING_TOKENS, FailoverRules
+from serve_app.gateway.tasks import ChatTask
 from tests.patience import until
 from tests.unit.serve_app.speakers import (
     TASK,

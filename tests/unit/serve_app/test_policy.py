@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.policy import Load, RoutingPolicy, Rules
-from serve_app.prefixes import Chain, PrefixMemory, chain_of
+from serve_app.routing.policy import Load, RoutingPolicy, Rules
+from serve_app.routing.prefixes import Chain, PrefixMemory, chain_of
 
 IDLE = Load(slots=16, tokens_per_s=1000.0, cache_tokens=100_000)
 
@@ -365,7 +365,7 @@ def test_who_waits_at_a_replica_that_is_gone_is_no_longer_moved():
 
 
 def test_of_those_that_wait_so_many_are_remembered_and_no_more(monkeypatch):
-    monkeypatch.setattr("serve_app.policy.MOST_TICKETS", 20)
+    monkeypatch.setattr("serve_app.routing.policy.MOST_TICKETS", 20)
     choices = waiting(30)
     choices.admit("new")
     assert moved(choices, range(10)) == [None] * 10

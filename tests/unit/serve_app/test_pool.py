@@ -11,10 +11,10 @@ import torch
 
 from runtime.errors import GenerationFailedError, RequestError
 from runtime.vision.feature_cache import FeatureStore
-from serve_app.stream.feature_server import FeatureServer
-from serve_app.stream.wire import Address
-from serve_app.vision.directory import EncoderDirectory, KnownEncoders
+from serve_app.transport.feature_server import FeatureServer
+from serve_app.transport.wire import Address
 from serve_app.vision.encoder import EncoderReplica
+from serve_app.vision.encoder_choice import EncoderDirectory, KnownEncoders
 from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.serve_app.encoding import (
@@ -111,7 +111,7 @@ async def test_a_dead_encoder_is_passed_over_and_not_asked_again_soon(monkeypatc
 
 
 def count_connections(monkeypatch) -> list[Address]:
-    from serve_app.stream.line import Line
+    from serve_app.transport.line import Line
 
     opened: list[Address] = []
     open_line = Line.open

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.prefixes import BOUNDARIES, BYTES_PER_TOKEN, Chain, PrefixMemory, chain_of
+from serve_app.routing.prefixes import BOUNDARIES, BYTES_PER_TOKEN, Chain, PrefixMemory, chain_of
 
 TEXT = b"The caravan carries salt over the pass, and dates on its way back. " * 200
 

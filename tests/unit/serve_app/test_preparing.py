@@ -12,9 +12,9 @@ from model_zoo.chat_model import Prompt
 from model_zoo.multimodal.image_cache import Album
 from runtime.engine.request import ImageSpan
 from runtime.errors import OverloadedError, RequestError
-from serve_app import preparing
-from serve_app.preparing import Preparer
-from serve_app.task import Conversation, RawText, TokenIds
+from serve_app.gateway.tasks import Conversation, RawText, TokenIds
+from serve_app.replica import prompt_preparation as preparing
+from serve_app.replica.prompt_preparation import Preparer
 from tests.patience import HANG_S, until
 
 SEEING = [

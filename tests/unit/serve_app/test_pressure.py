@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.pressure import (
+from serve_app.autoscaling.load_metrics import (
     Backlog,
     Pressure,
     Report,

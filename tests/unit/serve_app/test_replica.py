@@ -29,9 +29,9 @@ from runtime.errors import (
     PromptTooLongError,
     ReplicaLostError,
 )
-from serve_app.opening import Opening
-from serve_app.replica import ModelReplica
-from serve_app.task import ChatTask, Conversation, RawText, TokenIds, merge
+from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds, merge
+from serve_app.replica.prompt_defaults import Opening
+from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, USAGE
 

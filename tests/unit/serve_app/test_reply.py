@@ -12,7 +12,7 @@ from serve_app.api import reply as reply_module
 from serve_app.api.ollama import NativeEncoder
 from serve_app.api.openai_chat import ChatEncoder
 from serve_app.api.reply import Reply
-from serve_app.task import ChatDelta
+from serve_app.gateway.tasks import ChatDelta
 from tests.patience import HANG_S
 
 ENCODERS = {

@@ -11,12 +11,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import SamplingParams
-from serve_app.beginnings import chain_of_task
-from serve_app.reporting import CHAINS_KEPT, Reporter
-from serve_app.routing import CensusRouter, Crowd, HandleDirectory
-from serve_app.stream.client import StreamClient
-from serve_app.stream.server import StreamServer
-from serve_app.task import ChatTask, RawText
+from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.routing.load_reports import CHAINS_KEPT, Reporter
+from serve_app.routing.prefix_hashes import chain_of_task
+from serve_app.routing.replica_set import CensusRouter, Crowd, HandleDirectory
+from serve_app.transport.client import StreamClient
+from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, PretendReplica
 

@@ -15,10 +15,10 @@ from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
-from serve_app.loading import check_model, load_replica
-from serve_app.replica import ModelReplica
-from serve_app.settings import ModelSettings
-from serve_app.task import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import PLACES, ROWS, write_tiny_seeing

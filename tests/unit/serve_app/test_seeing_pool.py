@@ -13,9 +13,9 @@ from model_zoo.multimodal.vision import Eyes
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import batch_bytes
-from serve_app.loading import check_model, load_encoder, load_replica
-from serve_app.replica import ModelReplica
-from serve_app.settings import ModelSettings
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import check_model, load_encoder, load_replica
+from serve_app.replica.replica import ModelReplica
 from serve_app.vision.encoder import EncoderReplica
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import ROWS, write_tiny_seeing

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from runtime.errors import ConfigurationError
-from serve_app.settings import canonical_name, read_settings, source_path
+from serve_app.config.settings import canonical_name, read_settings, source_path
 
 MODEL = {"name": "demo", "source": "models/demo.gguf"}
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

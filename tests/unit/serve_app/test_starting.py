@@ -7,9 +7,9 @@ import pytest
 
 from runtime.worker.runner import DeviceRunner
 from serve_app.app import build
-from serve_app.deployments import ModelDeployment
-from serve_app.settings import ModelSettings
-from serve_app.stream.server import StreamServer
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.deployments import ModelDeployment
+from serve_app.transport.server import StreamServer
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo.gguf")
 MODEL = {"name": "demo", "source": DEMO, "device": "cpu", "context_tokens": 64, "max_sequences": 2}

@@ -21,10 +21,7 @@ from runtime.errors import (
     PromptTooLongError,
     RequestError,
 )
-from serve_app.on_demand.loader import StoreLoader
-from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.replica import ModelReplica
-from serve_app.task import (
+from serve_app.gateway.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,
@@ -33,6 +30,9 @@ from serve_app.task import (
     Task,
     merge,
 )
+from serve_app.on_demand.loader import StoreLoader
+from serve_app.on_demand.settings import OnDemandSettings
+from serve_app.replica.replica import ModelReplica
 from tests.gguf_files import rewrite
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import write_tiny_seeing

@@ -11,10 +11,10 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
 from runtime.errors import OverloadedError, PromptTooLongError
-from serve_app.stream import wire
-from serve_app.stream.client import ConnectionLost, StreamClient, _Connection
-from serve_app.stream.server import StreamServer
-from serve_app.task import ChatDelta, ChatTask, Conversation, RawText, TokenIds, merge
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, TokenIds, merge
+from serve_app.transport import wire
+from serve_app.transport.client import ConnectionLost, StreamClient, _Connection
+from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S, until
 from tests.unit.serve_app.pretend import USAGE, PretendReplica
 
@@ -212,7 +212,7 @@ async def test_deltas_that_nobody_reads_are_merged_once(monkeypatch) -> None:
         merged += sum(len(delta.tokens) for delta in deltas)
         return merge(deltas)
 
-    for module in ("serve_app.task", "serve_app.stream.client"):
+    for module in ("serve_app.gateway.tasks", "serve_app.transport.client"):
         monkeypatch.setattr(f"{module}.merge", counting, raising=False)
     connection = _Connection()
     for token in range(500):

@@ -11,12 +11,12 @@ from contextlib import aclosing, asynccontextmanager, suppress
 import pytest
 
 from runtime.engine.request import SamplingParams
-from serve_app.stream import features, handshake, wire
-from serve_app.stream.client import ConnectionLost, StreamClient
-from serve_app.stream.feature_client import FeatureClient
-from serve_app.stream.server import StreamServer
-from serve_app.stream.watch import Listener, Watcher
-from serve_app.task import ChatTask, RawText
+from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.transport import features, handshake, wire
+from serve_app.transport.client import ConnectionLost, StreamClient
+from serve_app.transport.feature_client import FeatureClient
+from serve_app.transport.server import StreamServer
+from serve_app.transport.watch import Listener, Watcher
 from tests.patience import HANG_S, until
 from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.serve_app.encoding import CPU, NAME, encoder_of, served

@@ -5,8 +5,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from serve_app.auth import RequireKey
-from serve_app.tenant import UNKNOWN, TenantByAddress, client_address, tenant_of
+from serve_app.api.auth import RequireKey
+from serve_app.api.tenant import UNKNOWN, TenantByAddress, client_address, tenant_of
 
 
 async def tenant(request: Request) -> PlainTextResponse:

@@ -4,10 +4,10 @@ import pytest
 
 from runtime.engine.request import SamplingParams
 from runtime.errors import EngineDeadError, ModelUnavailableError
-from serve_app.errors import refusal
-from serve_app.stream import wire
-from serve_app.task import ChatTask, RawText
-from serve_app.unserved import RETRY_S, UnservedReplica
+from serve_app.api.refusals import refusal
+from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.replica.unserved import RETRY_S, UnservedReplica
+from serve_app.transport import wire
 
 
 async def test_every_request_is_told_the_reason():

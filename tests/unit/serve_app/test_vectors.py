@@ -10,9 +10,9 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
-from serve_app.replica import ModelReplica
-from serve_app.task import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
-from serve_app.vectors import AT_ONCE
+from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+from serve_app.replica.embeddings import AT_ONCE
+from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import ConfigurationError
-from serve_app.settings import VisionSettings, read_settings
+from serve_app.config.settings import VisionSettings, read_settings
 from tests.serve_configs import deployments
 from tests.tiny_seeing import write_tiny_seeing
 

@@ -1,0 +1,149 @@
+"""Which web pages may use the server, by their origin, and under which names it is addressed.
+
+Any page in a browser on this machine can send requests to a server on loopback or in the local
+network. Browsers say in `Origin` where the page is from; a page whose own name was made to resolve
+to the server's address (DNS rebinding) is of the same origin for them: only the `Host` header shows
+that such a request uses a foreign name.
+"""
+
+import re
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve_app.api.auth import OPEN_PATHS
+from serve_app.api.errors import error_response, route_path
+from serve_app.api.refusals import Refusal
+from serve_app.logs import get_logger
+
+# As Ollama has them (envconfig, AllowedOrigins), and the other names of loopback: pages of servers
+# on the browser's own machine, and applications with schemes of their own.
+LOCAL_ORIGINS = (
+    *(
+        f"{scheme}://{host}:*"
+        for scheme in ("http", "https")
+        for host in ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0")
+    ),
+    *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
+)
+# Domains that the public DNS does not delegate: strangers cannot own a name there.
+_LOCAL_DOMAINS = (
+    ".localhost",
+    ".localdomain",
+    ".local",
+    ".lan",
+    ".home",
+    ".home.arpa",
+    ".internal",
+    ".svc",
+)
+# Clients choose the names that are refused: at most this many are logged, each cut to this length.
+MOST_LOGGED = 64
+LONGEST_NAME = 80
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]*)(?::\d*)?", re.IGNORECASE)
+
+log = get_logger()
+
+
+class RefuseForeignOrigin:
+    """Answers 403 to web pages whose origin `allowed` does not match.
+
+    Pages of the server's own origin pass, and requests without an `Origin`: these are not from
+    browsers, or GETs whose replies browsers keep from foreign pages. `remedy` ends the message.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: str, remedy: str) -> None:
+        self._app = app
+        self._allowed = re.compile(allowed)
+        self._remedy = remedy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._passes(Headers(scope=scope)):
+            origin = Headers(scope=scope)["origin"]
+            reason = f"web pages of origin {origin[:80]!r} are not allowed; {self._remedy}"
+            response = error_response(route_path(scope), Refusal(403, reason))
+            response.headers["vary"] = "Origin"
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _passes(self, headers: Headers) -> bool:
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is None or self._allowed.fullmatch(origin):
+            return True
+        return origin in (f"http://{host}", f"https://{host}")
+
+
+class RefuseForeignHost:
+    """Answers 403 to requests whose `Host` strangers could have made to lead here.
+
+    They cannot with addresses, names without a dot and local domains; `allowed` are names beside
+    these, `*.name` for all below, `*` for any. The host name of this process is not accepted for
+    itself: it belongs to the node of one ingress replica, not to the address that clients use.
+    Health checks send any host name, so `/healthz` is exempt. Each refused name is logged once.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        names = {name.lower() for name in allowed}
+        self._any = "*" in names
+        self._names = frozenset(names)
+        below = tuple(name[1:] for name in names if name.startswith("*."))
+        self._suffixes = _LOCAL_DOMAINS + below
+        self._logged: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
+            host = Headers(scope=scope).get("host", "")
+            if not (self._any or self._passes(host)):
+                self._log(host)
+                name = host[:LONGEST_NAME]
+                reason = f"{name!r} is not a known name of this server; see `allowed_hosts`"
+                await error_response(route_path(scope), Refusal(403, reason))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _passes(self, host: str) -> bool:
+        parts = _HOST.fullmatch(host)
+        if parts is None:
+            return False
+        name = parts[1].lower().removesuffix(".")
+        if "." not in name and not name.startswith("["):
+            return True
+        return name in self._names or name.endswith(self._suffixes) or _is_address(name)
+
+    def _log(self, host: str) -> None:
+        parts = _HOST.fullmatch(host)
+        name = (parts[1] if parts else host).lower()[:LONGEST_NAME]
+        if name not in self._logged and len(self._logged) < MOST_LOGGED:
+            self._logged.add(name)
+            remedy = "if clients use this name for this server, add it to `allowed_hosts`"
+            log.warning("host name refused", host=name, remedy=remedy)
+
+
+def origin_pattern(allowed: Sequence[str]) -> str:
+    """A regular expression for whole origins, of such as `https://name`, `http://*.name:*` (all
+    names below, any port) and `scheme://*`; `*` is any origin, also that of no site (`null`)."""
+    return "|".join(map(_one_pattern, allowed))
+
+
+def _one_pattern(allowed: str) -> str:
+    if allowed == "*":
+        return ".*"
+    scheme, _, place = allowed.lower().partition("://")
+    if place == "*":
+        return re.escape(f"{scheme}://") + ".*"
+    host, any_port = place.removesuffix(":*"), place.endswith(":*")
+    below = host.startswith("*.")
+    name = (r"[^/:@]+" if below else "") + re.escape(host.removeprefix("*"))
+    return re.escape(f"{scheme}://") + name + (r"(:\d+)?" if any_port else "")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""Fetching images by URL: from allowed hosts only, never from inside the network, never for long.
+
+A host's name is resolved once, here; what was checked is what is connected to.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import httpx
+
+from runtime.errors import RequestError
+from serve_app.api.addresses import is_public
+from serve_app.config.settings import ImageUrlSettings
+
+FETCHES_AT_ONCE = 16
+MAX_URL_CHARACTERS = 4096
+ADDRESSES_TRIED = 4
+_PORTS = {"http": 80, "https": 443}
+_REDIRECTS = (301, 302, 303, 307, 308)
+# Compressed bodies could become anything when unpacked.
+_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "caravan"}
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+class ImageFetcher:
+    """Fetches what `settings` allow; all that goes wrong is a RequestError."""
+
+    def __init__(
+        self,
+        settings: ImageUrlSettings,
+        *,
+        resolve: Resolve | None = None,
+        certificates: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = settings
+        self._resolve = resolve or _addresses
+        self._given_certificates = certificates
+        self._free = asyncio.Semaphore(FETCHES_AT_ONCE)
+
+    def check(self, url: str) -> None:
+        """Raises RequestError for a URL that would not be fetched; nobody is asked yet."""
+        self._target(url)
+
+    async def fetch(self, url: str) -> bytes:
+        """The body at `url`, redirects followed."""
+        seconds = self._settings.timeout_s
+        try:
+            async with asyncio.timeout(seconds), self._free:
+                return await self._follow(url)
+        except TimeoutError:
+            raise RequestError(
+                f"the image has not arrived within {seconds:g} seconds; send it as base64 data"
+            ) from None
+
+    async def _follow(self, url: str) -> bytes:
+        for _ in range(self._settings.max_redirects + 1):
+            answer = await self._ask(self._target(url))
+            if isinstance(answer, bytes):
+                return answer
+            url = answer
+        raise RequestError(
+            f"the image's URL is redirected more than {self._settings.max_redirects} times"
+        )
+
+    def _target(self, url: str) -> "_Target":
+        target = _target(url)
+        if not any(_covers(allowed, target) for allowed in self._settings.allowed_hosts):
+            raise RequestError(
+                f'images are not fetched from "{target.place}": the host is not among those that '
+                "are allowed; send base64 data"
+            )
+        return target
+
+    async def _ask(self, target: "_Target") -> bytes | str:
+        """The body, or where it is said to be."""
+        failure: httpx.HTTPError | None = None
+        for address in await self._checked_addresses(target):
+            try:
+                return await self._ask_at(address, target)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = error
+            except httpx.HTTPError as error:
+                raise _failed(target, error) from None
+        assert failure is not None
+        raise _failed(target, failure) from None
+
+    async def _checked_addresses(self, target: "_Target") -> list[str]:
+        """One address from inside is enough to distrust the name."""
+        try:
+            addresses = await self._resolve(target.host, target.port)
+        except (OSError, UnicodeError):
+            addresses = []
+        if not addresses:
+            raise RequestError(f'the host "{target.host}" of the image\'s URL cannot be found')
+        if not self._settings.allow_private and not all(map(is_public, addresses)):
+            raise RequestError(
+                f'images are not fetched from "{target.place}": it has no public address'
+            )
+        return addresses[:ADDRESSES_TRIED]
+
+    async def _ask_at(self, address: str, target: "_Target") -> bytes | str:
+        # A client for each request: no cookie and no connection is of use to another one.
+        async with (
+            httpx.AsyncClient(
+                verify=self._certificates, trust_env=False, timeout=self._settings.timeout_s
+            ) as client,
+            client.stream(
+                "GET",
+                target.url.copy_with(host=address, userinfo=b"", fragment=None),
+                headers={**_HEADERS, "host": target.netloc},
+                extensions={"sni_hostname": target.host},
+                follow_redirects=False,
+            ) as response,
+        ):
+            if response.status_code in _REDIRECTS:
+                return _redirected(target, response)
+            return await self._body(target, response)
+
+    async def _body(self, target: "_Target", response: httpx.Response) -> bytes:
+        if response.status_code != 200:
+            raise RequestError(f'"{target.place}" has answered {response.status_code}, not 200')
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise RequestError(f'"{target.place}" has sent the image compressed, unasked')
+        most = self._settings.max_bytes
+        declared = response.headers.get("content-length", "")
+        size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
+        parts: list[bytes] = []
+        if size <= most:
+            size = 0
+            async for part in response.aiter_raw():
+                size += len(part)
+                parts.append(part)
+                if size > most:
+                    break
+        if size > most:
+            raise RequestError(
+                f"the image at the URL is larger than {most:,} bytes, the most that are fetched"
+            )
+        return b"".join(parts)
+
+    @cached_property
+    def _certificates(self) -> ssl.SSLContext:
+        return self._given_certificates or httpx.create_ssl_context()
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A URL taken apart. `host` as it is resolved, in ASCII and small letters."""
+
+    url: httpx.URL
+    host: str
+    port: int
+
+    @property
+    def standard(self) -> bool:
+        return self.port == _PORTS[self.url.scheme]
+
+    @property
+    def place(self) -> str:
+        """The host, with the port where that is not the scheme's own."""
+        return self.host if self.standard else f"{self.host}:{self.port}"
+
+    @property
+    def netloc(self) -> str:
+        return self.url.netloc.decode("ascii")
+
+
+def _target(url: str) -> _Target:
+    if len(url) > MAX_URL_CHARACTERS:
+        raise RequestError(f"the image's URL is longer than {MAX_URL_CHARACTERS:,} characters")
+    try:
+        parsed = httpx.URL(url)
+        host = parsed.raw_host.decode("ascii").lower().rstrip(".")
+    except (httpx.InvalidURL, ValueError):
+        raise RequestError("the image's URL is none") from None
+    if parsed.scheme not in _PORTS or not host:
+        raise RequestError("the image's URL does not begin with https:// or http:// and a host")
+    if parsed.userinfo:
+        raise RequestError("the image's URL has a user or password in it, which is not sent on")
+    port = _PORTS[parsed.scheme] if parsed.port is None else parsed.port
+    if not 0 < port < 2**16:
+        raise RequestError(f"the image's URL has the port {port}, which there cannot be")
+    return _Target(parsed, host, port)
+
+
+def _covers(allowed: str, target: _Target) -> bool:
+    """`name`, `*.name` for all below it, each with `:port` for another port than the scheme's."""
+    name, port = _split_port(allowed.lower())
+    if not (target.standard if port is None else target.port == port):
+        return False
+    return target.host.endswith(name[1:]) if name.startswith("*.") else target.host == name
+
+
+def _split_port(allowed: str) -> tuple[str, int | None]:
+    """The host, an IPv6 address without its brackets, and the port if there is one."""
+    host, _, port = allowed.rpartition(":") if allowed.count(":") == 1 else (allowed, "", "")
+    if allowed.startswith("["):
+        host, _, rest = allowed[1:].partition("]")
+        port = rest.removeprefix(":")
+    return host, int(port) if port else None
+
+
+def _redirected(target: _Target, response: httpx.Response) -> str:
+    location = response.headers.get("location")
+    if not location:
+        raise RequestError(f'"{target.place}" redirects the image\'s URL to nowhere')
+    try:
+        found = target.url.join(location)
+    except (httpx.InvalidURL, ValueError):
+        raise RequestError(f'"{target.place}" redirects the image\'s URL to none') from None
+    if target.url.scheme == "https" and found.scheme == "http":
+        raise RequestError(
+            f'"{target.place}" redirects the image\'s URL from https:// to http://, which is not '
+            "followed; send base64 data"
+        )
+    return str(found)
+
+
+def _failed(target: _Target, error: httpx.HTTPError) -> RequestError:
+    return RequestError(
+        f'the image cannot be fetched from "{target.place}" ({type(error).__name__})'
+    )
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in found))

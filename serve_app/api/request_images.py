@@ -1,0 +1,177 @@
+"""Images of requests: base64 and URLs become bytes, and what cannot be an image is refused.
+
+Only their first bytes are looked at here; decoding them is the model replica's part.
+"""
+
+import asyncio
+import binascii
+import re
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+
+from model_zoo.chat.messages import ImagePart
+from model_zoo.images import bmp, gif, jpeg, png, webp
+from runtime.errors import RequestError
+from serve_app.api.image_fetching import ImageFetcher
+from serve_app.config.settings import AppSettings, ImageUrlSettings
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.catalogue import ServedModel
+
+VISION = "vision"
+MAX_REQUEST_BYTES = 96 * 2**20  # of all images of a request, as they cross the direct stream
+_MAGICS = (png.MAGIC, jpeg.MAGIC, *gif.MAGICS, bmp.MAGIC)
+_DATA_URI = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """How many images a request may bring, of how many bytes each, and what may be fetched."""
+
+    most: int = 16
+    most_bytes: int = 16 * 2**20
+    urls: ImageUrlSettings | None = None
+
+    @classmethod
+    def of(cls, settings: AppSettings) -> "ImageRules":
+        return cls(settings.max_images, settings.max_image_bytes, settings.image_urls)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """An image as a request has it: base64, or a URL where it is `linked`; `place` is its field."""
+
+    place: str
+    text: str
+    linked: bool = False
+
+
+class ImageReader:
+    """Reads the images of requests within `rules`. RequestError names the field and the reason."""
+
+    def __init__(self, backend: ChatBackend, rules: ImageRules) -> None:
+        self._backend = backend
+        self._rules = rules
+        self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
+
+    async def read(self, model: ServedModel, images: Sequence[Unread]) -> list[ImagePart]:
+        """Everything that can be refused is, before anybody is asked for an image by its URL."""
+        if not images:
+            return []
+        if len(images) > self._rules.most:
+            raise RequestError(
+                f"the request has {len(images):,} images; at most {self._rules.most:,} are accepted"
+            )
+        await self._check_sight(model)
+        linked = {image.text: image for image in reversed(images) if image.linked}
+        for image in linked.values():
+            self._check_link(image)
+        inline = [image for image in images if not image.linked]
+        decoded = await asyncio.to_thread(self._decoded, inline)
+        fetched = await _together([self._fetched(image) for image in linked.values()])
+        found = dict(zip(linked, fetched, strict=True))
+        unlinked = iter(decoded)
+        parts = [ImagePart(found[i.text] if i.linked else next(unlinked)) for i in images]
+        check_total(parts)
+        return parts
+
+    async def _check_sight(self, model: ServedModel) -> None:
+        card = await self._backend.card(model)
+        if VISION not in card.capabilities:
+            raise RequestError(
+                f"model '{model.name}' sees no images: this model is missing data required for "
+                f'image input; leave them out, or choose one with the capability "{VISION}"'
+            )
+
+    def _check_link(self, image: Unread) -> None:
+        if self._fetcher is None:
+            raise RequestError(
+                "image URLs are not currently supported, please use base64 encoded data instead "
+                f'(field "{image.place}")'
+            )
+        try:
+            self._fetcher.check(image.text)
+        except RequestError as error:
+            raise RequestError(f'field "{image.place}": {error}') from None
+
+    async def _fetched(self, image: Unread) -> bytes:
+        assert self._fetcher is not None
+        try:
+            data = await self._fetcher.fetch(image.text)
+        except RequestError as error:
+            raise RequestError(f'field "{image.place}": {error}') from None
+        self._check(image.place, data)
+        return data
+
+    def _decoded(self, images: Iterable[Unread]) -> list[bytes]:
+        return [self._from_base64(image) for image in images]
+
+    def _from_base64(self, image: Unread) -> bytes:
+        text = _plain_base64(image.text)
+        self._check_size(image.place, len(text) // 4 * 3 - text[-2:].count("="))
+        try:
+            data = binascii.a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            raise RequestError(f'field "{image.place}" is no base64 data: {error}') from None
+        self._check(image.place, data)
+        return data
+
+    def _check(self, place: str, data: bytes) -> None:
+        self._check_size(place, len(data))
+        if not data.startswith(_MAGICS) and not webp.is_webp(data):
+            raise RequestError(f'field "{place}" is no PNG, JPEG, WebP, GIF or BMP image')
+
+    def _check_size(self, place: str, size: int) -> None:
+        if size > self._rules.most_bytes:
+            raise RequestError(
+                f'field "{place}" is an image of {size:,} bytes; at most '
+                f"{self._rules.most_bytes:,} are accepted. Scale it down or compress it more."
+            )
+
+
+def from_url(place: str, url: str) -> Unread:
+    """What OpenAI's clients call a URL: an address, or the image itself as a data URI."""
+    if url[:5].lower() == "data:":
+        head = _DATA_URI.match(url)
+        if head is None:
+            raise RequestError(
+                f'invalid image input: field "{place}" is a data URI, but does not begin with '
+                '"data:image/…;base64,"'
+            )
+        return Unread(place, url[head.end() :])
+    if url[:8].lower().startswith(("http://", "https://")):
+        return Unread(place, url, linked=True)
+    raise RequestError(
+        f'invalid image input: field "{place}" must be a URL that begins with "data:", "https://" '
+        'or "http://"'
+    )
+
+
+def _plain_base64(text: str) -> str:
+    """Without line breaks, and with the characters that software may write otherwise in a URL."""
+    text = text.replace("\r", "").replace("\n", "")
+    for character in "+/=" if "%" in text else "":
+        code = f"%{ord(character):X}"
+        text = text.replace(code, character).replace(code.lower(), character)
+    return text
+
+
+def check_total(images: Iterable[ImagePart]) -> None:
+    """An image that stands in several places counts each time, since it is sent on so often."""
+    total = sum(len(image.data) for image in images)
+    if total > MAX_REQUEST_BYTES:
+        raise RequestError(
+            f"the images of the request have {total:,} bytes together; at most "
+            f"{MAX_REQUEST_BYTES:,} are accepted"
+        )
+
+
+async def _together(fetches: Sequence[Coroutine[None, None, bytes]]) -> list[bytes]:
+    """All of them at once; the first that fails ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fetch) for fetch in fetches]
+    except* RequestError as failed:
+        first = failed.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first

@@ -1,0 +1,66 @@
+"""Parameters that a model brings: all options of Ollama, also those that are not served here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.errors import RequestError
+from serve_app.config.options import BOUNDS, Bounds, number, stop_strings
+
+# Kept and shown beside the options that are served, as Ollama does, which has removed some of them.
+_KEPT: Mapping[str, Bounds] = {
+    "num_keep": Bounds(int),
+    "num_batch": Bounds(int),
+    "num_gpu": Bounds(int),
+    "main_gpu": Bounds(int),
+    "num_thread": Bounds(int),
+    "draft_num_predict": Bounds(int),
+    "typical_p": Bounds(float),
+    "tfs_z": Bounds(float),
+    "mirostat": Bounds(int),
+    "mirostat_tau": Bounds(float),
+    "mirostat_eta": Bounds(float),
+}
+_SWITCHES = frozenset(
+    {"use_mmap", "use_mlock", "low_vram", "f16_kv", "logits_all", "vocab_only", "numa"}
+    | {"penalize_newline"}
+)
+_NAMES = frozenset({"stop", *BOUNDS, *_KEPT, *_SWITCHES})
+
+
+def check_parameters(raw: Mapping[str, Any]) -> None:
+    """RequestError names a parameter that is not known, or the type or range that it must have."""
+    for name, value in raw.items():
+        if name not in _NAMES:
+            raise RequestError(f'option "{name}" is not known')
+        if value is None:
+            continue
+        if name == "stop":
+            stop_strings(value)
+        elif name in _SWITCHES:
+            _check_switch(name, value)
+        else:
+            number(name, value, BOUNDS.get(name) or _KEPT[name], noun="option")
+
+
+def known_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that Ollama knows, with the values that they have in the store, sound or not."""
+    return {name: value for name, value in raw.items() if name in _NAMES and value is not None}
+
+
+def parameter_of(name: str, text: str) -> Any:
+    """The value as a Modelfile states it, which does not tell its type; unchecked."""
+    if name in _SWITCHES:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if name == "stop":
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f'option "{name}" must be of type boolean')

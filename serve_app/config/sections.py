@@ -1,0 +1,84 @@
+"""Sections of the configuration that several others have in common."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from runtime.errors import RequestError
+from serve_app.config.options import Options, read_options
+
+Count = Field(default=None, ge=1)
+
+
+class Section(BaseModel):
+    """Settings that belong together. Keys that are not known are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class AutoscalingSettings(Section):
+    """How many replicas there are: as many as keep to the targets.
+
+    `target_queue_s`: how long prompts, or images, may queue. `target_ttft_s`: what the time to the
+    first token may be for all but one in twenty, null for any. The two occupancies: of
+    `max_sequences`, and of the cache's pages. More replicas come when a target has been missed for
+    `upscale_delay_s`, as many as it takes; some go when fewer have been enough for
+    `downscale_delay_s`, and the last one after `downscale_to_zero_delay_s` without work (null: the
+    same), 7 intervals at least. Replicas report every `metrics_interval_s`.
+    """
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(default=1, ge=1)
+    target_queue_s: float = Field(default=5.0, gt=0)
+    target_ttft_s: float | None = Field(default=10.0, gt=0)
+    target_sequence_occupancy: float = Field(default=0.9, gt=0, le=1)
+    target_kv_occupancy: float = Field(default=0.9, gt=0, le=1)
+    upscale_delay_s: float = Field(default=4.0, ge=0)
+    downscale_delay_s: float = Field(default=300.0, ge=0)
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    metrics_interval_s: float = Field(default=2.0, ge=0.1, le=60)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas is larger than max_replicas")
+        return self
+
+
+class EngineSettings(Section):
+    """How a model is computed, and what its requests begin with. None: decided from the model file
+    and the machine.
+
+    `max_image_pixels` and `max_image_frames` are of one image; `image_cache_bytes` is what the
+    features of images may take on the device, `image_memory_bytes` what their files and pixels may
+    take on the host, those of waiting requests and those kept for the next turn.
+    """
+
+    context_tokens: int | None = Field(default=None, ge=2)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_sequences: int = Field(default=16, ge=1)
+    max_waiting: int = Field(default=512, ge=0)
+    step_tokens: int = Field(default=512, ge=1)
+    cache_tokens: int | None = Count
+    page_tokens: int = Field(default=16, ge=1)
+    prefix_cache: bool = True
+    image_cache_bytes: int | None = Count
+    image_memory_bytes: int | None = Count
+    max_image_pixels: int = Field(default=2**26, ge=1)
+    max_image_frames: int = Field(default=1000, ge=1)
+    threads: int | None = Count
+    defaults: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known_defaults(self) -> Self:
+        try:
+            read_options(self.defaults)
+        except RequestError as error:
+            raise ValueError(f"defaults: {error}") from error
+        return self
+
+    @property
+    def options(self) -> Options:
+        return read_options(self.defaults)

@@ -1,0 +1,243 @@
+"""The one thing that the protocols talk to: tasks in, deltas out, from whichever replica."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
+
+from runtime.errors import (
+    CaravanError,
+    EngineDeadError,
+    ModelUnavailableError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestError,
+)
+from serve_app.gateway.catalogue import Catalogue, ServedModel
+from serve_app.gateway.failover import FailoverRules, Journey
+from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
+from serve_app.logs import get_logger
+from serve_app.transport.client import ConnectionLost, StreamClient
+from serve_app.transport.wire import Address, Beat
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+# How long a stream may stand still because a replica that leaves has asked to be replaced.
+LOOK_S = 0.1
+
+log = get_logger()
+
+
+class Directory(Protocol):
+    """Knows the replicas of each configured model."""
+
+    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        """Where the replica listens that should take the task. Waits until there is one.
+
+        One of `avoid`, which are names of replicas, only where there is no other.
+        """
+
+    async def better(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
+        """Where a task begins far earlier than where it waits, never one of `avoid`."""
+
+    async def describe(self, model: str, *, verbose: bool) -> ModelCard: ...
+
+    async def load(self, model: str, keep_alive_s: float | None) -> None:
+        """Returns once the model is there."""
+
+    async def unload(self, model: str) -> None: ...
+
+
+class ChatBackend:
+    """Follows each request to the replica that answers it, and on to others.
+
+    `start_timeout_s`: how long a request may be without a replica, each time.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        directory: Directory,
+        *,
+        start_timeout_s: float,
+        failover: FailoverRules | None = None,
+    ) -> None:
+        self.catalogue = catalogue
+        self._directory = directory
+        self._start_timeout_s = start_timeout_s
+        self._failover = failover or FailoverRules()
+        self._client = StreamClient(silence_s=self._failover.silence_s)
+
+    async def model(self, name: str) -> ServedModel:
+        """The model of that name. ModelNotFoundError when there is none."""
+        if not name:
+            raise RequestError("model is required")
+        async with self._in_time(name):
+            return await self.catalogue.find(name)
+
+    async def served(self, name: str) -> ServedModel:
+        """The model with all its options: the configured ones, then its own."""
+        model = await self.model(name)
+        if not model.brings_options:
+            return model
+        card = await self.card(model)
+        return replace(model, options=model.options.over(card.options))
+
+    async def card(self, model: ServedModel, *, verbose: bool = False) -> ModelCard:
+        async with self._in_time(model.name):
+            return await self._directory.describe(model.name, verbose=verbose)
+
+    async def load(self, model: ServedModel, keep_alive_s: float | None) -> None:
+        """Takes as long as it takes; `start_timeout_s` is for finding somebody who does it."""
+        await self.card(model)
+        await self._directory.load(model.name, keep_alive_s)
+
+    async def unload(self, model: ServedModel) -> None:
+        """A configured model stays loaded all the same."""
+        async with self._in_time(model.name):
+            await self._directory.unload(model.name)
+
+    async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
+        """Deltas up to the one with `finish`. Leaving early ends the work on the replica.
+
+        A replica that is lost or leaves is no loss: the answer goes on elsewhere, from what it has.
+        ReplicaLostError: that was tried too often. OverloadedError: nobody has room, or nobody is
+        there.
+        """
+        if isinstance(task, ChatTask):
+            task = replace(task, now=datetime.now())
+        journey = Journey(task, self._failover)
+        waiting = _Waiting(self._start_timeout_s)
+        ended = False
+        while not ended:
+            address = await self._place(journey, waiting)
+            async with aclosing(self._leg(journey, address)) as deltas:
+                async for delta in deltas:
+                    ended = delta.finish is not None
+                    yield delta
+            if journey.fruitful:
+                waiting = _Waiting(self._start_timeout_s)
+
+    async def _leg(self, journey: Journey, address: Address) -> AsyncGenerator[ChatDelta, None]:
+        """What one replica tells, until it has answered, is lost, refuses, or is replaced."""
+        journey.begin(address)
+        asked = self._client.generate(address, journey.task, trial_tokens=journey.trial_tokens)
+        try:
+            async with aclosing(asked) as told:
+                async for each in told:
+                    if isinstance(each, ChatDelta):
+                        yield journey.taken(each)
+                    elif isinstance(each, Beat):
+                        if await self._moves(journey):
+                            return
+                    elif await self._replaceable(journey):
+                        return
+        except OverloadedError as refusal:
+            journey.refused(refusal)
+        except (ConnectionLost, EngineDeadError, ReplicaLostError) as lost:
+            at_work = isinstance(lost, ReplicaLostError) or getattr(lost, "at_work", False)
+            if at_work:
+                log.info("replica lost", **journey.facts, reason=str(lost))
+            journey.lost(str(lost), at_work=at_work)
+
+    async def _moves(self, journey: Journey) -> bool:
+        """Whether a task that still waits goes where it begins far earlier."""
+        if not journey.movable:
+            return False
+        try:
+            async with asyncio.timeout(LOOK_S):
+                address = await self._directory.better(journey.task, avoid=journey.avoid)
+        except (TimeoutError, CaravanError):
+            return False
+        if address is None:
+            return False
+        log.info("moved", **journey.facts, to=address.replica)
+        journey.hand_over(address)
+        return True
+
+    async def _replaceable(self, journey: Journey) -> bool:
+        """Whether another replica can go on, now, for one that leaves."""
+        journey.pass_over(journey.replica)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                address = await self._directory.choose(journey.task, avoid=journey.avoid)
+        except (TimeoutError, CaravanError):  # there is none now; this one still answers
+            return False
+        if address.replica in journey.avoid or not journey.suits(address):
+            journey.pass_over(address.replica)
+            return False
+        log.info("replica left", **journey.facts)
+        journey.hand_over(address)
+        return True
+
+    async def _place(self, journey: Journey, waiting: "_Waiting") -> Address:
+        """Where the task goes next."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        try:
+            async with asyncio.timeout(waiting.left_s):
+                return await self._placed(journey, waiting)
+        except TimeoutError:
+            raise self._unreachable(journey.model) from None
+        finally:
+            waiting.left_s -= clock() - begun
+
+    async def _placed(self, journey: Journey, waiting: "_Waiting") -> Address:
+        """Where there is no other, those that have failed the task get it again, after a pause."""
+        while True:
+            address = journey.next or await self._chosen(journey, waiting)
+            journey.next = None
+            suited = journey.suits(address)
+            if address.replica in journey.avoid:
+                if not suited:
+                    raise ReplicaLostError(
+                        f"Model '{journey.model}' was replaced by another one while it answered."
+                    )
+                if journey.refusal is not None and not journey.begun:
+                    raise journey.refusal
+                journey.ask_full_ones_again()
+                await waiting.pause()
+            if suited:
+                return address
+            journey.pass_over(address.replica)
+
+    async def _chosen(self, journey: Journey, waiting: "_Waiting") -> Address:
+        """Where the cluster has no place for the model, an answer that has begun waits for one."""
+        while True:
+            try:
+                return await self._directory.choose(journey.task, avoid=journey.avoid)
+            except ModelUnavailableError:
+                if not journey.begun:
+                    raise
+            await waiting.pause()
+
+    def close(self) -> None:
+        self._client.close()
+
+    @asynccontextmanager
+    async def _in_time(self, model: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                yield
+        except TimeoutError:
+            raise self._unreachable(model) from None
+
+    def _unreachable(self, model: str) -> OverloadedError:
+        return OverloadedError(
+            f"no replica of model '{model}' has answered within {self._start_timeout_s:g} seconds"
+        )
+
+
+class _Waiting:
+    """How long a task may still be without a replica, and how long it pauses between tries."""
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
+        self._pause_s = 0.0
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)

@@ -1,0 +1,239 @@
+"""What a process with models on demand is asked beside answering: lists, loads, pulls."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from model_zoo.convert.recipes import recipe_named
+from model_zoo.sources.pull import Progress, pull
+from model_zoo.sources.reference import PathSource, RemoteSource, Source
+from model_zoo.store.creation import copy, create
+from model_zoo.store.definition import Definition
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
+from runtime.errors import (
+    ConfigurationError,
+    ModelNotFoundError,
+    RequestError,
+    SourceError,
+    SourceNotFoundError,
+)
+from serve_app.config.model_sources import requested_source, sound_name
+from serve_app.on_demand.commands import (
+    Answer,
+    Append,
+    Command,
+    Copy,
+    Create,
+    Describe,
+    Finish,
+    Follow,
+    Holds,
+    Listing,
+    Load,
+    Pull,
+    Remove,
+    Unload,
+    Upload,
+)
+from serve_app.on_demand.definitions import blob_digest
+from serve_app.on_demand.model_pool import ModelPool
+from serve_app.on_demand.operations import Jobs
+from serve_app.on_demand.report import PoolReport
+from serve_app.on_demand.stored import StoredModels
+from serve_app.on_demand.uploads import Uploads
+from serve_app.transport import wire
+from serve_app.transport.wire import Address
+
+IDENTITY = "identity"
+
+
+class Keeper:
+    """One process's models and its store. `pull_hosts`: from where models may be pulled."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        store: Store,
+        address: Address,
+        *,
+        pull_hosts: Sequence[str],
+        max_upload_bytes: int,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.pool = pool
+        self.address = address
+        self._store = store
+        self._pull_hosts = frozenset(host.lower() for host in pull_hosts)
+        self._environment = environment
+        self._stored = StoredModels(store)
+        self._jobs = Jobs()
+        self._uploads = Uploads(store, max_bytes=max_upload_bytes)
+        self._identity = store_identity(store)
+
+    async def report(self) -> PoolReport:
+        version = await asyncio.to_thread(self._stored.version)
+        limits = self.pool.limits
+        return PoolReport(
+            address=self.address,
+            store=self._identity,
+            listing=version,
+            capacity_bytes=limits.max_loaded_bytes,
+            free_bytes=self.pool.free_bytes,
+            most_models=limits.max_models,
+            residents=self.pool.residents(),
+        )
+
+    async def answer(self, command: Command) -> Answer:
+        replica = self.address.replica
+        try:
+            return Answer(replica, await self._done(command))
+        except Exception as error:
+            return Answer(replica, failed=wire.failed(error))
+
+    def close(self) -> None:
+        self._jobs.close()
+        self._uploads.close()
+
+    async def _done(self, command: Command) -> Any:
+        match command:
+            case Describe(model, verbose):
+                return await self.pool.describe(model, verbose=verbose)
+            case Load(model, keep_alive_s):
+                return await self.pool.load(model, keep_alive_s)
+            case Unload(model):
+                return await self.pool.unload(str(sound_name(model)))
+            case Remove(model):
+                await self.pool.unload(str(sound_name(model)))
+        return await asyncio.to_thread(self._kept, command)
+
+    def _kept(self, command: Command) -> Any:
+        """In a thread: disks take their time."""
+        match command:
+            case Listing():
+                return self._stored.listed()
+            case Pull(text):
+                return self._pull(text)
+            case Create(name, definition, configured):
+                return self._create(name, definition, configured)
+            case Follow(job, after):
+                return self._jobs.follow(job, after)
+            case Copy(source, destination):
+                copy(self._known(source), sound_name(destination), self._store)
+            case Remove(model):
+                self._store.remove(self._known(model))
+            case Holds(digest):
+                return self._store.blob(blob_digest(digest)).is_file()
+            case Upload(digest, size):
+                return self._uploads.begin(blob_digest(digest), size)
+            case Append(upload, offset, data):
+                self._uploads.append(upload, offset, data)
+            case Finish(upload):
+                self._uploads.finish(upload)
+        return None
+
+    def _pull(self, text: str) -> str:
+        source = self._allowed(requested_source(text, self._store))
+
+        def work(progress: Progress) -> None:
+            with _pulling():
+                pull(source, self._store, progress=progress, environment=self._environment)
+
+        return self._jobs.begin(f"pull {source}", work)
+
+    def _create(self, text: str, definition: Definition, configured: bool) -> str:
+        name = sound_name(text)
+        if definition.quantize is not None:
+            _check_recipe(definition.quantize)
+        if configured:
+            _check_file(definition.base)
+        else:
+            self._check_base(definition.base)
+
+        def work(progress: Progress) -> None:
+            with _pulling():
+                create(
+                    name,
+                    definition,
+                    self._store,
+                    progress=progress,
+                    environment=self._environment,
+                )
+
+        return self._jobs.begin(f"create {name} {definition!r}", work)
+
+    def _check_base(self, base: Source | None) -> None:
+        assert not isinstance(base, PathSource), "no request names a file of the server"
+        if base is not None and self._store.find(base.name) is None:
+            self._allowed(base)
+
+    def _allowed(self, source: RemoteSource) -> RemoteSource:
+        host = source.name.host
+        if host.lower() not in self._pull_hosts:
+            raise RequestError(
+                f"{source}: models are not pulled from {host} here; `on_demand.pull_hosts` says "
+                f"from where they are: {', '.join(sorted(self._pull_hosts))}"
+            )
+        return source
+
+    def _known(self, text: str) -> ModelName:
+        known = self._store.find(sound_name(text))
+        if known is None:
+            raise ModelNotFoundError(f"model '{text}' not found")
+        return known
+
+
+@contextmanager
+def _pulling() -> Iterator[None]:
+    """Report a model that its source lacks in Ollama's words, which clients look for."""
+    try:
+        yield
+    except SourceNotFoundError as error:
+        raise SourceError(f"pull model manifest: file does not exist: {error}") from None
+
+
+def _check_file(base: Source | None) -> None:
+    """ModelNotFoundError where the file of a configured model is not on this machine."""
+    if isinstance(base, PathSource) and not base.path.absolute().is_file():
+        raise ModelNotFoundError(
+            f"{base.path}: there is no such file on {os.uname().nodename}, whose store was to get "
+            "the new model; configured models with a path need the file on every node"
+        )
+
+
+def _check_recipe(name: str) -> None:
+    try:
+        recipe_named(name)
+    except ConfigurationError as error:
+        raise RequestError(str(error)) from None
+
+
+def store_identity(store: Store) -> str:
+    """Equal for processes that share a store, wherever they see it; it is in a file of the store.
+
+    Of one that cannot be written, where it lies on this machine.
+    """
+    path = store.root / IDENTITY
+    try:
+        store.root.mkdir(parents=True, exist_ok=True)
+        temporary = store.root / f".{IDENTITY}-{uuid.uuid4().hex}"
+        temporary.write_text(uuid.uuid4().hex)
+        try:
+            os.link(temporary, path)  # whoever comes first decides
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+        return path.read_text().strip()
+    except OSError:
+        return _place(store.root)
+
+
+def _place(root: Path) -> str:
+    machine = Path("/etc/machine-id")
+    known = machine.read_text().strip() if machine.is_file() else os.uname().nodename
+    return f"{known}:{root.resolve()}"

@@ -1,0 +1,121 @@
+"""Where a model's layers go, where a replica has several GPUs or not room enough on them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from model_zoo.gguf.reader import GGUFFile
+from runtime.distributed.layer_placement import Stages, by_room, by_shares
+from runtime.engine.memory_plan import LEFT_FREE, available_bytes
+from runtime.errors import ConfigurationError
+from runtime.worker.model import DecoderModel
+from serve_app.config.settings import ModelSettings
+from serve_app.logs import get_logger
+from serve_app.replica.machine import number_type, prepare_kernels
+
+log = get_logger()
+
+_LAYER = re.compile(r"^blk\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlacing:
+    """What settings say of it, in Ollama's and llama.cpp's words.
+
+    `tensor_split`: how the layers are divided among GPUs, in their order; None: by the memory that
+    is free. `num_gpu`: how many layers are on GPUs, the last ones; the host computes the others;
+    None: as many as fit. `main_gpu` has the embedding, the head and everything beside the layers.
+    `tokens`, `rows`, `sequences`: positions of the cache, and the largest step.
+    """
+
+    tensor_split: tuple[float, ...] | None
+    num_gpu: int | None
+    main_gpu: int
+    tokens: int
+    rows: int
+    sequences: int
+    kv_dtype: torch.dtype
+
+    def __call__(self, file: GGUFFile, outline: DecoderModel) -> Stages | None:
+        """None where one device has all."""
+        devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+        stages = self.among(devices, [available_bytes(d) for d in devices], file, outline)
+        if stages is not None:
+            log.info("layers", **{str(d): stages.layers.count(d) for d in stages.all})
+            if any(device.type == "cpu" for device in stages.all):
+                prepare_kernels()
+        return stages
+
+    def among(
+        self,
+        devices: Sequence[torch.device],
+        free_bytes: Sequence[int],
+        file: GGUFFile,
+        outline: DecoderModel,
+    ) -> Stages | None:
+        """The same for these devices."""
+        layers, rest = _weights(file)
+        placed = self._placed(layers, rest, free_bytes, outline)
+        host = torch.device("cpu")
+        stages = Stages(
+            tuple(host if number is None else devices[number] for number in placed),
+            devices[self.main_gpu],
+        )
+        return None if stages.all == (stages.main,) else stages
+
+    def _placed(
+        self, layers: list[int], rest: int, free_bytes: Sequence[int], outline: DecoderModel
+    ) -> list[int | None]:
+        if self.tensor_split is not None:
+            if len(self.tensor_split) > len(free_bytes):
+                raise ConfigurationError(
+                    f"`tensor_split` names {len(self.tensor_split)} devices; this replica has "
+                    f"{len(free_bytes)}. Give it more (`num_gpus`), or name fewer."
+                )
+            return by_shares(len(layers), self.tensor_split, most=self.num_gpu)
+        working = outline.activation_bytes(self.rows, self.sequences)
+        room = [max(0, int(free * (1 - LEFT_FREE)) - working) for free in free_bytes]
+        room[self.main_gpu] = max(0, room[self.main_gpu] - rest)
+        cached = sum(
+            prod((cache.kv_heads, cache.key_dim + cache.value_dim))
+            for cache in outline.cache_layers
+        )
+        each = self.tokens * cached * self.kv_dtype.itemsize // len(layers)
+        sizes = [size + each for size in layers]
+        return by_room(sizes, room, main=self.main_gpu, most=self.num_gpu)
+
+
+def placing_of(
+    settings: ModelSettings, context_tokens: int, device: torch.device
+) -> LayerPlacing | None:
+    """None where all layers are where ranks or the host compute."""
+    if device.type == "cpu" and settings.tensor_split is not None:
+        log.info("left alone", model=settings.name, what="tensor_split: this process has no GPU")
+    if device.type != "cuda" or settings.parallel.tensor > 1:
+        return None
+    return LayerPlacing(
+        settings.tensor_split,
+        settings.num_gpu,
+        settings.main_gpu,
+        tokens=settings.cache_tokens or context_tokens,
+        rows=settings.step_tokens,
+        sequences=settings.max_sequences,
+        kv_dtype=number_type(settings.kv_dtype, device),
+    )
+
+
+def _weights(file: GGUFFile) -> tuple[list[int], int]:
+    """Bytes of each layer, and of everything else."""
+    layers: dict[int, int] = {}
+    rest = 0
+    for info in file.tensors.values():
+        layer = _LAYER.match(info.name)
+        if layer is None:
+            rest += info.nbytes
+        else:
+            number = int(layer[1])
+            layers[number] = layers.get(number, 0) + info.nbytes
+    return [layers.get(number, 0) for number in range(max(layers, default=-1) + 1)], rest

@@ -1,0 +1,367 @@
+"""From a model's settings to a running replica: device, types, threads, and what the log says."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from model_zoo.chat_model import ChatModel
+from model_zoo.gguf.tensors import META
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.multimodal.image_cache import Album
+from model_zoo.rank_part import file_digest, load_part
+from model_zoo.registry import load
+from runtime.distributed.control_channel import Lead, Seat
+from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.ranks import ALONE, Ranks, Unconnected
+from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
+from runtime.errors import (
+    CaravanError,
+    ConfigurationError,
+    ModelFileError,
+    UnsupportedModelError,
+)
+from runtime.vision.encoder import ImageEncoder, LocalEncoder
+from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.replica.device_map import placing_of
+from serve_app.replica.image_memory import album_of, set_aside_bytes
+from serve_app.replica.machine import (
+    LoadingProgress,
+    computing_device,
+    log_device,
+    number_type,
+    share_threads,
+)
+from serve_app.replica.replica import ModelReplica, model_card
+from serve_app.replica.resolved_model import (
+    Origin,
+    comes_later,
+    fetched_origin,
+    present_origin,
+    told_of,
+)
+from serve_app.replica.startup_log import (
+    log_encoder,
+    log_left_alone,
+    log_model,
+    log_ready,
+    log_reduced_context,
+    log_vision,
+)
+from serve_app.vision.assembly import assemble_encoder
+from serve_app.vision.encoder import EncoderReplica, check_cache
+from serve_app.vision.encoder_choice import Directory
+from serve_app.vision.encoder_pool import PoolEncoder, PoolRules
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outline:
+    """A model without its weights, laid out for `device`."""
+
+    model: ChatModel
+    origin: Origin
+    options: EngineOptions
+    device: torch.device
+
+
+def check_model(settings: ModelSettings) -> str | None:
+    """Builds the model without its data, so that a wrong file is told before anything starts.
+
+    A model that has yet to be pulled cannot be checked; what is told of it is returned.
+    """
+    with _naming(settings):
+        origin = present_origin(settings, os.environ)
+        if origin is None:
+            return comes_later(settings, os.environ)
+        _outlined(settings, origin, META, torch.device("cpu"))
+        return None
+
+
+def load_outline(settings: ModelSettings, origin: Origin) -> Outline:
+    """What the model is and how it would be served here; its weights stay on disk."""
+    with _naming(settings):
+        device = _main_device(settings)
+        # What the kernels of a CPU need beside the weights shows on that CPU alone.
+        return _outlined(settings, origin, device if device.type == "cpu" else META, device)
+
+
+def load_replica(
+    settings: ModelSettings,
+    encoders: Directory | None = None,
+    lead: Lead | None = None,
+    *,
+    origin: Origin | None = None,
+) -> ModelReplica:
+    """Everything is reserved when this returns; the engine runs.
+
+    `encoders`: of the pool that encodes its images; None where it does so itself. `lead`: where
+    the processes join that compute it together with this one, by `compute_part_of`; None where it
+    is alone. `origin`: where its files are, None for where the settings say, pulled if need be.
+    """
+    with _naming(settings), ExitStack() as failing:
+        device = _main_device(settings)
+        team = None
+        if lead is not None:
+            failing.callback(lead.close)
+            team = Team(lead, device)
+            failing.callback(team.close)
+            share_threads(settings.threads, team.machine_ranks)
+        origin = origin or fetched_origin(settings, os.environ)
+        replica = _load_replica(settings, origin, encoders, device, team)
+        failing.pop_all()
+        return replica
+
+
+def compute_part_of(settings: ModelSettings, seat: Seat) -> None:
+    """A rank beside the replica's own process, until that ends; it hears why this one fails."""
+    device = _main_device(settings)
+    member = Member(seat, device)
+    try:
+        share_threads(settings.threads, member.machine_ranks)
+        log_device(device)
+        origin = fetched_origin(settings, os.environ)
+        decoder = load_part(
+            origin.path,
+            device=device,
+            dtype=number_type(settings.dtype, device),
+            context_tokens=_wanted_context(settings, origin),
+            ranks=member.ranks,
+            progress=LoadingProgress(settings.name),
+        )
+        member.tell_loaded(file_digest(origin.path))
+        compute_part(decoder, member, device=device)
+    except Exception as error:
+        member.lifeline.fail(error)
+        raise
+    finally:
+        member.close()
+
+
+def load_encoder(settings: ModelSettings) -> EncoderReplica:
+    """An encoder of the model's pool: of the model it loads the tower alone."""
+    with _naming(settings):
+        vision = settings.vision
+        device = computing_device(vision.computing_device, vision.threads)
+        log_device(device)
+        origin = fetched_origin(settings, os.environ)
+        dtype = number_type(vision.dtype, device)
+        model, _ = _loaded(settings, origin, META, dtype, eyes_device=device)
+        _check_vision(settings, model)
+        assert model.eyes is not None
+        encoder = assemble_encoder(model.eyes, vision, device=device)
+        log_encoder(settings.name, encoder)
+        return encoder
+
+
+def _outlined(
+    settings: ModelSettings, origin: Origin, where: torch.device, device: torch.device
+) -> Outline:
+    """As `device` would compute it, with the weights that it has on another one."""
+    dtype = number_type(settings.dtype, device)
+    ranks = _unconnected(settings)
+    model, origin = _loaded(settings, origin, where, dtype, ranks=ranks, read=False)
+    options = _engine_options(settings, origin, model, device, album_of(settings, model))
+    check_options(options, model.decoder)
+    _check_image_cache(settings, model)
+    _check_vision(settings, model)
+    _check_default_context(settings, options.context_tokens)
+    return Outline(model, origin, options, device)
+
+
+def _load_replica(
+    settings: ModelSettings,
+    origin: Origin,
+    encoders: Directory | None,
+    device: torch.device,
+    team: Team | None,
+) -> ModelReplica:
+    begun = time.monotonic()
+    log_device(device)
+    eyes_device = device if encoders is None else META
+    dtype = number_type(settings.dtype, device)
+    ranks = ALONE if team is None else team.ranks
+    model, origin = _loaded(settings, origin, device, dtype, eyes_device=eyes_device, ranks=ranks)
+    if team is not None:
+        team.await_parts(file_digest(origin.path))
+    album = album_of(settings, model)
+    options = _engine_options(settings, origin, model, device, album)
+    _log_context(settings, origin, options.context_tokens)
+    _check_image_cache(settings, model)
+    _check_vision(settings, model)
+    encoder = _image_encoder(settings, model, device, encoders)
+    loaded = time.monotonic()
+    engine, memory = assemble(
+        model.decoder,
+        model.tokenizer.token_bytes,
+        device=device,
+        options=options,
+        encoder=encoder,
+        team=team,
+    )
+    engine.start()
+    log_model(settings.name, model, memory)
+    log_vision(settings, encoder, options)
+    log_left_alone(settings.name, origin)
+    log_ready(settings.name, load_s=loaded - begun, warm_up_s=time.monotonic() - loaded)
+    card = model_card(
+        model,
+        name=settings.name,
+        context_tokens=options.context_tokens,
+        device=device.type,
+        reserved_bytes=memory.reserved_bytes + memory.others_bytes,
+    )
+    return ModelReplica(model, engine, told_of(card, origin), origin.opening, album)
+
+
+def _image_encoder(
+    settings: ModelSettings, model: ChatModel, device: torch.device, encoders: Directory | None
+) -> ImageEncoder | None:
+    if model.eyes is None:
+        return None
+    if encoders is None:
+        return LocalEncoder(model.eyes.tower, device=device)
+    rules = PoolRules(timeout_s=settings.vision.timeout_s)
+    limits, name = model.eyes.tower.limits, model.eyes.name
+    return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)
+
+
+def _loaded(
+    settings: ModelSettings,
+    origin: Origin,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    eyes_device: torch.device | None = None,
+    ranks: Ranks = ALONE,
+    read: bool = True,
+) -> tuple[ChatModel, Origin]:
+    """The model; without a projector or a template that it brings, but that cannot be used."""
+    try:
+        model = load(
+            origin.path,
+            projector=origin.projector,
+            device=device,
+            eyes_device=eyes_device,
+            dtype=dtype,
+            context_tokens=_wanted_context(settings, origin),
+            ranks=ranks,
+            place=placing_of(settings, _wanted_context(settings, origin), device),
+            image_limits=_image_limits(settings),
+            progress=LoadingProgress(settings.name) if read else None,
+            read=read,
+        )
+    except (ConfigurationError, UnsupportedModelError) as error:
+        if origin.projector is None or origin.projector_wanted:
+            raise
+        blind = origin.without("projector", error)
+        return _loaded(
+            settings, blind, device, dtype, eyes_device=eyes_device, ranks=ranks, read=read
+        )
+    if origin.template is None:
+        return model, origin
+    try:
+        return model.with_template(origin.template, origin="the model's own layer"), origin
+    except ModelFileError as error:
+        return model, origin.without("template", error)
+
+
+@contextmanager
+def _naming(settings: ModelSettings) -> Iterator[None]:
+    """With several models configured, an error has to say which one it is about."""
+    try:
+        yield
+    except CaravanError as error:
+        raise type(error)(f"Model {settings.name}: {error}") from None
+
+
+def _main_device(settings: ModelSettings) -> torch.device:
+    kind, main = settings.computing_device, settings.main_gpu
+    return computing_device(kind, settings.threads, main_gpu=main)
+
+
+def _unconnected(settings: ModelSettings) -> Ranks:
+    size = settings.parallel.tensor
+    return ALONE if size == 1 else Unconnected(size)
+
+
+def _wanted_context(settings: ModelSettings, origin: Origin) -> int:
+    """The longest sequence that will be served, as far as the file allows it."""
+    return settings.context_tokens or origin.context_tokens or DEFAULT_CONTEXT_TOKENS
+
+
+def _engine_options(
+    settings: ModelSettings, origin: Origin, model: ChatModel, device: torch.device, album: Album
+) -> EngineOptions:
+    context_tokens = _context_tokens(settings, origin, model)
+    return EngineOptions(
+        context_tokens=context_tokens,
+        max_sequences=settings.max_sequences,
+        # What is read in both directions is read in one step.
+        step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
+        cache_tokens=settings.cache_tokens,
+        page_tokens=settings.page_tokens,
+        kv_dtype=number_type(settings.kv_dtype, device),
+        prefix_cache=settings.prefix_cache,
+        memory_bytes=settings.memory_bytes,
+        max_waiting=settings.max_waiting,
+        image_cache_bytes=settings.image_cache_bytes,
+        set_aside_bytes=set_aside_bytes(settings, model, album, device),
+    )
+
+
+def _image_limits(settings: ModelSettings) -> DecodingLimits:
+    return DecodingLimits(
+        bytes=MAX_IMAGE_BYTES,
+        pixels=settings.max_image_pixels,
+        frames=settings.max_image_frames,
+    )
+
+
+def _check_image_cache(settings: ModelSettings, model: ChatModel) -> None:
+    if settings.image_cache_bytes is not None and model.tower is None:
+        raise ConfigurationError(
+            f"`image_cache_bytes` is {settings.image_cache_bytes:,}, but the model sees no images; "
+            "remove it, or name its `projector`."
+        )
+
+
+def _check_vision(settings: ModelSettings, model: ChatModel) -> None:
+    if settings.vision.pooled and model.tower is None:
+        raise ConfigurationError(
+            "`vision` asks for encoders, but the model sees no images; remove it, or name its "
+            "`projector`."
+        )
+    if model.tower is not None:
+        check_cache(settings.vision.cache_bytes, model.tower)
+
+
+def _log_context(settings: ModelSettings, origin: Origin, served: int) -> None:
+    """The model's own parameters may ask for more than it is served with."""
+    asked = origin.context_tokens
+    if asked is not None and served < asked:
+        configured = f"`context_tokens` of its configuration is {served:,}"
+        reason = "the model was trained for no more" if not settings.context_tokens else configured
+        log_reduced_context(settings.name, asked=asked, served=served, reason=reason)
+
+
+def _check_default_context(settings: ModelSettings, context_tokens: int) -> None:
+    asked = settings.options.num_ctx
+    if asked is not None and asked > context_tokens:
+        raise ConfigurationError(
+            f"`defaults.num_ctx` is {asked:,}, more than `context_tokens`, {context_tokens:,}."
+        )
+
+
+def _context_tokens(settings: ModelSettings, origin: Origin, model: ChatModel) -> int:
+    most = model.decoder.context_length
+    if settings.context_tokens is not None and settings.context_tokens > most:
+        raise ConfigurationError(
+            f"`context_tokens` is {settings.context_tokens:,}; the model was made for "
+            f"{most:,} at most."
+        )
+    return settings.context_tokens or min(origin.context_tokens or DEFAULT_CONTEXT_TOKENS, most)

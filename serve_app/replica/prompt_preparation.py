@@ -1,0 +1,102 @@
+"""Making prompts in threads of each model's own, so that a slow template delays no other model.
+
+Prompts with images have fewer, for decoding takes memory. What images take meanwhile, and as long
+as their requests last, is lent by the model's album.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+from model_zoo.chat.messages import ImagePart
+from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.multimodal.image_cache import Album, Loan
+from runtime.errors import OverloadedError
+from serve_app.gateway.tasks import Conversation, PromptSource, RawText, TokenIds
+
+TEXT_THREADS = 4
+IMAGE_THREADS = 2
+MOST_WAITING = 64  # prompts with images, whose bytes are held until their turn
+
+
+class Preparer:
+    """Makes prompts for one model. `album`: lends what images take."""
+
+    def __init__(self, model: ChatModel, album: Album | None = None) -> None:
+        self._model = model
+        self.album = album or Album()
+        self._texts = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
+        self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
+        self.at_work = 0
+
+    def lend(self, source: PromptSource) -> Loan:
+        """For as long as the request lasts; raises where there is no room for its images."""
+        return self.album.lend(sum(len(image.data) for image in images_of(source)))
+
+    async def prompt(
+        self, source: PromptSource, *, at_most: int, loan: Loan, now: datetime | None = None
+    ) -> Prompt:
+        """`at_most`: positions that there are. `now`: the time that templates are told.
+
+        RequestError tells what cannot be shown so, OverloadedError that there is no room now.
+        """
+        loop = asyncio.get_running_loop()
+        if not images_of(source):
+            return await loop.run_in_executor(self._texts, self._prompt, source, at_most, now, loan)
+        if self.at_work >= IMAGE_THREADS + MOST_WAITING:
+            raise OverloadedError(f"{self.at_work} prompts with images are being prepared")
+        # A thread cannot be stopped: whoever leaves keeps their place and room until it is done.
+        self.at_work += 1
+        loan.begin_work()
+        made = self._threads.submit(self._prompt, source, at_most, now, loan)
+        made.add_done_callback(lambda _: loan.end_work())
+        made.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        return await asyncio.wrap_future(made)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _leave(self) -> None:
+        self.at_work -= 1
+
+    def _prompt(
+        self, source: PromptSource, at_most: int, now: datetime | None, loan: Loan
+    ) -> Prompt:
+        match source:
+            case Conversation(messages, thinking, after, variables):
+                room = max(0, at_most - len(after))
+                prompt = self._model.prepare(
+                    messages,
+                    thinking=thinking,
+                    variables=variables,
+                    at_most=room,
+                    now=now,
+                    loan=loan,
+                )
+                return self._continued(after, prompt) if after else prompt
+            case RawText(text, images):
+                return self._model.prepare_text(text, images, at_most=at_most, loan=loan)
+            case TokenIds(ids):
+                return Prompt(ids)
+
+    def _continued(self, after: tuple[int, ...], prompt: Prompt) -> Prompt:
+        """The prompt behind tokens of an earlier one, which have begun a text already."""
+        begins_seeing = any(span.start == 0 for span in prompt.spans)
+        bos = self._model.tokenizer.bos_id
+        begins_anew = prompt.tokens[:1] == (bos,) and not begins_seeing
+        tokens = after + prompt.tokens[begins_anew:]
+        moved = len(after) - begins_anew
+        spans = (dataclasses.replace(span, start=span.start + moved) for span in prompt.spans)
+        return Prompt(tokens, tuple(spans), prompt.images)
+
+
+def images_of(source: PromptSource) -> Sequence[ImagePart]:
+    match source:
+        case Conversation(messages):
+            seen = (message for message in messages if type(message.content) is tuple)
+            return [image for message in seen for image in message.images]
+        case RawText(images=images):
+            return images
+    return ()
