@@ -11,11 +11,13 @@ from bench.simulation.measure import Row, Table
 
 METHOD = """\
 Written by `python -m bench.simulate`. Nothing here was served: replicas, requests and time are
-simulated, the code that chooses is `serve_app/routing/policy.py` as the ingress runs it. A replica
-is a step of continuous batching after the other: rows that decode first, then chunks of prompts in the
-order of their arrival, up to the step's tokens; a cache of prefixes that forgets the longest unused
-first; what its costs are, and from where, is in `bench/simulation/scenarios.py` (the CPU's are
-measured with this engine, the accelerator's calculated from a data sheet). Conversations have
+simulated, the code that chooses is `serve_app/routing/policy.py` as the ingress runs it. A
+replica is a step of continuous batching after the other: rows that decode first, then chunks of
+prompts in the order of their arrival, up to the step's tokens; a cache of prefixes that forgets
+the longest unused first; what its costs are, and from where, is in
+`bench/simulation/scenarios.py` (the CPU's are measured with this engine, the accelerator's
+calculated from a data sheet).
+Conversations have
 system messages of Zipf's popularity, some turns, growing histories and pauses; the next turn comes
 after the answer to the last. Documents are asked about again and again, by Zipf too. Policies
 choose for the same trace. Ours moves requests that wait, three times at most, as the ingress does.
