@@ -22,6 +22,7 @@ from serve_app.config.settings import (
 from serve_app.gateway.directory import ON_DEMAND
 from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.schedulability import Need, Plan
+from serve_app.keys import ApiKey, read_keys
 from serve_app.logs import get_logger
 from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.replica.deployments import (
@@ -60,17 +61,19 @@ def build(args: dict[str, Any]) -> Application:
     begun = time.monotonic()
     try:
         settings = read_settings(args)
+        keys = read_keys(settings.api_keys_file, os.environ)
         notes = [check_model(model) for model in settings.models]
     except CaravanError as error:
         raise RayServeException(str(error)) from error
     for note in filter(None, notes):
         log.info("note", text=note)
     names, seconds = [model.name for model in settings.models], time.monotonic() - begun
-    log.info("configured", models=names, check_s=round(seconds, 3))
-    return application(settings)
+    named = None if keys is None else [key.name for key in keys]
+    log.info("configured", models=names, keys=named, check_s=round(seconds, 3))
+    return application(settings, keys)
 
 
-def application(settings: AppSettings) -> Application:
+def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Application:
     encoders = _encoders(settings)
     timeout_s = settings.start_timeout_s
     models = {
@@ -88,7 +91,7 @@ def application(settings: AppSettings) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
     )
     on_demand = _on_demand(settings.on_demand, timeout_s)
-    return ingress.bind(settings, models, on_demand, _plan(settings))
+    return ingress.bind(settings, models, on_demand, _plan(settings), keys)
 
 
 def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> Application | None:

@@ -3,6 +3,7 @@
 `serve run` itself checks the same, but reports an error in its log and goes on waiting.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import yaml
 
 from runtime.errors import CaravanError, ConfigurationError
 from serve_app.config.settings import read_settings
+from serve_app.keys import read_keys
 from serve_app.replica.loading import check_model
 
 IMPORT_PATH = "serve_app.app:build"
@@ -37,9 +39,12 @@ def main(arguments: list[str]) -> int:
 def check(path: Path) -> list[str]:
     """What is to be told of models that have yet to be pulled.
 
-    Raises the error that the first wrong setting or model file gives.
+    Raises the error that the first wrong setting, file of API keys or model file gives.
     """
-    models = [m for args in _arguments(_config(path)) for m in read_settings(args).models]
+    settings = [read_settings(args) for args in _arguments(_config(path))]
+    for each in settings:
+        read_keys(each.api_keys_file, os.environ)
+    models = [model for each in settings for model in each.models]
     return [note for note in map(check_model, models) if note is not None]
 
 

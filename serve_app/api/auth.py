@@ -1,37 +1,70 @@
-"""API keys: with any configured, a request must carry one of them as a bearer token."""
+"""API keys of requests: who may use the server, and who may manage its models."""
 
-import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.access import key_of, set_key
 from serve_app.api.errors import error_response, route_path
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
+from serve_app.keys import ApiKey, key_hash
 
 OPEN_PATHS = frozenset({"/healthz"})
 
 
 class RequireKey:
-    """Answers 401 unless the request has a known key. Health is asked by machines without one."""
+    """Answers 401 unless the request has a known key. Health checks have none.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    The key is a bearer token or, as Anthropic's clients send it, the header `x-api-key`. Its name
+    is the tenant of the request.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
         self._app = app
-        self._keys = tuple(key.encode() for key in keys)
+        # The time of a look-up tells of the hash alone, which a client cannot choose.
+        self._keys = {key.sha256: key for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            known = self._found(key.strip().encode()) if scheme.lower() == "bearer" else None
-            if known is None:
-                refusal = Refusal(401, "a valid API key is required: Authorization: Bearer <key>")
+            key = self._known(Headers(scope=scope))
+            if key is None:
+                refusal = Refusal(
+                    401,
+                    "a valid API key is required: Authorization: Bearer <key>",
+                    code="invalid_api_key",
+                )
                 await error_response(route_path(scope), refusal)(scope, receive, send)
                 return
-            set_tenant(scope, f"key {known + 1}")
+            set_tenant(scope, key.name)
+            set_key(scope, key)
         await self._app(scope, receive, send)
 
-    def _found(self, key: bytes) -> int | None:
-        """Index of the key. Compares with every key: the time does not tell which was close."""
-        matches = [hmac.compare_digest(key, known) for known in self._keys]
-        return matches.index(True) if any(matches) else None
+    def _known(self, headers: Headers) -> ApiKey | None:
+        found = (self._keys.get(key_hash(shown)) for shown in _shown(headers))
+        return next((key for key in found if key is not None), None)
+
+
+class RequireManagementKey:
+    """Answers 403 unless the key of the request may manage models; stands behind RequireKey."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = key_of(scope)
+        assert key is not None, "RequireKey sets it"
+        if not key.manage:
+            reason = f"API key '{key.name}' may not manage models; its entry lacks `manage: true`"
+            await error_response(route_path(scope), Refusal(403, reason))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _shown(headers: Headers) -> Iterator[str]:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        yield key.strip()
+    if "x-api-key" in headers:
+        yield headers["x-api-key"].strip()

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtime.errors import ModelFileError, RequestError
+from serve_app.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.refusals import Refusal
@@ -67,7 +68,7 @@ class Embeddings:
 
     async def embed(self, request: Request) -> Response:
         body = await self._bodies.read(EmbedBody, request)
-        model = await self._backend.model(body.model)
+        model = await self._backend.model(body.model, allowed_models(request))
         inputs = _native_inputs(body.input)
         reply = partial(
             native_reply,
@@ -85,7 +86,7 @@ class Embeddings:
 
     async def older(self, request: Request) -> Response:
         body = await self._bodies.read(OlderBody, request)
-        model = await self._backend.model(body.model)
+        model = await self._backend.model(body.model, allowed_models(request))
         if not body.prompt:
             await self._backend.load(model, keep_alive_s(body.keep_alive))
             return JSONResponse({"embedding": []})
@@ -96,7 +97,7 @@ class Embeddings:
 
     async def openai(self, request: Request) -> Response:
         body = await self._bodies.read(OpenAIBody, request)
-        model = await self._backend.model(body.model)
+        model = await self._backend.model(body.model, allowed_models(request))
         encoding = body.encoding_format.lower()
         if encoding not in ("float", "base64"):
             raise RequestError(

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from runtime.errors import CaravanError
-from serve_app.api.auth import RequireKey
+from serve_app.api.auth import RequireKey, RequireManagementKey
 from serve_app.api.connections import WholeForHttp10
 from serve_app.api.cross_site import (
     LOCAL_ORIGINS,
@@ -30,6 +30,7 @@ from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.tenant import TenantByAddress
 from serve_app.gateway.backend import ChatBackend
+from serve_app.keys import ApiKey
 from serve_app.on_demand.management import Management
 
 VERSION = "0.1.0"
@@ -42,7 +43,7 @@ def ingress_app(
     backend: ChatBackend,
     management: Management | None = None,
     *,
-    api_keys: tuple[str, ...] | None,
+    api_keys: tuple[ApiKey, ...] | None,
     allowed_origins: tuple[str, ...] = (),
     allowed_hosts: tuple[str, ...] | None = None,
     max_body_bytes: int,
@@ -64,7 +65,7 @@ def ingress_app(
 
 
 def _middleware(
-    api_keys: tuple[str, ...] | None,
+    api_keys: tuple[ApiKey, ...] | None,
     allowed_origins: tuple[str, ...],
     allowed_hosts: tuple[str, ...] | None,
 ) -> list[Middleware]:
@@ -120,11 +121,13 @@ def _ollama_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
 def _management_routes(
     management: Management | None, bodies: BodyReader, *, keyed: bool
 ) -> list[Route]:
-    """Without keys only local pages may manage models: `allowed_origins` does not apply here."""
+    """Only keys with `manage` may manage models; without keys only local pages may, whatever
+    `allowed_origins` says."""
     models = OllamaManagement(management, bodies)
-    remedy = "without `api_keys` only local pages may manage models"
+    remedy = "without API keys only local pages may manage models"
     allowed = origin_pattern(LOCAL_ORIGINS)
-    guard = [] if keyed else [Middleware(RefuseForeignOrigin, allowed=allowed, remedy=remedy)]
+    local = Middleware(RefuseForeignOrigin, allowed=allowed, remedy=remedy)
+    guard = [Middleware(RequireManagementKey) if keyed else local]
     return [
         Route(path, endpoint, methods=[method], middleware=guard)
         for method, path, endpoint in (

@@ -15,6 +15,7 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
+from serve_app.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
@@ -32,6 +33,7 @@ from serve_app.gateway.tasks import (
     RawText,
     TokenLogprob,
 )
+from serve_app.keys import AllowedModels
 
 NOTHING = RawText("")
 
@@ -90,7 +92,7 @@ class OllamaChat:
     async def chat(self, request: Request) -> Response:
         encoder = NativeEncoder("message")
         body = await self._bodies.read(ChatBody, request)
-        model = await self._served(body)
+        model = await self._served(body, allowed_models(request))
         if not body.messages:
             return await self._loaded(model, body, encoder)
         unread: list[Unread] = []
@@ -104,7 +106,7 @@ class OllamaChat:
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
         body = await self._bodies.read(GenerateBody, request)
-        model = await self._served(body)
+        model = await self._served(body, allowed_models(request))
         if body.raw and (body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
         if not body.prompt and not body.images:
@@ -113,8 +115,8 @@ class OllamaChat:
         prompt = await self._prompt(model, body)
         return self._reply(task, body, prompt, encoder)
 
-    async def _served(self, body: _Generation) -> ServedModel:
-        model = await self._backend.served(body.model)
+    async def _served(self, body: _Generation, allowed: AllowedModels) -> ServedModel:
+        model = await self._backend.served(body.model, allowed)
         _thinking(body)
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")

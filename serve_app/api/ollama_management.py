@@ -136,7 +136,7 @@ class OllamaManagement:
     def _allowed(self) -> Management:
         if self._management is None:
             raise ForbiddenError(
-                "models are not managed through this server; `on_demand` with `api_keys` or with "
+                "models are not managed through this server; `on_demand` with API keys or with "
                 "`manage_models: true` in its configuration would allow it"
             )
         return self._management

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from model_zoo.chat.messages import Message
 from model_zoo.store.modelfile import render_modelfile
 from runtime.errors import ModelNotFoundError
+from serve_app.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless
 from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
@@ -18,6 +19,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import ServedModel
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.keys import AllowedModels
 
 # Of a model that stays; clients want a date all the same.
 NEVER = "2318-01-01T00:00:00Z"
@@ -40,23 +42,23 @@ class OllamaModels:
         self._bodies = bodies
 
     async def tags(self, request: Request) -> Response:
-        models = await self._backend.catalogue.listed()
+        models = await self._backend.catalogue.listed(allowed_models(request))
         return JSONResponse({"models": [_tag(model) for model in models]})
 
     async def ps(self, request: Request) -> Response:
-        loaded = await self._backend.catalogue.loaded()
+        loaded = await self._backend.catalogue.loaded(allowed_models(request))
         return JSONResponse({"models": [_running(each) for each in loaded]})
 
     async def show(self, request: Request) -> Response:
         body = await self._bodies.read(ShowBody, request)
-        model = await self._named(body.model or body.name)
+        model = await self._named(body.model or body.name, allowed_models(request))
         card = await self._backend.card(model, verbose=body.verbose)
         return JSONResponse(_shown(card, model.options.over(card.options)))
 
-    async def _named(self, name: str) -> ServedModel:
+    async def _named(self, name: str, allowed: AllowedModels) -> ServedModel:
         """RequestError for what cannot be the name of any model."""
         try:
-            return await self._backend.model(name)
+            return await self._backend.model(name, allowed)
         except ModelNotFoundError:
             sound_name(name)
             raise

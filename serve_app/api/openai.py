@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from serve_app.access import allowed_models
 from serve_app.api.fields import Body, harmless, unserved
 from serve_app.api.refusals import Refusal
 from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
@@ -176,9 +177,9 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
     return {
         "error": {
             "message": refusal.message,
-            "type": kinds.get(refusal.status, kind),
+            "type": refusal.kind or kinds.get(refusal.status, kind),
             "param": None,
-            "code": None,
+            "code": refusal.code,
         }
     }
 
@@ -202,11 +203,11 @@ class OpenAIModels:
         self._backend = backend
 
     async def list(self, request: Request) -> Response:
-        models = await self._backend.catalogue.listed()
+        models = await self._backend.catalogue.listed(allowed_models(request))
         return JSONResponse({"object": "list", "data": [_entry(model) for model in models]})
 
     async def one(self, request: Request) -> Response:
-        model = await self._backend.model(request.path_params["model"])
+        model = await self._backend.model(request.path_params["model"], allowed_models(request))
         return JSONResponse(_entry(await self._backend.card(model)))
 
 

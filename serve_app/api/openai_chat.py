@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.errors import RequestError
+from serve_app.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import (
     Accounting,
@@ -95,7 +96,7 @@ class OpenAIChat:
 
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(ChatBody, request)
-        model = await self._backend.served(body.model)
+        model = await self._backend.served(body.model, allowed_models(request))
         if not body.messages:
             raise RequestError("[] is too short - 'messages'")
         drafts = [_draft(index, each) for index, each in enumerate(body.messages)]

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from serve_app.access import allowed_models
 from serve_app.api.fields import BodyReader, harmless, unserved
 from serve_app.api.openai import (
     Accounting,
@@ -46,7 +47,7 @@ class OpenAICompletions:
 
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(CompletionBody, request)
-        model = await self._backend.served(body.model)
+        model = await self._backend.served(body.model, allowed_models(request))
         options = configured(body, model, _count(body, "max_tokens"))
         task = task_for(model, options, _prompt(body.prompt), logprobs=_count(body, "logprobs"))
         encoder = CompletionEncoder(body.model, task.id, usage_wanted=body.usage_wanted)

@@ -25,11 +25,17 @@ class ForbiddenError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status, the words for the client, and the seconds after which trying again is sensible."""
+    """A status, the words for the client, and the seconds after which trying again is sensible.
+
+    `kind` and `code`: the `type` and `code` of OpenAI's error body, where the status does not say
+    enough.
+    """
 
     status: int
     message: str
     retry_after_s: int | None = None
+    kind: str | None = None
+    code: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -46,7 +52,7 @@ def refusal(error: Exception) -> Refusal:
         case RequestError():
             return Refusal(400, str(error))
         case ModelNotFoundError():
-            return Refusal(404, str(error))
+            return Refusal(404, str(error), code="model_not_found")
         case ModelUnavailableError():
             return Refusal(503, str(error), UNAVAILABLE_RETRY_AFTER_S)
         case OverloadedError():

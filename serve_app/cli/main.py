@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "create": ("serve_app.cli.create:create", "Make a model of another one, or of files."),
         "cp": ("serve_app.cli.copying:copy", "Give a model a second name."),
         "rm": ("serve_app.cli.remove:remove", "Remove models from the store."),
+        "key": ("serve_app.cli.keys:key", "Make API keys for a server."),
     }
 )
 ALIASES: Mapping[str, str] = MappingProxyType({"ls": "list"})

@@ -188,16 +188,17 @@ class AppSettings(Section):
     """The whole application. `max_images` is of one request. `strict_fields`: whether requests are
     refused for fields and options that are not known, instead of these being ignored.
 
-    `manage_models`: whether clients may pull, make, copy and delete models; None: where `api_keys`
-    say who they are. `allowed_origins`: of web pages that may use the server, beside those of the
-    browser's own machine. `allowed_hosts`: names of the server, beside those that nobody outside
-    can own; None: these alone, or any where there are `api_keys`. See `serve_app.api.cross_site`.
+    `manage_models`: whether clients may pull, create, copy and delete models; None: where there are
+    API keys. `api_keys_file`: see `serve_app.keys`. `allowed_origins`: of web pages that may
+    use the server, beside those of the browser's own machine. `allowed_hosts`: names of the server,
+    beside those that nobody outside can own; None: these alone, or any where there are API keys.
+    See `serve_app.api.cross_site`.
     """
 
     on_demand: OnDemandSettings | None = None
     models: tuple[ModelSettings, ...] = Field(default=(), validate_default=True)
     manage_models: bool | None = None
-    api_keys: tuple[str, ...] | None = None
+    api_keys_file: str | None = Field(default=None, min_length=1)
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)
@@ -209,12 +210,17 @@ class AppSettings(Section):
     start_timeout_s: float = Field(default=60.0, gt=0)
     failover: FailoverSettings = FailoverSettings()
 
-    @field_validator("api_keys")
+    @model_validator(mode="before")
     @classmethod
-    def _usable_keys(cls, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if keys is not None and (not keys or not all(keys)):
-            raise ValueError("an empty list or an empty key would let nobody in; use null for open")
-        return keys
+    def _no_plain_keys(cls, raw: Any) -> Any:
+        """Ray writes `args` to its logs, dashboard and state."""
+        if "api_keys" in raw:
+            raise ValueError(
+                "api_keys is not taken here, where Ray's logs would show it; give `api_keys_file`, "
+                "or the environment variable CARAVAN_API_KEYS, with entries that "
+                "`caravan key new NAME` prints"
+            )
+        return raw
 
     @field_validator("allowed_origins")
     @classmethod
@@ -260,10 +266,10 @@ class AppSettings(Section):
             raise ValueError("there is no `on_demand`, whose models could be managed")
         return manage
 
-    @property
-    def models_are_managed(self) -> bool:
-        asked = self.api_keys is not None if self.manage_models is None else self.manage_models
-        return asked and self.on_demand is not None
+    def models_are_managed(self, *, keyed: bool) -> bool:
+        """`keyed`: whether there are API keys."""
+        allowed = keyed if self.manage_models is None else self.manage_models
+        return allowed and self.on_demand is not None
 
 
 def canonical_name(name: str) -> str:

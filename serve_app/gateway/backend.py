@@ -19,6 +19,7 @@ from serve_app.gateway.catalogue import Catalogue, ServedModel
 from serve_app.gateway.failover import FailoverRules, Journey
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
+from serve_app.keys import AllowedModels
 from serve_app.logs import get_logger
 from serve_app.transport.client import ConnectionLost, StreamClient
 from serve_app.transport.wire import Address, Beat
@@ -71,16 +72,16 @@ class ChatBackend:
         self._failover = failover or FailoverRules()
         self._client = StreamClient(silence_s=self._failover.silence_s)
 
-    async def model(self, name: str) -> ServedModel:
-        """The model of that name. ModelNotFoundError when there is none."""
+    async def model(self, name: str, allowed: AllowedModels) -> ServedModel:
+        """The model of that name. ModelNotFoundError when there is none among the allowed ones."""
         if not name:
             raise RequestError("model is required")
         async with self._in_time(name):
-            return await self.catalogue.find(name)
+            return await self.catalogue.find(name, allowed)
 
-    async def served(self, name: str) -> ServedModel:
+    async def served(self, name: str, allowed: AllowedModels) -> ServedModel:
         """The model with all its options: the configured ones, then its own."""
-        model = await self.model(name)
+        model = await self.model(name, allowed)
         if not model.brings_options:
             return model
         card = await self.card(model)

@@ -8,6 +8,7 @@ from runtime.errors import ModelNotFoundError
 from serve_app.config.options import Options
 from serve_app.config.settings import canonical_name
 from serve_app.gateway.listing import ListedModel, LoadedModel, together
+from serve_app.keys import AllowedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +45,32 @@ class Catalogue:
         self._lists = lists
         self._defaults = defaults or Options()
 
-    async def find(self, name: str) -> ServedModel:
-        """ModelNotFoundError when there is none of that name."""
-        served = self._models.get(canonical_name(name))
-        if served is not None:
-            return served
-        stored = await self._lists.find_stored(name)
-        if stored is None:
+    async def find(self, name: str, allowed: AllowedModels) -> ServedModel:
+        """ModelNotFoundError when there is none of that name; the same for one that is not allowed,
+        so that a client cannot find out that it exists."""
+        served = self._models.get(canonical_name(name)) or await self._found(name)
+        if served is None or served.name not in allowed:
             raise ModelNotFoundError(f"model '{name}' not found")
-        return ServedModel(stored.name, self._defaults.over(stored.options))
+        return served
 
-    async def listed(self) -> list[ListedModel]:
-        """All models that can be served, the newest first."""
+    async def listed(self, allowed: AllowedModels) -> list[ListedModel]:
+        """The allowed models that can be served, the newest first."""
         stored = [
             model
             for model in await self._lists.stored()
             if canonical_name(model.name) not in self._models
         ]
         models = [*await self._lists.configured(), *stored]
+        models = [model for model in models if model.name in allowed]
         return sorted(models, key=lambda model: model.modified_at, reverse=True)
 
-    async def loaded(self) -> list[LoadedModel]:
-        """All models in memory anywhere, those that stay longest first."""
-        return together(await self._lists.loaded())
+    async def loaded(self, allowed: AllowedModels) -> list[LoadedModel]:
+        """The allowed models in memory anywhere, those that stay longest first."""
+        loaded = await self._lists.loaded()
+        return together(each for each in loaded if each.model.name in allowed)
+
+    async def _found(self, name: str) -> ServedModel | None:
+        stored = await self._lists.find_stored(name)
+        if stored is None:
+            return None
+        return ServedModel(stored.name, self._defaults.over(stored.options))

@@ -25,6 +25,7 @@ from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.schedulability import Placement, Plan
+from serve_app.keys import ApiKey
 from serve_app.logs import get_logger
 from serve_app.on_demand.commands import Answer, Command
 from serve_app.on_demand.management import Management
@@ -178,7 +179,7 @@ class Ingress:
     """All protocols, in front of all models.
 
     `on_demand`: the processes for those that are not configured. `plan`: what was known of both
-    when the application was built.
+    when the application was built. `keys`: None where all may ask.
     """
 
     def __init__(
@@ -187,11 +188,13 @@ class Ingress:
         models: Mapping[str, DeploymentHandle],
         on_demand: DeploymentHandle | None = None,
         plan: Plan | None = None,
+        keys: tuple[ApiKey, ...] | None = None,
     ) -> None:
         self._settings = settings
         self._models = models
         self._on_demand = on_demand
         self._plan = plan or Plan()
+        self._keys = keys
         self._watching: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> "Starlette":
@@ -222,12 +225,12 @@ class Ingress:
             failover=settings.failover.rules,
         )
         management = None
-        if pool is not None and settings.models_are_managed:
+        if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
             management = Management(pool, settings.models)
         return ingress_app(
             backend,
             management,
-            api_keys=settings.api_keys,
+            api_keys=self._keys,
             allowed_origins=settings.allowed_origins,
             allowed_hosts=settings.allowed_hosts,
             max_body_bytes=settings.max_body_bytes,

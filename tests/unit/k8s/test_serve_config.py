@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import PurePosixPath
 
 import pytest
 from packaging.requirements import Requirement
@@ -10,6 +11,7 @@ from serve_app.config.settings import deployment_name, read_settings
 from serve_app.replica.deployments import DRAIN_S
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service
+from tests.unit.serve_app.cli_runs import run
 
 HAPROXY = ("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S")
 
@@ -24,14 +26,35 @@ def schema():
     return parsed(ray_service()["serveConfigV2"])
 
 
-def test_the_application_is_built_from_it(schema):
+@pytest.fixture
+def mounted_keys(tmp_path, schema):
+    """Puts a file in place of the one of the Secret, with the mode that Kubernetes gives it."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(run("key", "new", "alice").stdout)
+    path.chmod(0o440)
+    arguments(schema)["api_keys_file"] = str(path)
+
+
+def test_the_application_is_built_from_it(schema, mounted_keys):
     args = arguments(schema)
     models = {deployment_name(model.name) for model in read_settings(args).models}
     assert models | {"Ingress"} <= set(deployments(args))
     assert models | {"Ingress"} <= set(deployments(on_demo(args)))
 
 
-def test_what_is_said_of_deployments_is_said_of_some_that_exist(schema):
+def test_the_keys_are_in_a_secret_that_is_mounted_wherever_serve_may_build(schema):
+    file = PurePosixPath(arguments(schema)["api_keys_file"])
+    assert f"--from-file={file.name}" in (ROOT / "k8s" / "README.md").read_text()
+    for group in groups().values():
+        mounts = {mount["mountPath"]: mount for mount in container(group)["volumeMounts"]}
+        mount = mounts[str(file.parent)]
+        assert mount["readOnly"] is True
+        volumes = {volume["name"]: volume for volume in pod(group)["volumes"]}
+        assert volumes[mount["name"]]["secret"]["secretName"] == "caravan-keys"
+        assert volumes[mount["name"]]["secret"]["defaultMode"] & 0o027 == 0
+
+
+def test_what_is_said_of_deployments_is_said_of_some_that_exist(schema, mounted_keys):
     (application,) = schema.applications
     named = {deployment.name for deployment in application.deployments}
     assert named and named <= set(deployments(application.args))

@@ -20,6 +20,7 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, TokenLogprob
+from serve_app.keys import ApiKey
 from serve_app.transport.server import StreamServer
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S
@@ -158,7 +159,7 @@ async def ingress(
     replica: PretendReplica,
     *,
     options: Options | None = None,
-    api_keys: tuple[str, ...] | None = None,
+    api_keys: tuple[ApiKey, ...] | None = None,
     allowed_origins: tuple[str, ...] = (),
     allowed_hosts: tuple[str, ...] | None = None,
     max_body_bytes: int = 65536,

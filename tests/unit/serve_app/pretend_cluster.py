@@ -21,6 +21,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
 from serve_app.gateway.directory import ModelDirectory
 from serve_app.gateway.model_card import ModelCard
+from serve_app.keys import ApiKey
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.management import Management
 from serve_app.on_demand.model_pool import Found, Limits, Loader, ModelPool, Sizes
@@ -141,7 +142,7 @@ async def serving(
     cluster: Cluster,
     *,
     managed: bool = True,
-    api_keys: tuple[str, ...] | None = None,
+    api_keys: tuple[ApiKey, ...] | None = None,
     allowed_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of an ingress before these processes; `fixed` is a configured model."""
@@ -165,7 +166,7 @@ async def ingress(
     cluster: Cluster,
     *,
     managed: bool = True,
-    api_keys: tuple[str, ...] | None = None,
+    api_keys: tuple[ApiKey, ...] | None = None,
     allowed_origins: tuple[str, ...] = (),
     **configured: Any,
 ) -> AsyncIterator[httpx.ASGITransport]:

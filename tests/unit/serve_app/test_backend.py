@@ -17,6 +17,7 @@ from runtime.errors import (
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.directory import ModelDirectory
 from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.keys import ALL_MODELS
 from serve_app.transport.server import StreamServer
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S
@@ -112,14 +113,14 @@ async def test_waiting_for_a_replica_ends(directory):
 async def test_waiting_for_a_description_ends():
     chat = backend(NoReplica(), start_timeout_s=0.1)
     with pytest.raises(OverloadedError):
-        await chat.card(await chat.model("demo"))
+        await chat.card(await chat.model("demo", ALL_MODELS))
 
 
 async def test_waiting_for_somebody_who_loads_ends():
     chat = backend(NoReplica(), start_timeout_s=0.1)
     with pytest.raises(OverloadedError):
         async with asyncio.timeout(HANG_S):
-            await chat.load(await chat.model("demo"), None)
+            await chat.load(await chat.model("demo", ALL_MODELS), None)
 
 
 async def test_a_model_is_described_by_a_replica_that_has_it_where_another_could_not_load_it():
@@ -210,8 +211,8 @@ async def test_a_dead_engine_is_no_loss_before_the_first_delta():
 async def test_models_are_found_whatever_the_spelling():
     chat = backend(Addresses(NOBODY))
     for name in ("demo", "DEMO", "demo:latest"):
-        assert (await chat.model(name)).name == "demo"
+        assert (await chat.model(name, ALL_MODELS)).name == "demo"
     with pytest.raises(ModelNotFoundError, match="model 'demo:7b' not found"):
-        await chat.model("demo:7b")
+        await chat.model("demo:7b", ALL_MODELS)
     with pytest.raises(RequestError, match="model is required"):
-        await chat.model("")
+        await chat.model("", ALL_MODELS)

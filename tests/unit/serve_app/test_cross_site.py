@@ -7,6 +7,7 @@ import pytest
 
 from runtime.errors import OverloadedError
 from serve_app.api.cross_site import LONGEST_NAME, MOST_LOGGED
+from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.pretend import PretendReplica, http_client
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -130,7 +131,7 @@ async def test_further_origins_are_configured(configured, origin, allowed):
 
 
 async def test_preflights_carry_no_key_and_need_none():
-    async with http_client(PretendReplica(), api_keys=("secret",)) as client:
+    async with http_client(PretendReplica(), api_keys=(api_key("secret"),)) as client:
         asked = await client.options("/v1/chat/completions", headers=preflight(LOCAL))
         assert asked.status_code == 200 and asked.headers[ALLOW] == LOCAL
         answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": LOCAL})
@@ -289,7 +290,7 @@ async def test_with_keys_names_are_checked_only_where_some_are_configured():
     key = {"authorization": "Bearer secret"}
     for hosts, status in ((None, 200), ((), 403), (("a.test",), 200)):
         async with http_client(
-            PretendReplica(), api_keys=("secret",), allowed_hosts=hosts
+            PretendReplica(), api_keys=(api_key("secret"),), allowed_hosts=hosts
         ) as client:
             answer = await client.get("/api/tags", headers={"host": "a.test", **key})
             assert answer.status_code == status

@@ -11,6 +11,7 @@ from model_zoo.chat.messages import Message
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.config.options import Options
 from serve_app.gateway.tasks import Conversation, RawText
+from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.pretend import CARD, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
@@ -368,13 +369,15 @@ async def test_the_version_is_that_of_ollamas_api_and_ours_stands_beside_it():
 
 
 async def test_a_key_is_asked_for_where_keys_are_configured():
-    async with http_client(PretendReplica(), api_keys=("secret", "other")) as client:
+    async with http_client(
+        PretendReplica(), api_keys=(api_key("secret"), api_key("other"))
+    ) as client:
         for path in ("/api/tags", "/v1/models", "/"):
             for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
                 assert (await client.get(path, headers=header)).status_code == 401
             for key in ("secret", "other"):
-                header = {"authorization": f"Bearer {key}"}
-                assert (await client.get(path, headers=header)).status_code == 200
+                for header in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+                    assert (await client.get(path, headers=header)).status_code == 200
         assert "error" in (await client.get("/api/tags")).json()
         assert (await client.get("/v1/models")).json()["error"]["type"] == "authentication_error"
         assert (await client.get("/healthz")).status_code == 200

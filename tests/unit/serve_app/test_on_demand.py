@@ -15,6 +15,7 @@ from tests.loopback import digest
 from tests.loopback import serving as publishing
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.cli_runs import put
 from tests.unit.serve_app.pretend_cluster import Cluster, cluster_of, serving
 
@@ -337,7 +338,7 @@ async def test_nobody_manages_models_unless_it_is_allowed(roots, method, path):
     async with cluster_of(*roots) as cluster:
         async with serving(cluster, managed=False) as client:
             assert (await client.request(method, path, json={})).status_code == 403
-        async with serving(cluster, api_keys=("key",)) as client:
+        async with serving(cluster, api_keys=(api_key("key", manage=True),)) as client:
             assert (await client.request(method, path, json={})).status_code == 401
 
 
@@ -360,7 +361,7 @@ async def test_pages_from_elsewhere_do_not_unless_they_have_a_key(roots, origin,
         async with serving(cluster) as client:
             answer = await client.post("/api/copy", json=body, headers={"origin": origin})
             assert answer.status_code == (404 if allowed else 403)
-        async with serving(cluster, api_keys=("key",)) as client:
+        async with serving(cluster, api_keys=(api_key("key", manage=True),)) as client:
             headers = {"origin": origin, "authorization": "Bearer key"}
             answer = await client.post("/api/copy", json=body, headers=headers)
             assert answer.status_code == 404
@@ -375,7 +376,7 @@ async def test_allowed_origins_do_not_open_management_without_keys(roots, method
         refused = await client.request(method, path, json=body, headers=headers)
         assert refused.status_code == 403
         if method != "HEAD":
-            assert "`api_keys`" in refused.json()["error"]
+            assert "without API keys" in refused.json()["error"]
             assert "local pages" in refused.json()["error"]
     for root in roots:
         assert Store(root).find(ModelName.parse("both")) is not None
@@ -395,7 +396,7 @@ async def test_allowed_pages_manage_models_with_a_key(roots):
     headers = {"origin": "https://elsewhere.test", "authorization": "Bearer key"}
     async with (
         cluster_of(*roots) as cluster,
-        serving(cluster, api_keys=("key",), allowed_origins=("*",)) as client,
+        serving(cluster, api_keys=(api_key("key", manage=True),), allowed_origins=("*",)) as client,
     ):
         assert (await client.post("/api/copy", json=body, headers=headers)).status_code == 200
 

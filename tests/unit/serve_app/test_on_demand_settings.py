@@ -33,18 +33,18 @@ def test_keep_alive_is_said_as_in_requests(stated, seconds):
 
 
 @pytest.mark.parametrize(
-    ("args", "managed"),
+    ("args", "keyed", "managed"),
     [
-        ({"models": [MODEL]}, False),
-        ({"models": [MODEL], "api_keys": ["k"]}, False),
-        ({"on_demand": {}}, False),
-        ({"on_demand": {}, "api_keys": ["k"]}, True),
-        ({"on_demand": {}, "manage_models": True}, True),
-        ({"on_demand": {}, "manage_models": False, "api_keys": ["k"]}, False),
+        ({"models": [MODEL]}, False, False),
+        ({"models": [MODEL]}, True, False),
+        ({"on_demand": {}}, False, False),
+        ({"on_demand": {}}, True, True),
+        ({"on_demand": {}, "manage_models": True}, False, True),
+        ({"on_demand": {}, "manage_models": False}, True, False),
     ],
 )
-def test_models_are_managed_by_those_with_a_key_unless_it_is_said_otherwise(args, managed):
-    assert read_settings(args).models_are_managed == managed
+def test_models_are_managed_where_there_are_keys_unless_configured_otherwise(args, keyed, managed):
+    assert read_settings(args).models_are_managed(keyed=keyed) == managed
 
 
 @pytest.mark.parametrize(

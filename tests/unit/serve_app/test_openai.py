@@ -17,6 +17,7 @@ from serve_app.gateway.tasks import (
     TokenIds,
     TokenLogprob,
 )
+from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.pretend import USAGE, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
@@ -316,7 +317,7 @@ async def test_an_endpoint_that_is_not_served_is_named_with_those_that_are(metho
     assert len(long.json()["error"]["message"]) < 400
 
 
-@pytest.mark.parametrize("keys", [None, ("secret",)])
+@pytest.mark.parametrize("keys", [None, (api_key("secret"),)])
 async def test_below_a_prefix_errors_and_open_paths_are_the_same(keys) -> None:
     async with http_client(PretendReplica(), api_keys=keys, prefix="/below") as client:
         response = await client.post("/v1/chat/completions", json={})

@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 
 from serve_app.api.auth import RequireKey
 from serve_app.api.tenant import UNKNOWN, TenantByAddress, client_address, tenant_of
+from tests.unit.serve_app.api_keys import api_key
 
 
 async def tenant(request: Request) -> PlainTextResponse:
@@ -21,13 +22,14 @@ def test_without_keys_the_tenant_is_the_client_address() -> None:
 
 def test_with_keys_each_key_is_a_tenant() -> None:
     app = Starlette(
-        routes=[Route("/", tenant)], middleware=[Middleware(RequireKey, keys=("one", "two"))]
+        routes=[Route("/", tenant)],
+        middleware=[Middleware(RequireKey, keys=[api_key("one"), api_key("two")])],
     )
     client = TestClient(app)
     told = [
         client.get("/", headers={"authorization": f"Bearer {key}"}).text for key in ("one", "two")
     ]
-    assert told == ["key 1", "key 2"]
+    assert told == ["one", "two"]
 
 
 def test_a_scope_without_an_address_has_the_shared_tenant() -> None:

@@ -1,0 +1,168 @@
+"""API keys: a name, a hash and limits each, from a file or the environment.
+
+The keys themselves are stored nowhere and leave no process: Ray writes the arguments of
+applications to its logs, its dashboard and its state.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+
+from runtime.errors import ConfigurationError
+from serve_app.config.sections import Count, Section
+from serve_app.config.settings import canonical_name, source_path
+from serve_app.limits import Limits
+
+ENVIRONMENT = "CARAVAN_API_KEYS"
+# Scanners for leaked secrets, and people, recognise a key by its beginning.
+PREFIX = "sk-caravan-"
+KEY_BYTES = 32
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@\-]{0,63}$"
+MODEL_PATTERN = r"^[A-Za-z0-9_*.\-/:]{1,256}$"
+# Others may not read it, nor the group write it. The group may read: Kubernetes mounts secrets as
+# files of root that are readable for the pod's group.
+_FORBIDDEN_MODE = 0o027
+_HASH = re.compile(r"[0-9a-f]{64}")
+_FIELD = re.compile(r"[a-z0-9_]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedModels:
+    """The models that a request may use: names, in which `*` stands for any text. None: all."""
+
+    patterns: tuple[str, ...] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        if self.patterns is None:
+            return True
+        name = canonical_name(name)
+        return any(fnmatchcase(name, canonical_name(pattern)) for pattern in self.patterns)
+
+
+ALL_MODELS = AllowedModels()
+
+
+class ApiKey(Section):
+    """What one key permits. `sha256`: of the key, in hexadecimal.
+
+    `manage`: whether it may pull, create, copy and delete models. `models`: as in AllowedModels.
+    The limits are those of `serve_app.limits`, over all processes of the ingress.
+    """
+
+    name: str = Field(pattern=NAME_PATTERN)
+    sha256: str
+    manage: bool = False
+    models: tuple[Annotated[str, Field(pattern=MODEL_PATTERN)], ...] | None = Field(
+        default=None, min_length=1
+    )
+    requests_per_minute: int | None = Count
+    tokens_per_minute: int | None = Count
+    concurrent_requests: int | None = Count
+
+    @field_validator("sha256")
+    @classmethod
+    def _hash(cls, value: str) -> str:
+        if not _HASH.fullmatch(value):
+            raise ValueError(
+                "it must be the SHA-256 of the key, 64 digits 0-9 and a-f; `caravan key new` "
+                "prints it. The key itself does not belong here"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.manage and self.models is not None:
+            raise ValueError("manage and models exclude each other: managing concerns all models")
+        return self
+
+    @property
+    def allowed_models(self) -> AllowedModels:
+        return AllowedModels(self.models)
+
+    def limits(self, concurrent_requests: int | None) -> Limits:
+        """`concurrent_requests`: the limit where the key states none."""
+        concurrent = self.concurrent_requests or concurrent_requests
+        return Limits(self.requests_per_minute, self.tokens_per_minute, concurrent)
+
+
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def key_hash(key: str) -> str:
+    """A fast hash suffices: a key has 256 random bits, so nobody finds it by trying. Slow hashes
+    are for passwords, and would cost every request."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def read_keys(path: str | None, environment: Mapping[str, str]) -> tuple[ApiKey, ...] | None:
+    """The keys of `api_keys_file`, or of the environment. None: there are none, all may ask.
+
+    ConfigurationError never quotes what it has read, which may be a key by mistake.
+    """
+    text = environment.get(ENVIRONMENT)
+    if path is None:
+        return None if text is None else _parsed(text, ENVIRONMENT)
+    if text is not None:
+        raise ConfigurationError(
+            f"`api_keys_file` and the environment variable {ENVIRONMENT} exclude each other."
+        )
+    return _parsed(_content(source_path(path)), f"`api_keys_file` {path}")
+
+
+def _content(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & _FORBIDDEN_MODE:
+                raise ConfigurationError(
+                    f"`api_keys_file` {path} can be read or changed by other users; run "
+                    f"`chmod 600 {path}`."
+                )
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"`api_keys_file` {path} cannot be read: {reason}.") from None
+
+
+def _parsed(text: str, source: str) -> tuple[ApiKey, ...]:
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" in line {mark.line + 1}"
+        raise ConfigurationError(f"{source} is neither YAML nor JSON{place}.") from None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigurationError(
+            f"{source} is not a list of keys; `caravan key new NAME` prints an entry of it."
+        )
+    try:
+        keys = TypeAdapter(tuple[ApiKey, ...]).validate_python(entries)
+    except ValidationError as error:
+        lines = [_line(dict(details)) for details in error.errors(include_input=False)]
+        raise ConfigurationError(f"{source}: {'; '.join(lines)}.") from None
+    for field in ("name", "sha256"):
+        if len({getattr(key, field) for key in keys}) < len(keys):
+            raise ConfigurationError(f"{source}: two entries have the same {field}.")
+    return keys
+
+
+def _line(details: dict[str, Any]) -> str:
+    entry, *rest = details["loc"]
+    names = [str(part) for part in rest if not isinstance(part, int)]
+    field = names[0] if names and _FIELD.fullmatch(names[0]) else "a field"
+    place = f"entry {entry + 1}" + (f", {field}" if names else "")
+    if details["type"] == "extra_forbidden":
+        return f"{place} is not known; known are {', '.join(ApiKey.model_fields)}"
+    if details["type"] == "missing":
+        return f"{place} is missing"
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{place}: {message[:1].lower()}{message[1:]}"
