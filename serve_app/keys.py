@@ -1,7 +1,7 @@
 """API keys: a name, a hash and limits each, from a file or the environment.
 
-The keys themselves are stored nowhere and leave no process: Ray writes the arguments of
-applications to its logs, its dashboard and its state.
+The keys themselves are never stored or passed on: Ray writes the arguments of applications to its
+logs, its dashboard and its state.
 """
 
 import hashlib
@@ -105,7 +105,8 @@ def key_hash(key: str) -> str:
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> tuple[ApiKey, ...] | None:
-    """The keys of `api_keys_file`, or of the environment. None: there are none, all may ask.
+    """The keys of `api_keys_file`, or of the environment. None: none are configured, the server is
+    open.
 
     ConfigurationError never quotes what it has read, which may be a key by mistake.
     """

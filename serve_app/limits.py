@@ -80,6 +80,8 @@ class TenantLimits:
         self.running = 0
         self.requests = _bucket(limits.requests_per_minute, clock)
         self.tokens = _bucket(limits.tokens_per_minute, clock)
+        self._clock = clock
+        self._logged_at: float | None = None
 
     def reached(self, *, counted: bool) -> Reached | None:
         """The limit that a request would exceed now. One that is not `counted` has no part in the
@@ -108,6 +110,14 @@ class TenantLimits:
     def spend(self, tokens: int) -> None:
         if self.tokens is not None:
             self.tokens.take(tokens)
+
+    def log_due(self) -> bool:
+        """Whether a refusal is to be logged: one in each minute."""
+        now = self._clock()
+        due = self._logged_at is None or now - self._logged_at >= MINUTE_S
+        if due:
+            self._logged_at = now
+        return due
 
     @property
     def forgettable(self) -> bool:

@@ -1,5 +1,8 @@
 """The HTTP surface as one ASGI application: routes, who may use them, error bodies."""
 
+import time
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -31,7 +34,10 @@ from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.tenant import TenantByAddress
 from serve_app.gateway.backend import ChatBackend
 from serve_app.keys import ApiKey
+from serve_app.limits import Limiter, Limits
 from serve_app.on_demand.management import Management
+from serve_app.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
+from serve_app.rate_limiting import LimitRequests
 
 VERSION = "0.1.0"
 # The release of Ollama whose API is served. Clients ask for a minimum: 0.6.4 (VS Code), 0.13.4
@@ -46,10 +52,17 @@ def ingress_app(
     api_keys: tuple[ApiKey, ...] | None,
     allowed_origins: tuple[str, ...] = (),
     allowed_hosts: tuple[str, ...] | None = None,
+    concurrent_requests: int | None = None,
+    processes: int = 1,
+    clock: Callable[[], float] = time.monotonic,
     max_body_bytes: int,
     strict_fields: bool = False,
     image_rules: ImageRules,
 ) -> Starlette:
+    """`concurrent_requests`: of one tenant, over all `processes` of the ingress."""
+    limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
+    default = Limits(concurrent_requests=concurrent_requests)
+    limiter = Limiter(default, limits, processes=processes, clock=clock)
     bodies = BodyReader(max_bytes=max_body_bytes, strict=strict_fields)
     images = ImageReader(backend, image_rules)
     return Starlette(
@@ -59,13 +72,14 @@ def ingress_app(
             *_management_routes(management, bodies, keyed=api_keys is not None),
             *_openai_routes(backend, images, bodies),
         ],
-        middleware=_middleware(api_keys, allowed_origins, allowed_hosts),
+        middleware=_middleware(api_keys, limiter, allowed_origins, allowed_hosts),
         exception_handlers={CaravanError: on_error, HTTPException: on_http_error},
     )
 
 
 def _middleware(
     api_keys: tuple[ApiKey, ...] | None,
+    limiter: Limiter,
     allowed_origins: tuple[str, ...],
     allowed_hosts: tuple[str, ...] | None,
 ) -> list[Middleware]:
@@ -82,7 +96,7 @@ def _middleware(
             allow_origin_regex=origins,
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("Retry-After",),
+            expose_headers=("Retry-After", *RATE_LIMIT_HEADERS),
             allow_private_network=True,
         )
     )
@@ -92,6 +106,7 @@ def _middleware(
         middleware.append(Middleware(TenantByAddress))
     else:
         middleware.append(Middleware(RequireKey, keys=api_keys))
+    middleware.append(Middleware(LimitRequests, limiter=limiter))
     return [*middleware, Middleware(ServerErrorMiddleware, handler=on_error)]
 
 

@@ -19,6 +19,7 @@ from runtime.errors import CaravanError
 from serve_app.api.connections import through_proxy
 from serve_app.api.refusals import Refusal, refusal
 from serve_app.gateway.tasks import ChatDelta, merge
+from serve_app.rate_limiting import metered
 
 JSON = "application/json; charset=utf-8"
 # A stream that was silent for so long sends something that its readers pass over.
@@ -68,10 +69,10 @@ class Reply(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _until_left(self._answer(send), receive)
+        await _until_left(self._answer(metered(self._deltas, scope), send), receive)
 
-    async def _answer(self, send: Send) -> None:
-        async with aclosing(self._deltas) as deltas:
+    async def _answer(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
+        async with aclosing(generation) as deltas:
             if self._stream:
                 await self._send_stream(deltas, send)
             else:

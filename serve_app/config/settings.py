@@ -189,16 +189,18 @@ class AppSettings(Section):
     refused for fields and options that are not known, instead of these being ignored.
 
     `manage_models`: whether clients may pull, create, copy and delete models; None: where there are
-    API keys. `api_keys_file`: see `serve_app.keys`. `allowed_origins`: of web pages that may
-    use the server, beside those of the browser's own machine. `allowed_hosts`: names of the server,
-    beside those that nobody outside can own; None: these alone, or any where there are API keys.
-    See `serve_app.api.cross_site`.
+    API keys. `api_keys_file`: see `serve_app.keys`. `concurrent_requests`: of an API key that
+    states no limit of its own or, without keys, of a client address. `allowed_origins`: of web
+    pages that may use the server, beside those of the browser's own machine. `allowed_hosts`: names
+    of the server, beside those that nobody outside can own; None: these alone, or any where there
+    are API keys. See `serve_app.api.cross_site`.
     """
 
     on_demand: OnDemandSettings | None = None
     models: tuple[ModelSettings, ...] = Field(default=(), validate_default=True)
     manage_models: bool | None = None
     api_keys_file: str | None = Field(default=None, min_length=1)
+    concurrent_requests: int | None = Field(default=256, ge=1)
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)

@@ -179,7 +179,7 @@ class Ingress:
     """All protocols, in front of all models.
 
     `on_demand`: the processes for those that are not configured. `plan`: what was known of both
-    when the application was built. `keys`: None where all may ask.
+    when the application was built. `keys`: None on a server without API keys.
     """
 
     def __init__(
@@ -233,6 +233,8 @@ class Ingress:
             api_keys=self._keys,
             allowed_origins=settings.allowed_origins,
             allowed_hosts=settings.allowed_hosts,
+            concurrent_requests=settings.concurrent_requests,
+            processes=settings.ingress_replicas,
             max_body_bytes=settings.max_body_bytes,
             strict_fields=settings.strict_fields,
             image_rules=ImageRules.of(settings),

@@ -167,8 +167,10 @@ async def ingress(
     image_rules: ImageRules | None = None,
     card: ModelCard = CARD,
     management: Any = None,
+    **limits: Any,
 ) -> AsyncIterator[Starlette]:
-    """The whole ingress, with `replica` behind a real direct stream."""
+    """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
+    them."""
     server = StreamServer(replica.generate)
     directory = OneReplica(await server.start("127.0.0.1"), card)
     backend = backend_of(directory, ServedModel("demo", options or Options()), card=card)
@@ -182,6 +184,7 @@ async def ingress(
             max_body_bytes=max_body_bytes,
             strict_fields=strict_fields,
             image_rules=image_rules or ImageRules(),
+            **limits,
         )
     finally:
         backend.close()

@@ -379,5 +379,6 @@ async def test_a_key_is_asked_for_where_keys_are_configured():
                 for header in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
                     assert (await client.get(path, headers=header)).status_code == 200
         assert "error" in (await client.get("/api/tags")).json()
-        assert (await client.get("/v1/models")).json()["error"]["type"] == "authentication_error"
+        error = (await client.get("/v1/models")).json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
         assert (await client.get("/healthz")).status_code == 200

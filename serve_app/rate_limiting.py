@@ -1,0 +1,116 @@
+"""Limits of tenants on HTTP: 429 with Retry-After, `x-ratelimit-*` headers, tokens of answers."""
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api.auth import OPEN_PATHS
+from serve_app.api.errors import error_response, route_path
+from serve_app.api.refusals import RETRY_AFTER_S, Refusal
+from serve_app.gateway.tasks import ChatDelta
+from serve_app.limits import Bucket, Limiter, Reached, TenantLimits
+from serve_app.logs import get_logger
+
+# Those of OpenAI, which clients and proxies read.
+HEADERS = tuple(
+    f"x-ratelimit-{value}-{kind}"
+    for value in ("limit", "remaining", "reset")
+    for kind in ("requests", "tokens")
+)
+# These read what is known already; the limits per minute do not count them.
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_STATE = "limits"
+
+log = get_logger()
+
+
+class LimitRequests:
+    """Answers 429 to requests beyond the limits of their tenant, before anything else is done.
+
+    A request holds its place among the concurrent ones until its answer ends, is cut, or its
+    client has left.
+    """
+
+    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
+        self._app = app
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or route_path(scope) in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        tenant = scope["state"]["tenant"]
+        state, reached = self._limiter.begin(tenant, counted=scope["method"] not in _READING)
+        send = _with_headers(send, state)
+        if reached is not None:
+            if state.log_due():
+                log.info("limit reached", client=tenant, limit=reached.limit)
+            response = error_response(route_path(scope), _refusal(tenant, reached))
+            await response(scope, receive, send)
+            return
+        try:
+            scope["state"][_STATE] = state
+            await self._app(scope, receive, send)
+        finally:
+            self._limiter.end(tenant)
+
+
+def metered(
+    deltas: AsyncGenerator[ChatDelta, None], scope: Scope
+) -> AsyncGenerator[ChatDelta, None]:
+    """The same deltas; their tokens are charged to the tenant of the request as they come, so that
+    an answer that is cut is charged as far as it came."""
+    state: TenantLimits | None = scope.get("state", {}).get(_STATE)
+    return deltas if state is None or state.tokens is None else _charged(deltas, state)
+
+
+async def _charged(
+    deltas: AsyncGenerator[ChatDelta, None], state: TenantLimits
+) -> AsyncGenerator[ChatDelta, None]:
+    prompt = completion = charged = 0
+    async with aclosing(deltas):
+        async for delta in deltas:
+            completion += len(delta.tokens)
+            if delta.usage is not None:  # in the first delta and in the last one
+                prompt = delta.usage.prompt_tokens
+                if delta.finish is not None:
+                    completion = delta.usage.completion_tokens
+            state.spend(prompt + completion - charged)
+            charged = prompt + completion
+            yield delta
+
+
+def _refusal(tenant: str, reached: Reached) -> Refusal:
+    wait_s = max(RETRY_AFTER_S, math.ceil(reached.retry_after_s))
+    return Refusal(
+        429,
+        f"client '{tenant}' has reached its limit `{reached.limit}`; try again in {wait_s} s",
+        wait_s,
+        kind="tokens" if reached.limit == "tokens_per_minute" else "requests",
+        code="rate_limit_exceeded",
+    )
+
+
+def _with_headers(send: Send, state: TenantLimits) -> Send:
+    """Sends the state of the limits per minute with the status."""
+    if state.requests is None and state.tokens is None:
+        return send
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            _tell(headers, "requests", state.requests)
+            _tell(headers, "tokens", state.tokens)
+        await send(message)
+
+    return sent
+
+
+def _tell(headers: MutableHeaders, kind: str, bucket: Bucket | None) -> None:
+    if bucket is not None:
+        headers[f"x-ratelimit-limit-{kind}"] = str(math.floor(bucket.capacity))
+        headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level)))
+        headers[f"x-ratelimit-reset-{kind}"] = f"{math.ceil(bucket.full_in_s)}s"
