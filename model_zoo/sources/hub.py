@@ -1,5 +1,6 @@
 """The Hugging Face Hub: what a repository holds at a revision, and where its files are had."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,11 @@ class HubAccess:
 
     def challenged(self, response: httpx.Response) -> bool:
         return False
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same environment, in which HubAccess finds no token."""
+    return {**environment, "HF_TOKEN": "", "HF_TOKEN_PATH": os.devnull}
 
 
 def hub_offer(source: HubSource, http: Http, access: HubAccess) -> Offer:

@@ -10,6 +10,7 @@ from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.sections import AutoscalingSettings, Count, EngineSettings, Section
 
 HUB_REGISTRY = "hf.co"  # where the Hub speaks the protocol of registries
+REPOSITORY_PATTERN = r"^(\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*/(\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*))$"
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(:[0-9]{1,5})?$"
 
 
@@ -26,6 +27,8 @@ class OnDemandSettings(Section):
     device has free when it starts, of a GPU the part that `num_gpus` says. `max_models` at once;
     None: as many as have room. `keep_alive`: how long a model stays after its last request, where
     that says nothing of it. `pull_hosts`: from where clients may have models pulled.
+    `hf_token_for`: for which repositories of the Hub the server's token is used then, as
+    `org/repo`, `org/*` or `*`.
     `max_upload_bytes`: of one file that a client brings.
     """
 
@@ -41,6 +44,7 @@ class OnDemandSettings(Section):
         HUB_HOST,
         HUB_REGISTRY,
     )
+    hf_token_for: tuple[Annotated[str, Field(pattern=REPOSITORY_PATTERN)], ...] = ()
     max_upload_bytes: int = Field(default=64 * 2**30, ge=1)
     model: OnDemandModelSettings = OnDemandModelSettings()
 

@@ -36,6 +36,7 @@ async def open_keeper(
         Store(default_root(os.environ)),
         address,
         pull_hosts=settings.pull_hosts,
+        hf_token_for=settings.hf_token_for,
         max_upload_bytes=settings.max_upload_bytes,
     )
     opened.callback(keeper.close)

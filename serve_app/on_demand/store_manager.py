@@ -5,12 +5,14 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from model_zoo.convert.recipes import recipe_named
+from model_zoo.sources.hub import without_token
 from model_zoo.sources.pull import Progress, pull
-from model_zoo.sources.reference import PathSource, RemoteSource, Source
+from model_zoo.sources.reference import HubSource, PathSource, RemoteSource, Source
 from model_zoo.store.creation import copy, create
 from model_zoo.store.definition import Definition
 from model_zoo.store.model_name import ModelName
@@ -53,7 +55,11 @@ IDENTITY = "identity"
 
 
 class Keeper:
-    """One process's models and its store. `pull_hosts`: from where models may be pulled."""
+    """One process's models and its store. `pull_hosts`: from where clients may have models pulled.
+
+    `hf_token_for`: repositories of the Hub that the server's token is used for then, as `org/repo`
+    or with `*`. Files of configured models are pulled with it in any case.
+    """
 
     def __init__(
         self,
@@ -62,6 +68,7 @@ class Keeper:
         address: Address,
         *,
         pull_hosts: Sequence[str],
+        hf_token_for: Sequence[str],
         max_upload_bytes: int,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
@@ -69,6 +76,7 @@ class Keeper:
         self.address = address
         self._store = store
         self._pull_hosts = frozenset(host.lower() for host in pull_hosts)
+        self._hf_token_for = tuple(pattern.lower() for pattern in hf_token_for)
         self._environment = environment
         self._stored = StoredModels(store)
         self._jobs = Jobs()
@@ -139,9 +147,11 @@ class Keeper:
     def _pull(self, text: str) -> str:
         source = self._allowed(requested_source(text, self._store))
 
+        tokened = self._is_tokened(source)
+
         def work(progress: Progress) -> None:
-            with _pulling():
-                pull(source, self._store, progress=progress, environment=self._environment)
+            with _pulling(source, tokened):
+                pull(source, self._store, progress=progress, environment=self._pulls_with(tokened))
 
         return self._jobs.begin(f"pull {source}", work)
 
@@ -153,15 +163,16 @@ class Keeper:
             _check_file(definition.base)
         else:
             self._check_base(definition.base)
+        tokened = configured or self._is_tokened(definition.base)
 
         def work(progress: Progress) -> None:
-            with _pulling():
+            with _pulling(definition.base, tokened):
                 create(
                     name,
                     definition,
                     self._store,
                     progress=progress,
-                    environment=self._environment,
+                    environment=self._pulls_with(tokened),
                 )
 
         return self._jobs.begin(f"create {name} {definition!r}", work)
@@ -180,6 +191,16 @@ class Keeper:
             )
         return source
 
+    def _is_tokened(self, source: Source | None) -> bool:
+        """Whether the server's token may be used for a client's pull of this source."""
+        if not isinstance(source, HubSource):
+            return False
+        repository = f"{source.organisation}/{source.repository}".lower()
+        return any(fnmatchcase(repository, pattern) for pattern in self._hf_token_for)
+
+    def _pulls_with(self, tokened: bool) -> Mapping[str, str]:
+        return self._environment if tokened else without_token(self._environment)
+
     def _known(self, text: str) -> ModelName:
         known = self._store.find(sound_name(text))
         if known is None:
@@ -188,12 +209,15 @@ class Keeper:
 
 
 @contextmanager
-def _pulling() -> Iterator[None]:
+def _pulling(source: Source | None, tokened: bool) -> Iterator[None]:
     """Report a model that its source lacks in Ollama's words, which clients look for."""
     try:
         yield
     except SourceNotFoundError as error:
-        raise SourceError(f"pull model manifest: file does not exist: {error}") from None
+        remedy = ""
+        if isinstance(source, HubSource) and not tokened:
+            remedy = " The server's own token is used for `on_demand.hf_token_for` alone."
+        raise SourceError(f"pull model manifest: file does not exist: {error}{remedy}") from None
 
 
 def _check_file(base: Source | None) -> None:

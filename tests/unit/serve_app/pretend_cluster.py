@@ -1,10 +1,11 @@
 """Processes with models on demand, in this one: real stores and streams, pretend engines."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -96,6 +97,8 @@ async def cluster_of(
     *roots: Path,
     max_loaded_bytes: int = 100,
     pull_hosts: Sequence[str] = (),
+    hf_token_for: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
     loaders: Callable[[Store], Loader] | None = None,
     **sizes: Any,
 ) -> AsyncIterator[Cluster]:
@@ -118,8 +121,9 @@ async def cluster_of(
                 store,
                 address,
                 pull_hosts=pull_hosts,
+                hf_token_for=hf_token_for,
                 max_upload_bytes=1 << 24,
-                environment={},
+                environment=environment,
             )
             opened.callback(keeper.close)
             processes.append(Process(keeper, loader, server))

@@ -1,17 +1,27 @@
-"""Who may manage models where there are keys."""
+"""Who may manage models where there are keys, and when clients' pulls use the server's token."""
 
+import asyncio
+import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from model_zoo.sources.reference import parse_source
+from model_zoo.store.definition import Definition
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
+from serve_app.on_demand.commands import Create, Follow
 from tests.loopback import digest
+from tests.loopback import serving as publishing
+from tests.patience import HANG_S
+from tests.published import Hub
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.cli_runs import put
 from tests.unit.serve_app.pretend_cluster import cluster_of, serving
 
+TOKEN = "hf_secret"
 KEYS = (api_key("inference"), api_key("operator", manage=True))
 MANAGING = [
     ("POST", "/api/pull", {"model": "fixed", "stream": False}),
@@ -59,3 +69,81 @@ async def test_a_management_key_manages_models(root, method, path, body):
     async with cluster_of(root) as cluster, serving(cluster, api_keys=KEYS) as client:
         answer = await client.request(method, path, json=body, headers=header("operator"))
         assert answer.status_code in ((404,) if method == "HEAD" else (200, 201))
+
+
+@contextmanager
+def private_hub(tiny: bytes):
+    """The Hub's address and what was asked there; `org/repo` needs the token."""
+    published: list[Hub] = []
+    with publishing(lambda exchange: published[0].cdn()(exchange)) as cdn:
+        published.append(Hub(cdn.url, token=TOKEN))
+        published[0].repositories["org/repo"] = {"tiny-Q8_0.gguf": tiny}
+        with publishing(published[0]) as server:
+            yield server
+
+
+def environment_of(server, folder: Path, kept: str) -> dict[str, str]:
+    """Of a server that has the token, as a variable or in the file of a login."""
+    (folder / "token").write_text(TOKEN)
+    place = {"HF_TOKEN": TOKEN} if kept == "HF_TOKEN" else {kept: str(folder)}
+    return {"HF_ENDPOINT": server.url, **place}
+
+
+def shown(server) -> set[str | None]:
+    return {exchange.headers.get("authorization") for exchange in server.exchanges}
+
+
+@pytest.mark.parametrize("kept", ["HF_TOKEN", "HF_HOME"])
+@pytest.mark.parametrize("allowed", [(), ("other/*", "org/else"), ("organisation/*",)])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/pull", {"model": "hf://org/repo"}), ("/api/create", {"from": "hf://org/repo"})],
+)
+async def test_a_clients_pull_does_not_use_the_servers_token(
+    tiny, root, tmp_path, kept, allowed, path, body
+):
+    with private_hub(tiny) as server:
+        environment = environment_of(server, tmp_path, kept)
+        hosts = {"pull_hosts": ["huggingface.co"], "hf_token_for": allowed}
+        async with (
+            cluster_of(root, environment=environment, **hosts) as cluster,
+            serving(cluster) as client,
+        ):
+            answer = await client.post(path, json={"model": "x", "stream": False, **body})
+            assert answer.status_code == 500
+            assert "`on_demand.hf_token_for`" in answer.json()["error"]
+        assert server.exchanges and shown(server) == {None}
+
+
+@pytest.mark.parametrize("allowed", ["org/repo", "ORG/*", "*"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/pull", {"model": "hf://org/repo"}), ("/api/create", {"from": "hf://org/repo"})],
+)
+async def test_the_configuration_allows_the_token_for_sources(
+    tiny, root, tmp_path, allowed, path, body
+):
+    with private_hub(tiny) as server:
+        environment = environment_of(server, tmp_path, "HF_TOKEN")
+        hosts = {"pull_hosts": ["huggingface.co"], "hf_token_for": [allowed]}
+        async with (
+            cluster_of(root, environment=environment, **hosts) as cluster,
+            serving(cluster) as client,
+        ):
+            answer = await client.post(path, json={"model": "x", "stream": False, **body})
+            assert json.loads(answer.text) == {"status": "success"}
+        assert shown(server) == {f"Bearer {TOKEN}"}
+
+
+async def test_what_is_made_of_a_configured_model_is_pulled_with_the_token(tiny, root, tmp_path):
+    with private_hub(tiny) as server:
+        environment = environment_of(server, tmp_path, "HF_TOKEN")
+        async with cluster_of(root, environment=environment) as cluster:
+            (process,) = cluster.processes
+            definition = Definition(base=parse_source("hf://org/repo"))
+            job = (await process.keeper.answer(Create("x", definition, configured=True))).result()
+            async with asyncio.timeout(HANG_S):
+                while not (await process.keeper.answer(Follow(job))).result().done:
+                    await asyncio.sleep(0.01)
+        assert shown(server) == {f"Bearer {TOKEN}"}
+    assert Store(root).find(ModelName.parse("x")) is not None

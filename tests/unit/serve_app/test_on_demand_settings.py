@@ -60,6 +60,7 @@ def test_models_are_managed_where_there_are_keys_unless_configured_otherwise(arg
         ),
         ({"on_demand": {"model": {"defaults": {"x": 1}}}}, 'option "x" is not known'),
         ({"on_demand": {"pull_hosts": ["https://x"]}}, r"args.on_demand.pull_hosts\[0\]"),
+        ({"on_demand": {"hf_token_for": ["org"]}}, r"args.on_demand.hf_token_for\[0\]"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(args, told):
