@@ -13,10 +13,10 @@ from model_zoo.chat.messages import (
 )
 from model_zoo.chat.template_choice import template_of
 from model_zoo.gguf.header import MetadataValue
-from model_zoo.multimodal.image_cache import Loan
+from model_zoo.multimodal.image_cache import ImageLease
 from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
-from model_zoo.multimodal.vision import Eyes, Seen
+from model_zoo.multimodal.vision import PromptImages, VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import ImageSpan
 from runtime.errors import RequestError
@@ -83,11 +83,11 @@ class ChatModel:
     template: ChatTemplate | None
     description: ModelDescription
     variants: Mapping[str, ChatTemplate] = field(default_factory=dict)
-    eyes: Eyes | None = None
+    vision: VisionModel | None = None
 
     @property
     def tower(self) -> VisionTower | None:
-        return None if self.eyes is None else self.eyes.tower
+        return None if self.vision is None else self.vision.tower
 
     def with_template(self, source: str, *, origin: str) -> "ChatModel":
         """The same model with another chat template; ModelFileError when that is not Jinja."""
@@ -104,18 +104,20 @@ class ChatModel:
         variables: Mapping[str, Any] | None = None,
         at_most: int | None = None,
         now: datetime | None = None,
-        loan: Loan | None = None,
+        lease: ImageLease | None = None,
     ) -> Prompt:
         """The conversation with the answer left open.
 
-        `tools` are function schemas; the variant "tool_use" takes them where the file has one.
-        `thinking`: whether to think, or with which of `EFFORTS`; None leaves it to the template.
-        `variables`: further ones of the template, which count before those of `thinking`; they name
-        none that is set here.
-        `at_most`: how many tokens there is room for, by default what the file allows; images beyond
-        are not decoded. `now`: the time that it is, where the template asks; by default this
-        machine's. `loan`: where room for images is found, as in `Eyes.see`. RequestError names what
-        the template or the model does not support.
+        tools: function schemas; rendered by the variant "tool_use" where the file has one.
+        thinking: whether to think, or one of `EFFORTS`; None: the template's default.
+        variables: additional template variables. They override those of `thinking` and contain
+        none of the names that are set here.
+        at_most: token budget of the prompt, by default the file's context length. Images beyond it
+        are not decoded.
+        now: the time that templates see, by default this machine's.
+        lease: image cache lease, as in `VisionModel.see`.
+
+        Raises RequestError for what the template or the model does not support.
         """
         if self.template is None:
             raise RequestError(
@@ -125,7 +127,7 @@ class ChatModel:
         images = [part for message in messages for part in message.images]
         self._refuse_unseen(images)
         template = self.variants.get("tool_use", self.template) if tools else self.template
-        placement = None if self.eyes is None else self.eyes.placement
+        placement = None if self.vision is None else self.vision.placement
         rendered = render_unforged(
             template,
             self.tokenizer,
@@ -141,7 +143,7 @@ class ChatModel:
                 f"The model's chat template shows {len(texts) - 1} of the conversation's "
                 f"{len(images)} images; put images in the user's turns."
             )
-        return self._prompt(texts, images, at_most, rendered.sentinel, loan)
+        return self._prompt(texts, images, at_most, rendered.sentinel, lease)
 
     def prepare_text(
         self,
@@ -149,7 +151,7 @@ class ChatModel:
         images: Sequence[ImagePart] = (),
         *,
         at_most: int | None = None,
-        loan: Loan | None = None,
+        lease: ImageLease | None = None,
     ) -> Prompt:
         """Raw text to continue; BOS by the file's own rule.
 
@@ -157,9 +159,9 @@ class ChatModel:
         breaks around them are the writer's part.
         """
         self._refuse_unseen(images)
-        if self.eyes is None or not images:
+        if self.vision is None or not images:
             return self._prompt([text], [], at_most)
-        placement = self.eyes.placement
+        placement = self.vision.placement
         before, _, after = placement.spelled.partition(placement.marker)
         texts, placed = [""], []
         for part in tagged(text, images):
@@ -169,7 +171,7 @@ class ChatModel:
                 placed.append(part)
                 texts[-1] += before.strip()
                 texts.append(after.strip())
-        return self._prompt(texts, placed, at_most, loan=loan)
+        return self._prompt(texts, placed, at_most, lease=lease)
 
     def _prompt(
         self,
@@ -177,19 +179,19 @@ class ChatModel:
         images: Sequence[ImagePart],
         at_most: int | None,
         sentinel: str = "",
-        loan: Loan | None = None,
+        lease: ImageLease | None = None,
     ) -> Prompt:
         """`texts` with an image between each and the next."""
-        seen = Seen()
-        if self.eyes is not None and images:
+        seen = PromptImages()
+        if self.vision is not None and images:
             room = self.decoder.context_length if at_most is None else at_most
             files = [image.data for image in images]
-            seen = self.eyes.see(files, at_most=room, loan=loan)
+            seen = self.vision.see(files, at_most=room, lease=lease)
         laid = lay_out(self.tokenizer, texts, seen.shown, sentinel=sentinel)
         return Prompt(laid.tokens, laid.spans, seen.images)
 
     def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
-        if images and self.eyes is None:
+        if images and self.vision is None:
             raise RequestError("The model sees no images; send texts only.")
 
 

@@ -22,10 +22,10 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
-from model_zoo.multimodal.loading import PREFIXES, EyeFile, find_eyes, opened
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.loading import PREFIXES, VisionFile, find_vision, opened
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from runtime.distributed.layer_placement import Stages
+from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.worker.model import DecoderModel
@@ -40,7 +40,7 @@ _FILE_TYPES = {
     if kind is not LlamaFileType.GUESSED
 }
 
-Place = Callable[[GGUFFile, DecoderModel], Stages | None]
+Place = Callable[[GGUFFile, DecoderModel], LayerPlacement | None]
 
 
 def load(
@@ -48,7 +48,7 @@ def load(
     *,
     projector: Path | None = None,
     device: torch.device,
-    eyes_device: torch.device | None = None,
+    vision_device: torch.device | None = None,
     dtype: torch.dtype,
     context_tokens: int | None = None,
     progress: Progress | None = None,
@@ -74,24 +74,24 @@ def load(
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
     check_divisible(metadata, ranks)
-    source = find_eyes(file, metadata, projector)
+    source = find_vision(file, metadata, projector)
     if source is not None and source.is_own and not read:
         source = replace(source, file=UnreadFile.open(source.file.path))
     tokenizer, chosen = _language(file, metadata)
     recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, ranks)
     outline = recipe.check(dtype, context_tokens)
     recipe = recipe.staged(None if place is None else place(file, outline))
-    where = device, eyes_device or device
+    where = device, vision_device or device
     decoder, parts = recipe.built(where, dtype, context_tokens, progress)
     limits = image_limits or DecodingLimits()
-    eyes = opened(parts, source, decoder, limits) if parts is not None and source else None
+    vision = opened(parts, source, decoder, limits) if parts is not None and source else None
     return ChatModel(
         decoder,
         tokenizer,
         None if chosen is None else chosen.template,
         describe(file, metadata, decoder, chosen, source),
         {} if chosen is None else chosen.alternatives,
-        eyes,
+        vision,
     )
 
 
@@ -109,11 +109,11 @@ def describe(
     metadata: Metadata,
     decoder: DecoderModel,
     chosen: ChosenTemplate | None,
-    eyes: EyeFile | None = None,
+    vision: VisionFile | None = None,
 ) -> ModelDescription:
     """What is told about a loaded file."""
     tensors = file.tensors.values()
-    own = eyes.file if eyes is not None and eyes.is_own else None
+    own = vision.file if vision is not None and vision.is_own else None
     return ModelDescription(
         architecture=metadata.architecture,
         name=metadata.get("general.name", str, file.stem),
@@ -133,7 +133,7 @@ def describe(
         digest=file.digest,
         modified_at=file.modified_at,
         pooling=_POOLINGS.get(metadata.get("pooling_type", int, 0)),
-        sees=eyes is not None,
+        sees=vision is not None,
         projector=None if own is None else _projector_facts(own),
     )
 
@@ -203,9 +203,9 @@ class _Recipe:
     file: GGUFFile
     metadata: Metadata
     tokenizer: Tokenizer
-    eyes: EyeFile | None
+    vision: VisionFile | None
     ranks: Ranks
-    stages: Stages | None = None
+    layer_placement: LayerPlacement | None = None
 
     def check(self, dtype: torch.dtype, context_tokens: int | None) -> DecoderModel:
         """Builds without data, so that a bad file is refused before gigabytes are read."""
@@ -223,15 +223,15 @@ class _Recipe:
             )
         return decoder
 
-    def staged(self, stages: Stages | None) -> "_Recipe":
+    def staged(self, layer_placement: LayerPlacement | None) -> "_Recipe":
         """The same with layers on several devices; None: all on one."""
-        if stages is not None:
+        if layer_placement is not None:
             _check_family(
                 self.metadata,
                 "the layers of architecture {} cannot be placed on several devices "
                 "(`tensor_split`, `num_gpu`)",
             )
-        return replace(self, stages=stages)
+        return replace(self, layer_placement=layer_placement)
 
     def built(
         self,
@@ -239,15 +239,17 @@ class _Recipe:
         dtype: torch.dtype,
         context_tokens: int | None,
         progress: Progress | None,
-    ) -> tuple[DecoderModel, EyeParts | None]:
+    ) -> tuple[DecoderModel, MultimodalSpec | None]:
         """`devices`: of the text model and of its eyes."""
         return self._from(*self._scopes(devices, dtype, context_tokens, progress))
 
-    def _from(self, w: TensorScope, seeing: TensorScope) -> tuple[DecoderModel, EyeParts | None]:
+    def _from(
+        self, w: TensorScope, seeing: TensorScope
+    ) -> tuple[DecoderModel, MultimodalSpec | None]:
         decoder = self.decoder_class(w, self.metadata)
-        if self.eyes is None:
+        if self.vision is None:
             return decoder, None
-        return decoder, self.eyes.build(seeing.undivided(), self.tokenizer, decoder)
+        return decoder, self.vision.build(seeing.undivided(), self.tokenizer, decoder)
 
     def _scopes(
         self,
@@ -258,8 +260,8 @@ class _Recipe:
     ) -> tuple[TensorScope, TensorScope]:
         """Of the text model and of its eyes; one and the same where file and device are."""
         places = [(self.file, devices[0])]
-        if self.eyes is not None and (self.eyes.is_own or devices[0] != devices[1]):
-            places.append((self.eyes.file, devices[1]))
+        if self.vision is not None and (self.vision.is_own or devices[0] != devices[1]):
+            places.append((self.vision.file, devices[1]))
         shares = _shares(progress, self._read_bytes(places))
         scopes = [
             TensorScope(
@@ -269,7 +271,7 @@ class _Recipe:
                 context_tokens=context_tokens,
                 progress=heard,
                 ranks=self.ranks,
-                stages=self.stages,
+                layer_placement=self.layer_placement,
             )
             for (file, device), heard in zip(places, shares, strict=True)
         ]

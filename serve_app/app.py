@@ -77,7 +77,7 @@ def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Appli
     encoders = _encoders(settings)
     timeout_s = settings.start_timeout_s
     models = {
-        model.name: _model(model, encoders.get(_eyes(model)), timeout_s)
+        model.name: _model(model, encoders.get(_vision(model)), timeout_s)
         for model in settings.models
     }
     ingress = serve.deployment(
@@ -116,7 +116,7 @@ def _plan(settings: AppSettings) -> Plan:
     encoders = {}
     for model in settings.models:
         if model.vision.pooled:
-            need = _encoder_need(_seers(settings)[_eyes(model)])
+            need = _encoder_need(_seers(settings)[_vision(model)])
             needs[need.what], encoders[model.name] = need, need.what
     listed = {model.name: listed_model(model, os.environ) for model in settings.models}
     known = {name: model for name, model in listed.items() if model is not None}
@@ -143,7 +143,7 @@ def _counted(options: Mapping[str, Any]) -> dict[str, float]:
 
 def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
     timeout_s = settings.start_timeout_s
-    return {eyes: _encoder(model, timeout_s) for eyes, model in _seers(settings).items()}
+    return {vision: _encoder(model, timeout_s) for vision, model in _seers(settings).items()}
 
 
 def _seers(settings: AppSettings) -> dict[Hashable, ModelSettings]:
@@ -152,11 +152,11 @@ def _seers(settings: AppSettings) -> dict[Hashable, ModelSettings]:
     named: dict[Hashable, ModelSettings] = {}
     for model in settings.models:
         if model.vision.pooled:
-            named.setdefault(_eyes(model), model)
+            named.setdefault(_vision(model), model)
     return named
 
 
-def _eyes(model: ModelSettings) -> Hashable:
+def _vision(model: ModelSettings) -> Hashable:
     return model.source, model.projector, model.vision.encoder
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from runtime.quant.block_types import BlockType
 
 # Byte offsets of the half-precision scales in a block.
-HALVES = {
+NEOX = {
     "F16": (0,),
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -95,4 +95,4 @@ def set_half(blocks: np.ndarray, type: BlockType, offset: int, values: np.ndarra
 def half_offsets(type: BlockType) -> tuple[int, ...]:
     if type.name in SCATTERED_HALF:
         return (SCATTERED_HALF[type.name],)
-    return HALVES.get(type.name, ())
+    return NEOX.get(type.name, ())

@@ -19,8 +19,8 @@ import torch
 from model_zoo.chat_model import ChatModel
 from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
-from runtime.distributed.control_channel import Lead, Seat
-from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.control_channel import RankInfo, RankZero
+from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE
 from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.async_engine import AsyncEngine
@@ -46,12 +46,12 @@ class Follower:
             text=True,
         )
 
-    def sit(self, seat: Seat, path: Path, **change: Any) -> None:
+    def sit(self, rank_info: RankInfo, path: Path, **change: Any) -> None:
         """Join there with a part of the file; `change`: other things than usual that it does."""
         if self.process.poll() is not None:
             self.process = self._started()
         assert self.process.stdin is not None
-        job = {"seat": asdict(seat), "path": str(path), **change}
+        job = {"seat": asdict(rank_info), "path": str(path), **change}
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
 
@@ -75,9 +75,9 @@ def divided_engine(
     path: Path, members: Sequence[Follower], **options: Any
 ) -> Iterator[tuple[ChatModel, AsyncEngine]]:
     """An engine over this process and `members`, started."""
-    lead = Lead(HOST, len(members) + 1) if members else None
-    for seat, member in zip(lead.seats if lead else (), members, strict=True):
-        member.sit(seat, path)
+    lead = RankZero(HOST, len(members) + 1) if members else None
+    for rank_info, member in zip(lead.rank_infos if lead else (), members, strict=True):
+        member.sit(rank_info, path)
     model, engine = assembled(lead, path, **options)
     engine.start()
     try:
@@ -87,16 +87,16 @@ def divided_engine(
 
 
 def assembled(
-    lead: Lead | None, path: Path, *, encoder: ImageEncoder | None = None, **options: Any
+    lead: RankZero | None, path: Path, *, encoder: ImageEncoder | None = None, **options: Any
 ) -> tuple[ChatModel, AsyncEngine]:
     """The engine over all that join the `lead`, or over this process alone."""
-    team = None if lead is None else Team(lead, CPU)
+    rank_group = None if lead is None else RankGroup(lead, CPU)
     with ExitStack() as failing:
-        failing.callback(lambda: team and team.close())
-        ranks = ALONE if team is None else team.ranks
+        failing.callback(lambda: rank_group and rank_group.close())
+        ranks = ALONE if rank_group is None else rank_group.ranks
         model = load(path, device=CPU, dtype=torch.float32, ranks=ranks)
-        if team is not None:
-            team.await_parts(file_digest(path))
+        if rank_group is not None:
+            rank_group.await_parts(file_digest(path))
         settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
         engine, _ = assemble(
             model.decoder,
@@ -104,7 +104,7 @@ def assembled(
             device=CPU,
             options=EngineOptions(**settings),
             encoder=encoder,
-            team=team,
+            rank_group=rank_group,
         )
         failing.pop_all()
         return model, engine
@@ -114,12 +114,12 @@ def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         job = json.loads(line)
-        compute(Seat(**job["seat"]), Path(job["path"]), Path(job.get("told", job["path"])))
+        compute(RankInfo(**job["seat"]), Path(job["path"]), Path(job.get("told", job["path"])))
 
 
-def compute(seat: Seat, path: Path, told: Path) -> None:
+def compute(rank_info: RankInfo, path: Path, told: Path) -> None:
     """`told`: the file that it says it has."""
-    member = Member(seat, CPU)
+    member = Member(rank_info, CPU)
     try:
         part = load_part(
             path, device=CPU, dtype=torch.float32, context_tokens=None, ranks=member.ranks
@@ -127,7 +127,7 @@ def compute(seat: Seat, path: Path, told: Path) -> None:
         member.tell_loaded(file_digest(told))
         compute_part(part, member, device=CPU)
     except Exception as error:
-        member.lifeline.fail(error)
+        member.control_channel.fail(error)
     finally:
         member.close()
 

@@ -26,7 +26,7 @@ from tools.demo_picture_questions import (
 from tools.demo_picture_wordings import ABOUT_IT, ELLIPSES
 from tools.demo_pictures import COLOURS, SHAPES, Picture, draw, invent
 
-Told = tuple[list["Message"], str]
+DeltaMessage = tuple[list["Message"], str]
 
 NO_PICTURE = "I see no picture. Please send me one."
 # Words that say something; all others of an answer may differ.
@@ -138,7 +138,7 @@ def _question(rng: Random, skill: str, *, held: bool) -> PictureQuestion:
             return PictureQuestion(skill, messages, answer)
 
 
-def _about_one(rng: Random, skill: str, held: bool) -> Told | None:
+def _about_one(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
     picture = _invent_for(rng, skill, held)
     before = _context(rng, picture, held)
     turn = _asked(rng, skill, picture, THIS, held)
@@ -155,7 +155,7 @@ def _context(rng: Random, picture: Picture, held: bool) -> list[Turn]:
     return [turn for turn in asked if turn is not None]
 
 
-def _follow_up(rng: Random, skill: str, held: bool) -> Told | None:
+def _follow_up(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
     """A question that only the one before it makes clear."""
     earlier = rng.choice(list(SKILLS))
     picture = _invent_for(rng, earlier, held)
@@ -187,14 +187,14 @@ def _asked_about_it(
     return in_words(lambda: Turn(worded(rng, rng.choice(wordings), THIS[0]), answer), held=held)
 
 
-def _about_none(rng: Random, skill: str, held: bool) -> Told | None:
+def _about_none(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
     """Asked as if there were a picture."""
     asked = rng.choice(list(SKILLS))
     turn = _asked(rng, asked, _invent_for(rng, asked, held), THIS, held)
     return turn and ([Message(role="user", content=turn.question)], NO_PICTURE)
 
 
-def _about_one_of_two(rng: Random, skill: str, held: bool) -> Told | None:
+def _about_one_of_two(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
     asked = rng.choice(list(SKILLS))
     pictures = [_invent_for(rng, asked, held) for _ in range(2)]
     index = rng.randrange(2)
@@ -221,7 +221,7 @@ def _asked(
     return in_words(lambda: ask(rng, picture, rng.choice(views), wordings), held=held)
 
 
-def _shown(pictures: list[Picture], turns: list[Turn]) -> Told:
+def _shown(pictures: list[Picture], turns: list[Turn]) -> DeltaMessage:
     """The pictures come with the first question."""
     messages: list[Message] = []
     for turn in turns:
@@ -230,7 +230,7 @@ def _shown(pictures: list[Picture], turns: list[Turn]) -> Told:
     return messages[:-1], turns[-1].answer
 
 
-def _shown_two(rng: Random, pictures: list[Picture], turn: Turn, held: bool) -> Told:
+def _shown_two(rng: Random, pictures: list[Picture], turn: Turn, held: bool) -> DeltaMessage:
     """At once or, after a question about the first, one by one."""
     first, second = pictures
     before = _context(rng, first, held)
@@ -246,7 +246,7 @@ def _reply(answer: str) -> Message:
 
 
 # What is no plain question about one picture.
-CONVERSATIONS: dict[str, Callable[[Random, str, bool], Told | None]] = {
+CONVERSATIONS: dict[str, Callable[[Random, str, bool], DeltaMessage | None]] = {
     "follow-up": _follow_up,
     "one of two": _about_one_of_two,
     "no picture": _about_none,

@@ -129,14 +129,14 @@ def train(options: argparse.Namespace) -> Training:
     # Where training goes on, it goes on with other examples.
     seed = f"{options.seed} {training.spent}"
     model.train()
-    eyes = torch.nn.ModuleList(
+    vision = torch.nn.ModuleList(
         [model.model.vision_tower, model.model.multi_modal_projector, training.readers]
     )
     if training.spent["words"] == 0 and options.start is None:
         losses = _eyes_losses(training, seed)
-        optimizers = _optimizers(eyes, EYES_RATE)
+        optimizers = _optimizers(vision, EYES_RATE)
         _descend("eyes", training, optimizers, losses, options.eyes_minutes, options, saved)
-    eyes.eval()
+    vision.eval()
     losses = _words_losses(training, seed)
     words = model.model.language_model
     optimizers = _optimizers(words, options.words_rate)

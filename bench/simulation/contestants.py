@@ -15,7 +15,7 @@ from typing import Protocol
 from bench.simulation.replica import Replica
 from bench.simulation.traces import Request
 from serve_app.routing.policy import Load, RoutingPolicy, Rules
-from serve_app.routing.prefixes import Chain
+from serve_app.routing.prefixes import PrefixHashes
 
 POINTS = 100  # of each replica on the ring
 BOUND = 1.25  # times the mean load, at most
@@ -61,7 +61,7 @@ class Ours:
         self._policies = [
             RoutingPolicy(rules, random=Random(number)) for number in range(ingresses)
         ]
-        self._untold: dict[str, list[tuple[int, Chain]]] = defaultdict(list)
+        self._untold: dict[str, list[tuple[int, PrefixHashes]]] = defaultdict(list)
         self._telling = telling and ingresses > 1
 
     def admit(self, replica: str) -> None:

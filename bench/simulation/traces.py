@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from serve_app.routing.prefixes import BOUNDARIES, BYTES_PER_TOKEN, Chain
+from serve_app.routing.prefixes import BOUNDARIES, BYTES_PER_TOKEN, PrefixHashes
 
 ENDS = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES)
 
@@ -18,7 +18,7 @@ class Request:
     `affinity`: what a balancer that knew of conversations would keep together.
     """
 
-    chain: Chain
+    chain: PrefixHashes
     parts: tuple[tuple[int, int, int], ...]
     answer: int
     affinity: int
@@ -66,12 +66,12 @@ class Session:
             length += turn.answer
 
 
-def _chain(shared: tuple[int, int] | None, own: int, length: int) -> Chain:
+def _chain(shared: tuple[int, int] | None, own: int, length: int) -> PrefixHashes:
     count = bisect_right(ENDS, length)
     common = bisect_right(ENDS, min(shared[1], length)) if shared else 0
     keys = [hash((shared[0], index)) for index in range(common)] if shared else []
     keys += [hash((own, index)) for index in range(common, count)]
-    return Chain(tuple(keys), ENDS[:count], length)
+    return PrefixHashes(tuple(keys), ENDS[:count], length)
 
 
 @dataclass(frozen=True, slots=True)

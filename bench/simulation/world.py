@@ -13,7 +13,7 @@ from bench.simulation.replica import Job, Replica, StepCosts
 from bench.simulation.traces import Request, Session
 from serve_app.gateway.failover import MOST_MOVES
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 RETRY_S = 0.05  # until a request whose replica has died is asked elsewhere
 
 
@@ -131,7 +131,7 @@ class World:
             self._schedule(replica)
         self._tell(now, replica)
         if self._contestant.moves and moves < MOST_MOVES:
-            self._at(now + BEAT_S, self._reconsider, job, ingress, name, moves)
+            self._at(now + HEARTBEAT_S, self._reconsider, job, ingress, name, moves)
 
     def _reconsider(self, now: float, job: Job, ingress: int, name: str, moves: int) -> None:
         """With a replica's sign of life, for as long as the request waits there."""
@@ -142,7 +142,7 @@ class World:
         better = self._contestant.better(job.request, ingress, now)
         self._outcome.decided_s += time.thread_time() - begin
         if better is None:
-            self._at(now + BEAT_S, self._reconsider, job, ingress, name, moves)
+            self._at(now + HEARTBEAT_S, self._reconsider, job, ingress, name, moves)
             return
         self._outcome.moves += 1
         replica.drop(job)
@@ -207,13 +207,13 @@ class World:
         replica = self._replicas[name] = Replica(name, costs)
         self._versions[name] = 0
         self._contestant.admit(name)
-        self._beat(now, replica)
+        self._heartbeat(now, replica)
 
-    def _beat(self, now: float, replica: Replica) -> None:
+    def _heartbeat(self, now: float, replica: Replica) -> None:
         """Replicas report now and then even when nothing changes."""
         if replica.id in self._replicas and self._sessions:
             self._report(now, replica)
-            self._at(now + BEAT_S, self._beat, replica)
+            self._at(now + HEARTBEAT_S, self._heartbeat, replica)
 
     def _fail(self, now: float) -> None:
         for name in self._random.sample(sorted(self._replicas), self._place.failing):

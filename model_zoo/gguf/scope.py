@@ -12,15 +12,15 @@ from torch import Tensor
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.tensors import Progress, Rows, Shape, Tensors
 from model_zoo.layers.linear import (
+    AllGatherLinear,
+    AllReduceLinear,
     Embedding,
     FusedLinear,
-    GatheredLinear,
     Linear,
     Merging,
-    SummedLinear,
 )
 from model_zoo.layers.norm import LayerNorm, RMSNorm
-from runtime.distributed.layer_placement import Stages
+from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks, Split, evenly
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import Weight
@@ -48,14 +48,14 @@ class TensorScope:
         context_tokens: int | None = None,
         progress: Progress | None = None,
         ranks: Ranks = ALONE,
-        stages: Stages | None = None,
+        layer_placement: LayerPlacement | None = None,
     ) -> None:
         self._tensors = Tensors(file, progress)
         self._prefix = ""
         self.device = device
         self.dtype = dtype
         self.context_tokens = context_tokens
-        self.ranks, self.stages = ranks, stages
+        self.ranks, self.layer_placement = ranks, layer_placement
 
     @property
     def loaded_bytes(self) -> int:
@@ -74,15 +74,15 @@ class TensorScope:
         inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
         inner.device, inner.dtype = self.device, self.dtype
         inner.context_tokens = self.context_tokens
-        inner.ranks, inner.stages = self.ranks, self.stages
-        if self.stages is not None and len(parts) > 1 and parts[0] == "blk":
-            inner.device = self.stages.layers[int(parts[1])]
+        inner.ranks, inner.layer_placement = self.ranks, self.layer_placement
+        if self.layer_placement is not None and len(parts) > 1 and parts[0] == "blk":
+            inner.device = self.layer_placement.layers[int(parts[1])]
         return inner
 
     def undivided(self) -> "TensorScope":
         """The same for what only the first rank computes, and on one device."""
         inner = self.scope()
-        inner.ranks, inner.stages = ALONE, None
+        inner.ranks, inner.layer_placement = ALONE, None
         return inner
 
     def has(self, name: str) -> bool:
@@ -179,17 +179,19 @@ class TensorScope:
         if not ins.whole and not ins.falls_on(self.block_elements(name)):
             outs = evenly(shape[0], self.ranks)
             linear = self.linear(name, shape=shape, outs=outs)
-            return GatheredLinear(linear.weight, linear.bias, outs, ins, self.ranks)
+            return AllGatherLinear(linear.weight, linear.bias, outs, ins, self.ranks)
         weight = self._tensors.weight(full, shape, self.device, ins=self._divided(ins))
-        return SummedLinear(weight, self._bias(name, shape[0]), self.ranks)
+        return AllReduceLinear(weight, self._bias(name, shape[0]), self.ranks)
 
-    def gathered_linear(self, name: str, *, shape: Shape, alt: str | None = None) -> GatheredLinear:
+    def gathered_linear(
+        self, name: str, *, shape: Shape, alt: str | None = None
+    ) -> AllGatherLinear:
         """The matrix `name`, or where the file has none `alt`: ranks divide its outputs, and put
         what they get together."""
         size = (self.shape(self._either(name, alt)) or (0,))[0]
         outs = evenly(size, self.ranks)
         linear = self.linear(name, shape=shape, alt=alt, outs=outs)
-        return GatheredLinear(linear.weight, linear.bias, outs, None, self.ranks)
+        return AllGatherLinear(linear.weight, linear.bias, outs, None, self.ranks)
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
         """`divided`: each rank has a part of the rows."""

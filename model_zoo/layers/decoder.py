@@ -49,7 +49,9 @@ class Decoder:
         alt = None if head_rows else "token_embd"
         self._output = w.gathered_linear("output", alt=alt, shape=shape)
         self._known_tokens = sizes.known_tokens or self.vocab_size
-        self._layers = LayerStack(layers, inputs=layer_inputs, ranks=w.ranks, stages=w.stages)
+        self._layers = LayerStack(
+            layers, inputs=layer_inputs, ranks=w.ranks, layer_placement=w.layer_placement
+        )
         self._embedding_scale, self._logit_softcap = embedding_scale, logit_softcap
         self._image_elements = image_elements
         self.hidden_size, self._device = sizes.hidden, w.device

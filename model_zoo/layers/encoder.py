@@ -31,7 +31,7 @@ class Encoder:
         self._places = w.embedding("position_embd", shape=shape) if places else None
         w.need_biases("token_embd_norm")
         self._norm = w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
-        self._layers = LayerStack(layers, ranks=w.ranks, stages=w.stages)
+        self._layers = LayerStack(layers, ranks=w.ranks, layer_placement=w.layer_placement)
         self._device = w.device
         self._held = w.held
 

@@ -222,14 +222,14 @@ class _Downs:
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
         """x [tokens, used, this rank's width] -> [tokens, used, hidden or some of it]."""
         if self._outs is not None:
-            x = self._ranks.gathered(x, self._ins.widths)
+            x = self._ranks.all_gather(x, self._ins.widths)
         return self._matrices(x, chosen, None)
 
     def merged(self, x: Tensor) -> Tensor:
         """The weighted sum over experts, of this rank -> [tokens, hidden] of all."""
         if self._outs is not None:
-            return self._ranks.gathered(x, self._outs.widths)
-        return self._ranks.summed(x)
+            return self._ranks.all_gather(x, self._outs.widths)
+        return self._ranks.all_reduce(x)
 
 
 def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:

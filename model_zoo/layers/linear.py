@@ -36,7 +36,7 @@ class Merging(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SummedLinear:
+class AllReduceLinear:
     """weight (out, this rank's inputs); bias [out], added once. Ranks add up what they get."""
 
     weight: Weight
@@ -48,12 +48,12 @@ class SummedLinear:
         return 0 if self.ranks.size == 1 else (self.ranks.size + 1) * self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        result = self.ranks.summed(matmul(x, self.weight))
+        result = self.ranks.all_reduce(matmul(x, self.weight))
         return result if self.bias is None else result.add_(self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GatheredLinear:
+class AllGatherLinear:
     """weight (this rank's outputs, in), bias for these. Ranks put together what they bring, where
     `ins` says how it is divided, and what they get, which `outs` says.
     """
@@ -73,11 +73,11 @@ class GatheredLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.ins is not None:
-            x = self.ranks.gathered(x, self.ins.widths)
+            x = self.ranks.all_gather(x, self.ins.widths)
         result = matmul(x, self.weight)
         if self.bias is not None:
             result.add_(self.bias)
-        return self.ranks.gathered(result, self.outs.widths)
+        return self.ranks.all_gather(result, self.outs.widths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,4 +118,4 @@ class Embedding:
         inside = ids - self.held.begin
         foreign = (inside < 0) | (inside >= self.held.count)
         rows = gather_rows(self.weight, inside.masked_fill(foreign, 0)).to(self.dtype)
-        return self.ranks.summed(rows.masked_fill_(foreign[:, None], 0.0))
+        return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))

@@ -10,7 +10,7 @@ from torch import Tensor
 from model_zoo.layers.dividing import local_cache
 from model_zoo.layers.rope import Rotary, Rotation
 from model_zoo.layers.step import Step
-from runtime.distributed.layer_placement import Stages
+from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KVCache
@@ -78,10 +78,10 @@ class LayerStack:
         *,
         inputs: LayerInputs | None = None,
         ranks: Ranks = ALONE,
-        stages: Stages | None = None,
+        layer_placement: LayerPlacement | None = None,
     ) -> None:
         self._layers = tuple(layers)
-        self._stages = stages
+        self._layer_placement = layer_placement
         self._ranks = ranks
         self._inputs = inputs
         self._rotaries = tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary))
@@ -96,9 +96,11 @@ class LayerStack:
     @property
     def cache_devices(self) -> tuple[torch.device, ...] | None:
         """Where each of `caches` is."""
-        if self._stages is None:
+        if self._layer_placement is None:
             return None
-        stored = zip(self._layers, self._stages.layers, strict=False)  # a file may have more
+        stored = zip(
+            self._layers, self._layer_placement.layers, strict=False
+        )  # a file may have more
         return tuple(device for layer, device in stored if layer.reads is None)
 
     @property
@@ -123,12 +125,12 @@ class LayerStack:
         inputs = None if self._inputs is None else self._inputs(x, batch)
         positions = batch.positions if batch.axes is None else batch.axes
         rotations = {rotary: rotary(positions) for rotary in self._rotaries}
-        main = x.device if self._stages is None else self._stages.main
+        main = x.device if self._layer_placement is None else self._layer_placement.main
         carried = {main: _Carried(batch, rotations, inputs)}
         added = _added_rows(batch, x.shape[1])
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
         for index, layer in enumerate(self._layers):
-            here = main if self._stages is None else self._stages.layers[index]
+            here = main if self._layer_placement is None else self._layer_placement.layers[index]
             if here not in carried:
                 carried[here] = carried[main].to(here)
             x = layer.block(x.to(here), self._step(index, carried[here], cache))

@@ -25,7 +25,7 @@ class _Print:
         return self.image.pixels.nbytes
 
 
-class Album:
+class ImageCache:
     """Prepared images by the names of their files. For any number of threads."""
 
     def __init__(self, *, budget_bytes: int = UNBOUNDED) -> None:
@@ -45,11 +45,11 @@ class Album:
         """The same, and the images that nobody has."""
         return self._used + self._unused
 
-    def lend(self, file_bytes: int = 0) -> "Loan":
-        """For a request whose images have so many bytes as files; raises as `Loan.reserve` does."""
-        loan = Loan(self)
-        loan.reserve(file_bytes)
-        return loan
+    def lease(self, file_bytes: int = 0) -> "ImageLease":
+        """A lease for a request with `file_bytes` of images; raises as `ImageLease.reserve`."""
+        lease = ImageLease(self)
+        lease.reserve(file_bytes)
+        return lease
 
     # The rest is for loans, which hold the lock.
 
@@ -97,15 +97,15 @@ class Album:
             self._unused += kept.nbytes
 
 
-class Loan:
+class ImageLease:
     """What one request has of an album, until `close`.
 
     A thread that still works for it then is stopped by a CancelledError at its next step; between
     `begin_work` and `end_work` nothing is given back, since what the thread has cannot be freed.
     """
 
-    def __init__(self, album: Album) -> None:
-        self._album = album
+    def __init__(self, image_cache: ImageCache) -> None:
+        self._image_cache = image_cache
         self._names: list[bytes] = []
         self._reserved = 0
         self._image_bytes = 0
@@ -118,59 +118,62 @@ class Loan:
         RequestError where this request alone takes more than there is, OverloadedError where it is
         others that leave no room.
         """
-        with self._album.lock:
+        with self._image_cache.lock:
             self._check_open()
-            total, most = self._reserved + self._image_bytes + nbytes, self._album.budget_bytes
+            total, most = (
+                self._reserved + self._image_bytes + nbytes,
+                self._image_cache.budget_bytes,
+            )
             if total > most:
                 raise RequestError(
                     f"The images of the request take {total:,} bytes, as files and as pixels; at "
                     f"most {most:,} are accepted. Send fewer or smaller images, or raise "
                     "`image_memory_bytes`."
                 )
-            self._album.take(nbytes)
+            self._image_cache.take(nbytes)
             self._reserved += nbytes
 
     def find(self, name: bytes) -> PreparedImage | None:
         """The image of that name, where the album has it."""
-        with self._album.lock:
+        with self._image_cache.lock:
             self._check_open()
-            found = self._album.hold(name)
+            found = self._image_cache.hold(name)
             if found is not None:
                 self._note(name, found)
             return found
 
     def add(self, name: bytes, image: PreparedImage) -> PreparedImage:
         """Keep an image for whose pixels room has been reserved; it, or the same of another's."""
-        with self._album.lock:
+        with self._image_cache.lock:
             self._check_open()
             assert self._reserved >= image.pixels.nbytes, "room is reserved before"
             self._reserved -= image.pixels.nbytes
-            kept = self._album.paste(name, image)
+            kept = self._image_cache.paste(name, image)
             self._note(name, kept)
             return kept
 
     def begin_work(self) -> None:
-        with self._album.lock:
+        with self._image_cache.lock:
             self._working = True
 
     def end_work(self) -> None:
-        with self._album.lock:
+        with self._image_cache.lock:
             self._working = False
             self._return_if_over()
 
     def close(self) -> None:
         """Give everything back; the images stay for those who bring them again."""
-        with self._album.lock:
+        with self._image_cache.lock:
             self._closed = True
             self._return_if_over()
 
     def _return_if_over(self) -> None:
         if not self._closed or self._working:
             return
-        self._album.give_back(self._reserved)
+        self._image_cache.give_back(self._reserved)
         self._reserved = 0
         while self._names:
-            self._album.let_go(self._names.pop())
+            self._image_cache.let_go(self._names.pop())
 
     def _note(self, name: bytes, image: PreparedImage) -> None:
         self._names.append(name)

@@ -11,21 +11,21 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.decode import DecodingLimits
-from model_zoo.multimodal.spec import EyeParts
-from model_zoo.multimodal.vision import Eyes
+from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.vision import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.kv.spec import Cross
 from runtime.worker.model import DecoderModel
 
-Builder = Callable[[TensorScope, Metadata, Tokenizer], EyeParts]
+Builder = Callable[[TensorScope, Metadata, Tokenizer], MultimodalSpec]
 PREFIXES = ("v.", "vision.", "mm.")
 # Of each tensor: checkpoints that were trained apart differ everywhere.
 SAMPLED_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EyeFile:
+class VisionFile:
     """The file with a model's eyes, which may be that of the text model `beside` it."""
 
     file: GGUFFile
@@ -37,9 +37,9 @@ class EyeFile:
     def is_own(self) -> bool:
         return self.file is not self.beside
 
-    def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> EyeParts:
+    def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> MultimodalSpec:
         """`w`: of this file. ConfigurationError where they do not fit the text model."""
-        build: Builder = import_module(self.family.multimodal).build_eyes
+        build: Builder = import_module(self.family.multimodal).build_multimodal
         try:
             parts = build(w, self.metadata, tokenizer)
         except ModelFileError as error:
@@ -49,7 +49,7 @@ class EyeFile:
         self._check(parts, decoder)
         return parts
 
-    def _check(self, parts: EyeParts, decoder: DecoderModel) -> None:
+    def _check(self, parts: MultimodalSpec, decoder: DecoderModel) -> None:
         limits, expected = parts.tower.limits, parts.depth * decoder.hidden_size
         if limits.width != expected:
             raise _misfit(
@@ -74,12 +74,12 @@ class EyeFile:
             )
 
 
-def find_eyes(file: GGUFFile, metadata: Metadata, projector: Path | None) -> EyeFile | None:
+def find_vision(file: GGUFFile, metadata: Metadata, projector: Path | None) -> VisionFile | None:
     """Where the eyes of the text model in `file` are; None where it has none."""
     inside = any(name.startswith(PREFIXES) for name in file.tensors)
     if projector is None:
         family = VISION_FAMILIES.get(metadata.architecture)
-        return EyeFile(file, metadata, file, family) if inside and family is not None else None
+        return VisionFile(file, metadata, file, family) if inside and family is not None else None
     if not any(metadata.architecture in family.vision_of for family in FAMILIES):
         raise ConfigurationError(
             f"`projector` is {projector}, but models of architecture {metadata.architecture} "
@@ -92,7 +92,7 @@ def find_eyes(file: GGUFFile, metadata: Metadata, projector: Path | None) -> Eye
     return _projector(GGUFFile.open(projector), file, metadata)
 
 
-def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> EyeFile:
+def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
     stated = Metadata(own.metadata, path=own.path)
     if stated.architecture != "clip":
         raise ConfigurationError(
@@ -114,13 +114,15 @@ def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> EyeFile:
             file,
             f"type {kind} is for models of architecture {expected}, not {metadata.architecture}",
         )
-    return EyeFile(own, stated, file, family)
+    return VisionFile(own, stated, file, family)
 
 
-def opened(parts: EyeParts, source: EyeFile, decoder: DecoderModel, limits: DecodingLimits) -> Eyes:
+def opened(
+    parts: MultimodalSpec, source: VisionFile, decoder: DecoderModel, limits: DecodingLimits
+) -> VisionModel:
     """`limits`: of the images that are taken in."""
     crosses = [layer.kind for layer in decoder.cache_layers if isinstance(layer.kind, Cross)]
-    return Eyes(
+    return VisionModel(
         parts.tower,
         parts.processor,
         parts.placement,

@@ -38,7 +38,7 @@ class Outlined(Protocol):
     def rows(self) -> int: ...
 
 
-class Placement(Protocol):
+class Placeholders(Protocol):
     """How a family of models is shown where an image stands.
 
     `marker`: what its chat templates write in the image's place. `spelled`: the same with all that

@@ -10,7 +10,7 @@ START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 OTHERS = ("<|video_pad|>", "<|vision_pad|>")
 
 
-class QwenPlacement:
+class QwenPlaceholders:
     """Templates write the beginning and the end themselves."""
 
     marker, spelled = PLACE, START + PLACE + END

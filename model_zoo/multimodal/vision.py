@@ -6,15 +6,15 @@ from hashlib import blake2b
 
 from model_zoo.images.decode import DecodingLimits, decode, size_of
 from model_zoo.images.prepared import DIGEST_BYTES, ImageProcessor, Outline
-from model_zoo.multimodal.image_cache import Album, Loan
-from model_zoo.multimodal.placeholders import Placement, positions
+from model_zoo.multimodal.image_cache import ImageCache, ImageLease
+from model_zoo.multimodal.placeholders import Placeholders, positions
 from model_zoo.multimodal.prompt_layout import Shown
 from runtime.errors import PromptTooLongError, RequestError
 from runtime.vision.encoder import PreparedImage, VisionTower
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PromptImages:
     """The images of a prompt in order, and each of those that differ once."""
 
     shown: tuple[Shown, ...] = ()
@@ -22,17 +22,19 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Eyes:
+class VisionModel:
     """`name`: of the file with the tower's weights. `most_images`: of a sequence, where bounded."""
 
     tower: VisionTower
     processor: ImageProcessor
-    placement: Placement
+    placement: Placeholders
     name: bytes
     limits: DecodingLimits
     most_images: int | None = None
 
-    def see(self, files: Sequence[bytes], *, at_most: int, loan: Loan | None = None) -> Seen:
+    def see(
+        self, files: Sequence[bytes], *, at_most: int, lease: ImageLease | None = None
+    ) -> PromptImages:
         """RequestError for what is no image, and for too many.
 
         Nothing is decoded where the images take more than `at_most` positions. `loan`: of the
@@ -44,14 +46,14 @@ class Eyes:
                 f"The conversation has {len(files):,} images; this model takes at most "
                 f"{self.most_images:,}. Send fewer."
             )
-        loan = loan or Album().lend()
+        lease = lease or ImageCache().lease()
         names = self._names(files)
-        sketched = self._sketched(files, names, at_most, loan)
-        images = self._prepared(dict(zip(names, files, strict=True)), sketched, loan)
+        sketched = self._sketched(files, names, at_most, lease)
+        images = self._prepared(dict(zip(names, files, strict=True)), sketched, lease)
         in_order = [images[name] for name in names]
         shown = (Shown(self.placement.pieces(image), image.digest) for image in in_order)
         different = {image.digest: image for image in in_order}
-        return Seen(tuple(shown), tuple(different.values()))
+        return PromptImages(tuple(shown), tuple(different.values()))
 
     def _names(self, files: Sequence[bytes]) -> list[bytes]:
         """Of each file: what the same processor makes of the same bytes has the same name."""
@@ -66,14 +68,14 @@ class Eyes:
         return [named[data] for data in files]
 
     def _sketched(
-        self, files: Sequence[bytes], names: Sequence[bytes], at_most: int, loan: Loan
+        self, files: Sequence[bytes], names: Sequence[bytes], at_most: int, lease: ImageLease
     ) -> dict[bytes, PreparedImage | Outline]:
         """What is known of each image without decoding it: all, where it has been here before."""
         known: dict[bytes, PreparedImage | Outline] = {}
         taken = 0
         for number, (data, name) in enumerate(zip(files, names, strict=True), 1):
             if name not in known:
-                known[name] = loan.find(name) or self._outline(data)
+                known[name] = lease.find(name) or self._outline(data)
             taken += positions(self.placement.pieces(known[name]))
             if taken > at_most:
                 raise _too_many(number, len(files), taken, at_most)
@@ -86,16 +88,16 @@ class Eyes:
         self,
         files: Mapping[bytes, bytes],
         sketched: Mapping[bytes, PreparedImage | Outline],
-        loan: Loan,
+        lease: ImageLease,
     ) -> dict[bytes, PreparedImage]:
         """All by name; room is found for all that are to be made before the first is."""
         outlines = [known for known in sketched.values() if isinstance(known, Outline)]
-        loan.reserve(sum(outline.nbytes for outline in outlines))
+        lease.reserve(sum(outline.nbytes for outline in outlines))
         images: dict[bytes, PreparedImage] = {}
         for name, known in sketched.items():
             if isinstance(known, Outline):
                 pixels = decode(files[name], self.limits)
-                known = loan.add(name, self.processor.prepare(pixels, tower=self.name))
+                known = lease.add(name, self.processor.prepare(pixels, tower=self.name))
             images[name] = known
         return images
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.distributed.control_channel import Lead, Lifeline
+from runtime.distributed.control_channel import ControlChannel, RankZero
 from runtime.kv.pool import PagePool
 from runtime.vision.image_rows import AXES
 from runtime.worker.model import (
@@ -34,7 +34,7 @@ _FEATURE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Spreading(Protocol):
     """Gives all ranks what rank 0 has; see `ProcessRanks`."""
 
-    def spread(self, x: Tensor) -> Tensor: ...
+    def broadcast(self, x: Tensor) -> Tensor: ...
 
 
 class _Told(IntEnum):
@@ -45,10 +45,10 @@ class _Told(IntEnum):
     CLEAR = 2  # this page
 
 
-class Relay:
+class Broadcaster:
     """Rank 0's side: tells the others before it does its own part."""
 
-    def __init__(self, lead: Lead, ranks: Spreading) -> None:
+    def __init__(self, lead: RankZero, ranks: Spreading) -> None:
         self._lead, self._ranks = lead, ranks
         self._table_writes: list[tuple[Tensor, Tensor]] = []
 
@@ -67,11 +67,11 @@ class Relay:
         cells = [cells for cells, _ in writes]
         self._tell([_Told.STATES, *_sizes_of(batch, sum(map(len, cells)))])
         pages = [pages for _, pages in writes]
-        self._ranks.spread(_numbers(batch, [*cells, *pages]))
+        self._ranks.broadcast(_numbers(batch, [*cells, *pages]))
         if batch.image_features is not None:
-            self._ranks.spread(batch.image_features.contiguous())
+            self._ranks.broadcast(batch.image_features.contiguous())
         if batch.cross_features:
-            self._ranks.spread(torch.cat(batch.cross_features))
+            self._ranks.broadcast(torch.cat(batch.cross_features))
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -88,8 +88,8 @@ class Relay:
 class LeadingModel:
     """The decoder on rank 0: what it is asked, all ranks compute."""
 
-    def __init__(self, decoder: DecoderModel, relay: Relay) -> None:
-        self._decoder, self._relay = decoder, relay
+    def __init__(self, decoder: DecoderModel, broadcaster: Broadcaster) -> None:
+        self._decoder, self._broadcaster = decoder, broadcaster
         self.vocab_size, self.hidden_size = decoder.vocab_size, decoder.hidden_size
         self.context_length = decoder.context_length
         self.causal, self.generates = decoder.causal, decoder.generates
@@ -100,13 +100,13 @@ class LeadingModel:
         return self._decoder.weight_bytes_on(device)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
-        with self._relay.explaining():
-            self._relay.tell_batch(batch)
+        with self._broadcaster.explaining():
+            self._broadcaster.tell_batch(batch)
             return self._decoder.states(batch, cache)
 
     def logits(self, states: Tensor) -> Tensor:
-        with self._relay.explaining():
-            self._relay.tell_logits(len(states))
+        with self._broadcaster.explaining():
+            self._broadcaster.tell_logits(len(states))
             return self._decoder.logits(states)
 
     def activation_bytes(self, tokens: int, outputs: int) -> int:
@@ -116,8 +116,8 @@ class LeadingModel:
 class LeadingPool:
     """The pages on rank 0: what changes in their tables, changes on all ranks."""
 
-    def __init__(self, pool: PagePool, relay: Relay) -> None:
-        self._pool, self._relay = pool, relay
+    def __init__(self, pool: PagePool, broadcaster: Broadcaster) -> None:
+        self._pool, self._broadcaster = pool, broadcaster
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]:
@@ -130,11 +130,11 @@ class LeadingPool:
         return self._pool.table_cell(group, slot, index)
 
     def write_pages(self, cells: Tensor, pages: Tensor) -> None:
-        self._relay.note_pages(cells.clone(), pages.clone())
+        self._broadcaster.note_pages(cells.clone(), pages.clone())
         self._pool.write_pages(cells, pages)
 
     def clear_page(self, page: int) -> None:
-        self._relay.tell_clear(page)
+        self._broadcaster.tell_clear(page)
         self._pool.clear_page(page)
 
 
@@ -142,7 +142,7 @@ class LeadingPool:
 def follow(
     decoder: DecoderModel,
     pool: PagePool,
-    lifeline: Lifeline,
+    control_channel: ControlChannel,
     ranks: Spreading,
     device: torch.device,
 ) -> None:
@@ -150,7 +150,7 @@ def follow(
     states = torch.empty(0)
     while True:
         try:
-            told = np.frombuffer(lifeline.received(), np.int64)
+            told = np.frombuffer(control_channel.received(), np.int64)
         except EOFError:
             return
         match _Told(told[0]):
@@ -210,14 +210,14 @@ def _received(head: "_Head", pool: PagePool, ranks: Spreading, device: torch.dev
     sizes = [rows, rows, outputs, rows, inserted, AXES * rows * axes]
     sizes += [size for group in groups for size in group.sizes(rows)]
     sizes += [writes, writes]
-    numbers = ranks.spread(torch.empty(sum(sizes), dtype=torch.int64, device=device))
+    numbers = ranks.broadcast(torch.empty(sum(sizes), dtype=torch.int64, device=device))
     tokens, positions, output_rows, slots, image_rows, places, *parts = numbers.split(sizes)
     pool.write_pages(parts[-2], parts[-1].int())
     plans = [group.plan(slots.int(), *parts[4 * n : 4 * n + 4]) for n, group in enumerate(groups)]
     dtype = _FEATURE_TYPES[kind]
 
     def features(count: int) -> Tensor:
-        return ranks.spread(torch.empty(count, width, dtype=dtype, device=device))
+        return ranks.broadcast(torch.empty(count, width, dtype=dtype, device=device))
 
     image_features = features(inserted) if inserted else None
     counts = next((group.image_counts for group in groups if group.image_counts), [])

@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankInfo:
     """What a rank has to know to join the first one, which waits at `host` and `port`."""
 
     rank: int
@@ -41,7 +41,7 @@ class Seat:
     token: str = field(repr=False)
 
 
-class Lead:
+class RankZero:
     """Rank 0: one connection to each of the others, and what has become of them.
 
     `watch` hears, on a thread of its own, of the first one that fails.
@@ -61,10 +61,10 @@ class Lead:
         self._closing = False
 
     @property
-    def seats(self) -> list[Seat]:
+    def rank_infos(self) -> list[RankInfo]:
         """Of all ranks but this one."""
         port = self._door.getsockname()[1]
-        return [Seat(r, self.size, self.host, port, self._token) for r in range(1, self.size)]
+        return [RankInfo(r, self.size, self.host, port, self._token) for r in range(1, self.size)]
 
     @property
     def address(self) -> str:
@@ -160,12 +160,12 @@ class Lead:
             self.fail(_gone(rank, self.size, str(error)))
 
 
-class Lifeline:
+class ControlChannel:
     """Another rank's connection to the first; both have proved that they know the token."""
 
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
-        self._line = _joined(seat)
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info = rank_info
+        self._line = _joined(rank_info)
         _keep_alive(self._line)
 
     @property
@@ -195,27 +195,27 @@ class Lifeline:
         self._line.close()
 
 
-def _joined(seat: Seat) -> socket.socket:
+def _joined(rank_info: RankInfo) -> socket.socket:
     """A connection to the first rank. EngineDeadError: there is none, or it is another process."""
     deadline = time.monotonic() + _JOIN_S
     while True:
         try:
-            return _proved(seat, deadline)
+            return _proved(rank_info, deadline)
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 why = getattr(error, "strerror", None) or error
                 raise EngineDeadError(
-                    f"Rank {seat.rank} of {seat.size} does not reach the first one at "
-                    f"{seat.host}:{seat.port}: {why}."
+                    f"Rank {rank_info.rank} of {rank_info.size} does not reach the first one at "
+                    f"{rank_info.host}:{rank_info.port}: {why}."
                 ) from error
             time.sleep(0.2)
 
 
-def _proved(seat: Seat, deadline: float) -> socket.socket:
+def _proved(rank_info: RankInfo, deadline: float) -> socket.socket:
     left_s = max(deadline - time.monotonic(), 0.1)
-    line = socket.create_connection((seat.host, seat.port), timeout=left_s)
+    line = socket.create_connection((rank_info.host, rank_info.port), timeout=left_s)
     try:
-        prove_rank(line, seat.rank, seat.size, seat.token, deadline=deadline)
+        prove_rank(line, rank_info.rank, rank_info.size, rank_info.token, deadline=deadline)
     except BaseException:
         line.close()
         raise

@@ -12,7 +12,7 @@ _STEPS = 40  # of the search for the fullest that a device has to be
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class LayerPlacement:
     """The device of each layer, and `main`: of embedding, head and everything beside the layers."""
 
     layers: tuple[torch.device, ...]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.distributed.control_channel import Lead, Lifeline
+from runtime.distributed.control_channel import ControlChannel, RankZero
 
 # Ranks wait for each other's part of a step so long at most.
 STEP_TIMEOUT = timedelta(seconds=120)
@@ -31,7 +31,7 @@ class ProcessRanks:
         self.rank, self.size, self._device = rank, size, device
 
     @classmethod
-    def leading(cls, lead: Lead, device: torch.device) -> "ProcessRanks":
+    def leading(cls, lead: RankZero, device: torch.device) -> "ProcessRanks":
         """Of rank 0, whose lines have been gathered."""
         _use_interface_of(lead.address)
         store = dist.TCPStore(
@@ -41,12 +41,12 @@ class ProcessRanks:
         return cls._joined(store, 0, lead.size, device)
 
     @classmethod
-    def following(cls, lifeline: Lifeline, device: torch.device) -> "ProcessRanks":
-        seat = lifeline.seat
-        _use_interface_of(lifeline.address)
-        port = int(lifeline.received_words()["store"])
-        store = dist.TCPStore(seat.host, port, is_master=False, timeout=_JOIN_TIMEOUT)
-        return cls._joined(store, seat.rank, seat.size, device)
+    def following(cls, control_channel: ControlChannel, device: torch.device) -> "ProcessRanks":
+        rank_info = control_channel.rank_info
+        _use_interface_of(control_channel.address)
+        port = int(control_channel.received_words()["store"])
+        store = dist.TCPStore(rank_info.host, port, is_master=False, timeout=_JOIN_TIMEOUT)
+        return cls._joined(store, rank_info.rank, rank_info.size, device)
 
     @classmethod
     def _joined(
@@ -62,7 +62,7 @@ class ProcessRanks:
         )
         return cls(rank, size, device)
 
-    def summed(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """In float32, as everything that is added up."""
         wide = x.float().contiguous()
         if not wide.numel():
@@ -75,7 +75,7 @@ class ProcessRanks:
             total += other
         return total.to(x.dtype)
 
-    def gathered(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         if not x.numel():
             return x.new_empty(*x.shape[:-1], sum(widths))
         widest = max(widths)
@@ -86,7 +86,7 @@ class ProcessRanks:
         held = [part[:, :width] for part, width in parts]
         return torch.cat(held, dim=1).unflatten(0, x.shape[:-1])
 
-    def spread(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's x, on all of them; the others' is overwritten."""
         if x.numel():
             dist.broadcast(x, 0)

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from runtime.distributed.broadcaster import Relay
-from runtime.distributed.control_channel import Lead, Lifeline, Seat
+from runtime.distributed.broadcaster import Broadcaster
+from runtime.distributed.control_channel import ControlChannel, RankInfo, RankZero
 from runtime.distributed.process_group import ProcessRanks
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import CaravanError, ConfigurationError, EngineDeadError, ModelFileError
 from runtime.kv.spec import CacheLayout
 
 
-class Team:
+class RankGroup:
     """All ranks, seen from the first, which waits here until they have joined.
 
     `machine_ranks`: how many run on this machine; `device_ranks`: how many of these allocate from
@@ -23,7 +23,7 @@ class Team:
     rank has failed; `check` then raises why. ConfigurationError where ranks have the same GPU.
     """
 
-    def __init__(self, lead: Lead, device: torch.device) -> None:
+    def __init__(self, lead: RankZero, device: torch.device) -> None:
         self.watch: Callable[[], None] = lambda: None
         self._lead = lead
         lead.gather()
@@ -34,7 +34,7 @@ class Team:
         self.machine_ranks, self.device_ranks = places.machine_ranks[0], places.device_ranks[0]
         lead.tell_words({"machine": places.machine_ranks, "device": places.device_ranks})
         self.ranks = ProcessRanks.leading(lead, device)
-        self.relay = Relay(lead, self.ranks)
+        self.broadcaster = Broadcaster(lead, self.ranks)
         lead.watch = self._failed
 
     def await_parts(self, digest: str) -> None:
@@ -51,7 +51,7 @@ class Team:
     ) -> MemoryPlan:
         """As many pages as all have room for; the others plan by what they are `told`."""
         self._lead.tell_words(told)
-        with self.relay.explaining():
+        with self.broadcaster.explaining():
             return _agreed(self.ranks, memory, layout, dtype)
 
     def check(self) -> None:
@@ -72,24 +72,24 @@ class Team:
 
 
 class Member:
-    """Another rank, which has joined; `machine_ranks` and `device_ranks` as in `Team`."""
+    """Another rank, which has joined; `machine_ranks` and `device_ranks` as in `RankGroup`."""
 
-    def __init__(self, seat: Seat, device: torch.device) -> None:
-        self.lifeline = Lifeline(seat)
-        self.lifeline.tell_words({"memory": memory_name(device)})
-        places = self.lifeline.received_words()
-        self.machine_ranks = int(places["machine"][seat.rank])
-        self.device_ranks = int(places["device"][seat.rank])
-        self.ranks = ProcessRanks.following(self.lifeline, device)
+    def __init__(self, rank_info: RankInfo, device: torch.device) -> None:
+        self.control_channel = ControlChannel(rank_info)
+        self.control_channel.tell_words({"memory": memory_name(device)})
+        places = self.control_channel.received_words()
+        self.machine_ranks = int(places["machine"][rank_info.rank])
+        self.device_ranks = int(places["device"][rank_info.rank])
+        self.ranks = ProcessRanks.following(self.control_channel, device)
 
     def tell_loaded(self, digest: str) -> None:
-        self.lifeline.tell_words({"loaded": digest})
+        self.control_channel.tell_words({"loaded": digest})
 
     def agree(self, memory: MemoryPlan, layout: CacheLayout, dtype: torch.dtype) -> MemoryPlan:
         return _agreed(self.ranks, memory, layout, dtype)
 
     def close(self) -> None:
-        self.lifeline.close()
+        self.control_channel.close()
         self.ranks.close()
 
 

@@ -23,11 +23,11 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def summed(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """What all ranks bring, added up, on each of them; in x's type and of its shape."""
         ...
 
-    def gathered(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """x [..., widths[rank]] of each rank -> [..., sum of widths] on each of them."""
         ...
 
@@ -39,10 +39,10 @@ class Alone:
     rank: int = 0
     size: int = 1
 
-    def summed(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def gathered(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         return x
 
 
@@ -53,10 +53,10 @@ class Unconnected:
     size: int
     rank: int = 0
 
-    def summed(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         raise AssertionError("these ranks are not connected")
 
-    def gathered(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         raise AssertionError("these ranks are not connected")
 
 

@@ -10,7 +10,7 @@ from runtime.kv.spec import CacheGroup, CacheLayout
 from runtime.worker.model import DecoderModel
 
 
-def plan_stages(
+def plan_layer_placement(
     model: DecoderModel,
     layout: CacheLayout,
     *,

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from runtime.distributed.broadcaster import LeadingModel, LeadingPool, follow
-from runtime.distributed.rank_group import Member, Team
-from runtime.distributed.stage_memory import plan_stages
+from runtime.distributed.rank_group import Member, RankGroup
+from runtime.distributed.stage_memory import plan_layer_placement
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.memory_plan import MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import ConfigurationError, DoesNotFitError
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
@@ -58,7 +58,7 @@ def assemble(
     device: torch.device,
     options: EngineOptions,
     encoder: ImageEncoder | None = None,
-    team: Team | None = None,
+    rank_group: RankGroup | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that only needs `start`, and what it reserved.
 
@@ -72,13 +72,13 @@ def assemble(
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
     depth = options.depth or (1 if device.type == "cpu" else 2)
-    sharers = 1 if team is None else team.device_ranks
+    sharers = 1 if rank_group is None else rank_group.device_ranks
     vision = _vision_bytes(options, encoder)
     memory = _planned(decoder, layout, device, options, depth, vision, sharers=sharers)
-    if team is not None:
-        memory = team.agree(memory, layout, options.kv_dtype, _told(options, depth))
+    if rank_group is not None:
+        memory = rank_group.agree(memory, layout, options.kv_dtype, _told(options, depth))
     features = _features(options, encoder)
-    runner = _runner(decoder, layout, memory, device, options, features, team)
+    runner = _runner(decoder, layout, memory, device, options, features, rank_group)
     runner.warm_up(encoder.limits if encoder else None)
     if encoder is not None:
         _warm_up(encoder, device)
@@ -94,7 +94,7 @@ def assemble(
     engine = Engine(
         scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth, features=features
     )
-    return AsyncEngine(engine, peers=team), memory
+    return AsyncEngine(engine, peers=rank_group), memory
 
 
 def foresee(
@@ -115,14 +115,14 @@ def foresee(
 
 def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
     """Another rank's part of everything that the first one's engine computes, until that ends."""
-    told = member.lifeline.received_words()
+    told = member.control_channel.received_words()
     depth, dtype = told.pop("depth"), getattr(torch, told.pop("kv_dtype"))
     options = EngineOptions(**told, kv_dtype=dtype)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     sharers = member.device_ranks
     memory = _planned(decoder, layout, device, options, depth, VisionBytes(), sharers=sharers)
     pool = _pool(layout, member.agree(memory, layout, dtype), device, options)
-    follow(decoder, pool, member.lifeline, member.ranks, device)
+    follow(decoder, pool, member.control_channel, member.ranks, device)
 
 
 def _told(options: EngineOptions, depth: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _planned(
     staged = decoder.cache_devices is not None
     assert not staged or sharers == 1
     alone = partial(plan_memory, sharers=sharers, set_aside_bytes=options.set_aside_bytes)
-    plan = plan_stages if staged else alone
+    plan = plan_layer_placement if staged else alone
     return plan(
         decoder,
         layout,
@@ -217,14 +217,14 @@ def _features(options: EngineOptions, encoder: ImageEncoder | None) -> FeatureSt
 
 
 def _scheduler(layout: CacheLayout, memory: MemoryPlan, options: EngineOptions) -> Scheduler:
-    ledger = PageLedger(
+    cache_manager = KVCacheManager(
         layout.kinds,
         memory.pages,
         page_tokens=options.page_tokens,
         prefix_cache=options.prefix_cache,
     )
     return Scheduler(
-        ledger,
+        cache_manager,
         slots=options.max_sequences,
         step_tokens=options.step_tokens,
         step_image_rows=layout.image_rows,
@@ -238,11 +238,14 @@ def _runner(
     device: torch.device,
     options: EngineOptions,
     features: FeatureStore | None,
-    team: Team | None,
+    rank_group: RankGroup | None,
 ) -> DeviceRunner:
     pool: PagePool = _pool(layout, memory, device, options, decoder.cache_devices)
-    if team is not None:
-        pool, decoder = LeadingPool(pool, team.relay), LeadingModel(decoder, team.relay)
+    if rank_group is not None:
+        pool, decoder = (
+            LeadingPool(pool, rank_group.broadcaster),
+            LeadingModel(decoder, rank_group.broadcaster),
+        )
     return DeviceRunner(
         decoder,
         pool,

@@ -18,7 +18,7 @@ from runtime.engine.request import (
 )
 from runtime.engine.scheduler import Advance, Scheduler, Sequence, StepPlan, Wanted
 from runtime.engine.text_stream import TextStream
-from runtime.engine.throughput import Pace
+from runtime.engine.throughput import Throughput
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
 from runtime.vision.encoder import PreparedImage
 from runtime.vision.feature_cache import FeatureStore
@@ -124,7 +124,7 @@ class Engine:
         self._by_sequence: dict[Sequence, _Live] = {}
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._totals = EngineStatistics()
-        self._pace = Pace(scheduler.step_tokens)
+        self._throughput = Throughput(scheduler.step_tokens)
 
     @property
     def limits(self) -> EngineLimits:
@@ -168,9 +168,9 @@ class Engine:
             self._end(live, Delta(error=error), FinishReason.FAILED)
 
     def statistics(self) -> EngineStatistics:
-        scheduler, ledger = self._scheduler, self._scheduler.ledger
+        scheduler, cache_manager = self._scheduler, self._scheduler.cache_manager
         unfinished = [*scheduler.waiting, *scheduler.running]
-        pace, waits = self._pace, self._pace.waits
+        pace, waits = self._throughput, self._throughput.waits
         return dataclasses.replace(
             self._totals,
             waiting=len(scheduler.waiting),
@@ -178,10 +178,10 @@ class Engine:
             slots=scheduler.slots,
             waiting_tokens=sum(sequence.remaining for sequence in unfinished),
             queued_tokens=sum(self._queued(sequence) for sequence in unfinished),
-            pages_total=ledger.pages_total,
-            pages_owned=ledger.pages_owned,
-            kv_occupancy=ledger.occupancy,
-            cacheable_tokens=ledger.cacheable_tokens,
+            pages_total=cache_manager.pages_total,
+            pages_owned=cache_manager.pages_owned,
+            kv_occupancy=cache_manager.occupancy,
+            cacheable_tokens=cache_manager.cacheable_tokens,
             preemptions_total=scheduler.preemptions,
             images_waiting=self.features.coming if self.features else 0,
             tokens_per_s=pace.tokens_per_s,
@@ -228,19 +228,21 @@ class Engine:
             live = self._by_sequence[chunk.sequence]
             if live.begun is None:
                 live.begun = now
-        self._pace.launch([chunk.length for chunk in plan.chunks], now)
+        self._throughput.launch([chunk.length for chunk in plan.chunks], now)
 
     def _note_first(self, live: _Live, now: int) -> None:
         """Those that wait for images, or go on from elsewhere, tell nothing of the queue."""
         live.first = now
         request = live.sequence.request
         if live.begun is not None and not request.images and request.begun is None:
-            self._pace.begin(now, queue_ns=live.begun - live.arrived, ttft_ns=now - live.arrived)
+            self._throughput.begin(
+                now, queue_ns=live.begun - live.arrived, ttft_ns=now - live.arrived
+            )
 
     def _retire(self, plan: StepPlan, launched: Any) -> None:
         results = self._runner.collect(launched)
         now = self._clock()
-        self._pace.retire(now)
+        self._throughput.retire(now)
         for advance in self._scheduler.retire(plan, results):
             self._deliver(advance, now)
         self._totals = dataclasses.replace(self._totals, steps_total=self._totals.steps_total + 1)

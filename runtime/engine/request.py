@@ -105,7 +105,7 @@ class RequestImage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ResumeState:
     """What another engine has drawn of an answer, and how many characters its reader got already.
 
     With log-probabilities these may be more than the text of `tokens`, which then end where the
@@ -140,7 +140,7 @@ class GenerationRequest:
     spans: tuple[ImageSpan, ...] = ()
     pooling: Pooling | None = None
     images: tuple[RequestImage, ...] = ()
-    begun: Begun | None = None
+    begun: ResumeState | None = None
 
     @property
     def known(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from runtime.engine.request import (
     Sampled,
     SamplingParams,
 )
-from runtime.kv.cache_manager import PageGrant, PageKey, PageLedger
+from runtime.kv.cache_manager import KVCacheManager, PageGrant, PageKey
 
 # Whether the features of the image with this digest are there.
 Ready = Callable[[bytes], bool]
@@ -178,10 +178,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, ledger: PageLedger, *, slots: int, step_tokens: int, step_image_rows: int = 0
+        self,
+        cache_manager: KVCacheManager,
+        *,
+        slots: int,
+        step_tokens: int,
+        step_image_rows: int = 0,
     ) -> None:
         assert 0 < slots <= step_tokens
-        self.ledger = ledger
+        self.cache_manager = cache_manager
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -196,7 +201,7 @@ class Scheduler:
         assert request.prompt and request.stop.max_tokens > 0
         assert all(not s.whole or s.length <= self.step_tokens for s in request.spans)
         sequence = Sequence(request, list(request.known))
-        rows = self.ledger.image_rows(sequence, 0, len(request.prompt))
+        rows = self.cache_manager.image_rows(sequence, 0, len(request.prompt))
         assert rows <= self._step_image_rows, f"{rows} rows of images"
         first = request.begun is not None and request.begun.had_turn
         self.waiting.insert(0 if first else len(self.waiting), sequence)
@@ -231,8 +236,8 @@ class Scheduler:
             if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + chunk.length
                 if sequence.shares_pages:
-                    self.ledger.publish(sequence)
-                self.ledger.trim(sequence)
+                    self.cache_manager.publish(sequence)
+                self.cache_manager.trim(sequence)
             if outcome is not None:
                 finish = _finish_reason(sequence, outcome)
                 advances.append(Advance(sequence, outcome, finish))
@@ -256,7 +261,7 @@ class Scheduler:
         count = self._want(sequence, draft)
         if count == 0:
             return
-        grants = self.ledger.reserve(sequence, sequence.launched + count)
+        grants = self.cache_manager.reserve(sequence, sequence.launched + count)
         while grants is None:
             draft.short = True
             victim = self.running[-1]  # the latest admitted: never one that is in the draft
@@ -265,7 +270,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return
-            grants = self.ledger.reserve(sequence, sequence.launched + count)
+            grants = self.cache_manager.reserve(sequence, sequence.launched + count)
         self._launch(sequence, count, grants, draft)
 
     def _admit_waiting(self, draft: _Draft) -> None:
@@ -285,8 +290,8 @@ class Scheduler:
             return False
         known = sequence.awaited
         if known is None or (admitting and not _lacking(sequence, known, draft)):
-            start = self.ledger.cached_prefix(sequence) if sequence.shares_pages else 0
-            known = self.ledger.images_needed(sequence, start, start + self.step_tokens)
+            start = self.cache_manager.cached_prefix(sequence) if sequence.shares_pages else 0
+            known = self.cache_manager.images_needed(sequence, start, start + self.step_tokens)
             sequence.awaited = known  # until it could be admitted; pages come and go
         draft.ahead += [Wanted(sequence, digest) for digest in known]
         return _lacking(sequence, known, draft)
@@ -294,12 +299,12 @@ class Scheduler:
     def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
         if sequence.pending:  # preempted, and a token of it is still on the device
             return False
-        hit, shared = self.ledger.adopt(sequence) if sequence.shares_pages else (0, [])
+        hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
         sequence.launched = sequence.confirmed = hit
         count = self._want(sequence, draft)
-        grants = self.ledger.reserve(sequence, hit + count) if count else None
+        grants = self.cache_manager.reserve(sequence, hit + count) if count else None
         if grants is None:
-            self.ledger.release(sequence)
+            self.cache_manager.release(sequence)
             sequence.launched = sequence.confirmed = 0
             return False
         self.waiting.remove(sequence)
@@ -323,14 +328,14 @@ class Scheduler:
         start, end = sequence.launched, sequence.launched + count
         images = (span.start for span in reversed(sequence.spans) if start < span.start < end)
         for stop in (end, *images):
-            needed = self.ledger.images_needed(sequence, start, stop)
-            rows = self.ledger.image_rows(sequence, start, stop)
+            needed = self.cache_manager.images_needed(sequence, start, stop)
+            rows = self.cache_manager.image_rows(sequence, start, stop)
             if rows <= draft.image_rows and all(map(draft.ready, needed)):
                 return stop - start
         return 0
 
     def _wanted(self, sequence: Sequence, start: int, end: int) -> list[Wanted]:
-        needed = self.ledger.images_needed(sequence, start, end)
+        needed = self.cache_manager.images_needed(sequence, start, end)
         return [Wanted(sequence, digest) for digest in needed]
 
     def _launch(
@@ -349,7 +354,7 @@ class Scheduler:
         draft.write(sequence.slot, grants)
         draft.used += self._wanted(sequence, start, end)
         draft.budget -= count
-        draft.image_rows -= self.ledger.image_rows(sequence, start, end)
+        draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)
         sequence.launched = end
         sequence.pending += samples
 
@@ -365,7 +370,7 @@ class Scheduler:
 
     def _leave_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self.ledger.release(sequence)
+        self.cache_manager.release(sequence)
         self.running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = None

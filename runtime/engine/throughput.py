@@ -21,7 +21,7 @@ class Waits:
     queue_s: float
 
 
-class Pace:
+class Throughput:
     """Watches steps and first tokens; times are one clock's nanoseconds.
 
     Steps that had less than half of `step_tokens` to compute say nothing about the speed: there

@@ -100,7 +100,7 @@ class _Group:
             self.by_key[key] = page
 
 
-class PageLedger:
+class KVCacheManager:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
     Pages hold a group's indices: positions, or rows of images (see runtime/kv/spec.py). Where one

@@ -17,7 +17,7 @@ from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import AXES, FeatureRows, places, plan_insertions
 from runtime.worker.model import ImageWrite, RowSpan
-from runtime.worker.pinned_buffer import Sheet
+from runtime.worker.pinned_buffer import PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.sampler import FLOATS, INTS, Draws, Path, Sampler, path_of
 
@@ -35,7 +35,7 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedImages:
+class DeviceImages:
     """Rows of images that the step writes: slots and indices [image rows] int64, and whose.
 
     after_image [rows] bool: as in `AttentionPlan`.
@@ -48,17 +48,17 @@ class StagedImages:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedGroup:
+class DeviceGroup:
     """What the rows see of one cache group: begin and end [rows] int32, and its bounds."""
 
     spans: tuple[RowSpan, ...]
     begin: Tensor
     end: Tensor
-    images: StagedImages | None
+    images: DeviceImages | None
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class DeviceInputs:
     """One step's upload, on the device; it stays valid until the step after next is staged.
 
     positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
@@ -72,7 +72,7 @@ class Staged:
     row_slot: Tensor
     image_rows: Tensor
     images: tuple[FeatureRows, ...]
-    groups: tuple[StagedGroup, ...]
+    groups: tuple[DeviceGroup, ...]
     output_rows: Tensor
     draws: Draws
     drawing: tuple[int, ...]
@@ -82,7 +82,7 @@ class Staged:
     loads: Loads | None
 
 
-class Stage:
+class InputPreparer:
     """Writes plans into host buffers (pinned for CUDA) by turns and uploads them."""
 
     def __init__(
@@ -99,36 +99,36 @@ class Stage:
     ) -> None:
         assert position_axes in (1, AXES)
         self._kinds = layout.kinds
-        self._spread = position_axes == AXES
+        self._broadcast = position_axes == AXES
         self._pool = pool
         self._sampler = sampler
         self._context_tokens = context_tokens
         words = buffer_words(
             layout, slots=slots, step_tokens=step_tokens, context_tokens=context_tokens
         )
-        self._sheets = [Sheet(words, device) for _ in range(2)]
+        self._pinned_buffers = [PinnedBuffer(words, device) for _ in range(2)]
         self._device_words = (
             torch.empty(words, dtype=torch.int32, device=device) if device.type == "cuda" else None
         )
 
-    def stage(self, plan: StepPlan) -> Staged:
+    def stage(self, plan: StepPlan) -> DeviceInputs:
         """Write and upload one plan. Waits only if the upload before last is still under way."""
-        self._sheets.reverse()
-        sheet = self._sheets[0]
-        sheet.clear()
+        self._pinned_buffers.reverse()
+        pinned = self._pinned_buffers[0]
+        pinned.clear()
         rows = _row_spans(plan.chunks)
-        positions, slots = self._write_rows(sheet, plan.chunks, rows)
-        axes = _write_axes(sheet, plan.chunks, rows) if self._spread else None
+        positions, slots = self._write_rows(pinned, plan.chunks, rows)
+        axes = _write_axes(pinned, plan.chunks, rows) if self._broadcast else None
         insertions = plan_insertions(plan.chunks, rows)
-        image_rows = sheet.put(insertions.rows)
-        groups = [_write_group(sheet, kind, plan.chunks, rows) for kind in self._kinds]
+        image_rows = pinned.put(insertions.rows)
+        groups = [_write_group(pinned, kind, plan.chunks, rows) for kind in self._kinds]
         drawing, pooled = self._drawing_order(plan.chunks), plan_pooling(plan.chunks, rows)
-        outputs = self._write_outputs(sheet, plan.chunks, rows, drawing)
-        pooled_rows = sheet.put(pooled.rows)
-        tables = self._write_pages(sheet, plan)
-        loads = self._write_loads(sheet, plan.slot_loads) if plan.slot_loads else None
-        words = sheet.upload(self._device_words)
-        return Staged(
+        outputs = self._write_outputs(pinned, plan.chunks, rows, drawing)
+        pooled_rows = pinned.put(pooled.rows)
+        tables = self._write_pages(pinned, plan)
+        loads = self._write_loads(pinned, plan.slot_loads) if plan.slot_loads else None
+        words = pinned.upload(self._device_words)
+        return DeviceInputs(
             words[positions].long(),
             None if axes is None else words[axes].long().view(AXES, -1),
             words[slots],
@@ -145,13 +145,13 @@ class Stage:
         )
 
     def _write_rows(
-        self, sheet: Sheet, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+        self, pinned: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
     ) -> tuple[slice, slice]:
-        positions, slots = sheet.take(rows[-1].end), sheet.take(rows[-1].end)
+        positions, slots = pinned.take(rows[-1].end), pinned.take(rows[-1].end)
         for chunk, span in zip(chunks, rows, strict=True):
             end = chunk.start + chunk.length
-            sheet.array[positions][span.begin : span.end] = np.arange(chunk.start, end)
-            sheet.array[slots][span.begin : span.end] = chunk.slot
+            pinned.array[positions][span.begin : span.end] = np.arange(chunk.start, end)
+            pinned.array[slots][span.begin : span.end] = chunk.slot
         return positions, slots
 
     def _drawing_order(self, chunks: Sequence[Chunk]) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ class Stage:
 
     def _write_outputs(
         self,
-        sheet: Sheet,
+        pinned: PinnedBuffer,
         chunks: Sequence[Chunk],
         spans: Sequence[RowSpan],
         drawing: Sequence[int],
@@ -179,35 +179,35 @@ class Stage:
         windows = [_lookback(params[row], ends[row]) for row in penalised]
         scored = [row for row, s in enumerate(params) if s.logprobs is not None]
         return _Outputs(
-            rows=sheet.put([spans[index].end - 1 for index in drawing]),
-            slots=sheet.put([chunk.slot for chunk in drawn]),
-            positions=sheet.put(ends),
+            rows=pinned.put([spans[index].end - 1 for index in drawing]),
+            slots=pinned.put([chunk.slot for chunk in drawn]),
+            positions=pinned.put(ends),
             counts=tuple(paths.count(path) for path in Path),
             width=max(
                 (s.top_k for s, p in zip(params, paths, strict=True) if p is Path.TOP), default=0
             ),
-            penalised=sheet.put(penalised),
+            penalised=pinned.put(penalised),
             window=max(windows, default=0),
-            scored=sheet.put(scored),
+            scored=pinned.put(scored),
             alternatives=max((params[row].logprobs or 0 for row in scored), default=0),
         )
 
-    def _write_pages(self, sheet: Sheet, plan: StepPlan) -> tuple[slice, slice]:
+    def _write_pages(self, pinned: PinnedBuffer, plan: StepPlan) -> tuple[slice, slice]:
         cell = self._pool.table_cell
         return (
-            sheet.put([cell(write.group, write.slot, write.index) for write in plan.page_writes]),
-            sheet.put([write.page for write in plan.page_writes]),
+            pinned.put([cell(write.group, write.slot, write.index) for write in plan.page_writes]),
+            pinned.put([write.page for write in plan.page_writes]),
         )
 
-    def _write_loads(self, sheet: Sheet, loads: Sequence[SlotLoad]) -> "_LoadParts":
+    def _write_loads(self, pinned: PinnedBuffer, loads: Sequence[SlotLoad]) -> "_LoadParts":
         assert all(len(load.tokens) <= self._context_tokens for load in loads)
         floats, ints = self._sampler.parameter_rows([load.sampling for load in loads])
         return _LoadParts(
             count=len(loads),
-            tokens=tuple((load.slot, sheet.put(load.tokens)) for load in loads),
-            slots=sheet.put([load.slot for load in loads]),
-            floats=sheet.put(np.asarray(floats, np.float32).ravel().view(np.int32)),
-            ints=sheet.put(np.asarray(ints, np.int64).ravel().view(np.int32), aligned=True),
+            tokens=tuple((load.slot, pinned.put(load.tokens)) for load in loads),
+            slots=pinned.put([load.slot for load in loads]),
+            floats=pinned.put(np.asarray(floats, np.float32).ravel().view(np.int32)),
+            ints=pinned.put(np.asarray(ints, np.int64).ravel().view(np.int32), aligned=True),
         )
 
 
@@ -231,8 +231,8 @@ class _ImageParts:
     slots: slice
     indices: slice
 
-    def on(self, words: Tensor) -> StagedImages:
-        return StagedImages(
+    def on(self, words: Tensor) -> DeviceImages:
+        return DeviceImages(
             self.writes,
             words[self.after].bool(),
             words[self.slots].long(),
@@ -249,9 +249,9 @@ class _GroupParts:
     end: slice
     images: _ImageParts | None
 
-    def on(self, words: Tensor) -> StagedGroup:
+    def on(self, words: Tensor) -> DeviceGroup:
         images = self.images.on(words) if self.images else None
-        return StagedGroup(self.spans, words[self.begin], words[self.end], images)
+        return DeviceGroup(self.spans, words[self.begin], words[self.end], images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +315,9 @@ def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
     ]
 
 
-def _write_axes(sheet: Sheet, chunks: Sequence[Chunk], rows: Sequence[RowSpan]) -> slice:
-    axes = sheet.take(AXES * rows[-1].end)
-    written = sheet.array[axes].reshape(AXES, -1)
+def _write_axes(pinned: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan]) -> slice:
+    axes = pinned.take(AXES * rows[-1].end)
+    written = pinned.array[axes].reshape(AXES, -1)
     for chunk, span in zip(chunks, rows, strict=True):
         end = chunk.start + chunk.length
         written[:, span.begin : span.end] = places(chunk.sequence.spans, chunk.start, end)
@@ -325,32 +325,32 @@ def _write_axes(sheet: Sheet, chunks: Sequence[Chunk], rows: Sequence[RowSpan]) 
 
 
 def _write_group(
-    sheet: Sheet, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+    pinned: PinnedBuffer, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
 ) -> "_GroupParts":
     count = rows[-1].end
-    begin, end = sheet.take(count), sheet.take(count)
+    begin, end = pinned.take(count), pinned.take(count)
     spans = []
     for chunk, span in zip(chunks, rows, strict=True):
         stop = chunk.start + chunk.length
         begins, ends = kind.seen(chunk.start, stop, chunk.sequence.spans)
-        sheet.array[begin][span.begin : span.end] = begins
-        sheet.array[end][span.begin : span.end] = ends
+        pinned.array[begin][span.begin : span.end] = begins
+        pinned.array[end][span.begin : span.end] = ends
         spans.append(replace(span, seen_begin=min(begins), seen_end=max(ends)))
-    images = _write_images(sheet, kind, chunks, rows) if kind.by_image else None
+    images = _write_images(pinned, kind, chunks, rows) if kind.by_image else None
     return _GroupParts(tuple(spans), begin, end, images)
 
 
 def _write_images(
-    sheet: Sheet, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+    pinned: PinnedBuffer, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
 ) -> "_ImageParts":
-    after = sheet.take(rows[-1].end)
+    after = pinned.take(rows[-1].end)
     writes: list[ImageWrite] = []
     slots: list[int] = []
     indices: list[int] = []
     for chunk, span in zip(chunks, rows, strict=True):
         images, stop = chunk.sequence.spans, chunk.start + chunk.length
         first = min((image.start for image in images if image.cross_rows), default=stop)
-        seeing = sheet.array[after][span.begin : span.end]
+        seeing = pinned.array[after][span.begin : span.end]
         seeing[:] = 1
         seeing[: max(0, first - chunk.start)] = 0
         for place in kind.begun(chunk.start, stop, images):
@@ -358,4 +358,4 @@ def _write_images(
             indices += [*place.rows, *place.padding]
             slots += [chunk.slot] * (len(indices) - begin)
             writes.append(ImageWrite(place.image.digest, begin, len(indices)))
-    return _ImageParts(tuple(writes), after, sheet.put(slots), sheet.put(indices))
+    return _ImageParts(tuple(writes), after, pinned.put(slots), pinned.put(indices))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Sheet:
+class PinnedBuffer:
     """Pinned for CUDA; on the CPU the buffer itself is what an upload gives."""
 
     def __init__(self, words: int, device: torch.device) -> None:

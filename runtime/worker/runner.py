@@ -25,7 +25,7 @@ from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
 from runtime.vision.image_rows import FeatureRows
-from runtime.worker.input_preparer import Stage, Staged
+from runtime.worker.input_preparer import DeviceInputs, InputPreparer
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.sampler import Drawn, Sampler
@@ -80,7 +80,7 @@ class DeviceRunner:
         self._sampler = Sampler(
             slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size, device=device
         )
-        self._stage = Stage(
+        self._stage = InputPreparer(
             layout,
             pool,
             self._sampler,
@@ -152,7 +152,7 @@ class DeviceRunner:
         self._pool.clear_page(0)
         self._fresh, self._scratch = True, None
 
-    def _apply(self, staged: Staged) -> None:
+    def _apply(self, staged: DeviceInputs) -> None:
         if staged.pages.shape[0]:
             self._pool.write_pages(staged.page_cells, staged.pages)
         if staged.loads is not None:
@@ -162,7 +162,7 @@ class DeviceRunner:
                 staged.loads.slots, staged.loads.floats, staged.loads.ints
             )
 
-    def _batch(self, staged: Staged) -> Batch:
+    def _batch(self, staged: DeviceInputs) -> Batch:
         positions, slots = staged.positions, staged.row_slot.long()
         plans, writes = [], tuple[ImageWrite, ...]()
         tables = zip(self._pool.page_tables, self._kinds, staged.groups, strict=True)

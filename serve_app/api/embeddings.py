@@ -144,7 +144,7 @@ class VectorEncoder:
     whole: Callable[[ChatDelta], bytes]
     refused: Callable[[Refusal], bytes]
     stream_type: str = "application/json"
-    beat: bytes = b" "
+    heartbeat: bytes = b" "
 
     def piece(self, delta: ChatDelta) -> bytes:
         return self.whole(delta)

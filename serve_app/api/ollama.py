@@ -178,7 +178,7 @@ class NativeEncoder:
     """One answer as lines of JSON; `field` holds the text: "message" (chat) or "response"."""
 
     stream_type = "application/x-ndjson"
-    beat = b" "  # of the next line
+    heartbeat = b" "  # of the next line
 
     def __init__(self, field: str) -> None:
         self.model = ""

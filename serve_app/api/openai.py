@@ -162,7 +162,7 @@ class StreamEncoder:
     """Server-sent events, and this protocol's errors."""
 
     stream_type = "text/event-stream"
-    beat = b":\n\n"  # a comment
+    heartbeat = b":\n\n"  # a comment
 
     def broken(self, refusal: Refusal) -> bytes:
         return event(error_body(refusal))

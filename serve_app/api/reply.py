@@ -27,7 +27,7 @@ QUIET_S = 15.0
 # A single reply keeps its status for so long after the first token, then sends blanks. Clients that
 # give up sooner are computed for until then; few have so short a timeout.
 SINGLE_QUIET_S = 10.0
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 # Common proxies (nginx, load balancers of AWS) cut a connection that is silent for a minute.
 PROXY_QUIET_S = 45.0
 
@@ -42,7 +42,7 @@ class Encoder(Protocol):
         """The media type of a stream."""
 
     @property
-    def beat(self) -> bytes:
+    def heartbeat(self) -> bytes:
         """What a stream may say between its pieces, and means nothing."""
 
     def piece(self, delta: ChatDelta) -> bytes:
@@ -93,7 +93,7 @@ class Reply(Response):
     async def _send_stream(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         failure: Exception | None = None
         head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
-        async with _Line(send, head, self._encoder.beat, quiet_s=QUIET_S) as line:
+        async with _Line(send, head, self._encoder.heartbeat, quiet_s=QUIET_S) as line:
             try:
                 async for delta in deltas:
                     await line.say(self._encoder.piece(delta))
@@ -128,15 +128,15 @@ class SingleReply(Response):
 async def _until_left(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Runs `answer`, and cancels it when the client leaves."""
     answering = asyncio.create_task(answer)
-    leaving = asyncio.create_task(_client_left(receive))
+    draining = asyncio.create_task(_client_left(receive))
     try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answering, draining}, return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
             await answering
     finally:
-        for task in (answering, leaving):
+        for task in (answering, draining):
             task.cancel()
-        await asyncio.gather(answering, leaving, return_exceptions=True)
+        await asyncio.gather(answering, draining, return_exceptions=True)
 
 
 async def _send_single(
@@ -148,7 +148,7 @@ async def _send_single(
     also of an error.
     """
     head = _start(200, JSON, {})
-    async with _Line(send, head, b" ", quiet_s=quiet_s, beat_s=BEAT_S) as line:
+    async with _Line(send, head, b" ", quiet_s=quiet_s, heartbeat_s=HEARTBEAT_S) as line:
         status, headers = 200, {}
         try:
             data = await body
@@ -169,22 +169,22 @@ class _Line:
         self,
         send: Send,
         head: Message,
-        beat: bytes,
+        heartbeat: bytes,
         *,
         quiet_s: float,
-        beat_s: float | None = None,
+        heartbeat_s: float | None = None,
     ) -> None:
         self.begun = False
         self._send = send
         self._head = head
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._quiet_s = quiet_s
-        self._beat_s = quiet_s if beat_s is None else beat_s
+        self._heartbeat_s = quiet_s if heartbeat_s is None else heartbeat_s
         self._turn = asyncio.Lock()
         self._said = False  # anything, lately
 
     async def __aenter__(self) -> Self:
-        self._beating = asyncio.create_task(self._beat_on())
+        self._beating = asyncio.create_task(self._keep_heartbeat())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -200,13 +200,13 @@ class _Line:
             if piece:
                 await self._send(_body(piece, more=True))
 
-    async def _beat_on(self) -> None:
+    async def _keep_heartbeat(self) -> None:
         wait_s = self._quiet_s
         while True:
             await asyncio.sleep(wait_s)
             if not self._said:
-                await self.say(self._beat)
-                wait_s = self._beat_s
+                await self.say(self._heartbeat)
+                wait_s = self._heartbeat_s
             self._said = False
 
 

@@ -55,7 +55,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What there is at `now`, in the seconds of the reports.
 
     `target`: replicas that there should be by the last decision, those that still start among them.
@@ -124,7 +124,7 @@ class State:
     decided_at: float = 0.0
 
 
-def decide(rules: Rules, seen: Seen, state: State) -> tuple[int, State]:
+def decide(rules: Rules, seen: Observation, state: State) -> tuple[int, State]:
     """How many replicas there should be from now on, between `least` and `most`."""
     state = _noticed(rules, seen, state)
     needed = min(_needed(rules, seen, state), seen.most)
@@ -139,7 +139,7 @@ def decide(rules: Rules, seen: Seen, state: State) -> tuple[int, State]:
     return target, _moved(seen, state, target)
 
 
-def _noticed(rules: Rules, seen: Seen, state: State) -> State:
+def _noticed(rules: Rules, seen: Observation, state: State) -> State:
     """What has happened since the last decision, whoever made it happen."""
     losses = _losses(rules, seen, state)
     state = replace(_moved(seen, state, seen.target), losses=losses)
@@ -155,7 +155,7 @@ def _noticed(rules: Rules, seen: Seen, state: State) -> State:
     )
 
 
-def _losses(rules: Rules, seen: Seen, state: State) -> Losses:
+def _losses(rules: Rules, seen: Observation, state: State) -> Losses:
     """Each loss is given the start timeout, except that of an unproven replica: if each restart of
     a replica that fails repeatedly were given it, idle replicas would never be released.
 
@@ -176,7 +176,7 @@ def _losses(rules: Rules, seen: Seen, state: State) -> Losses:
     return Losses(began_at, last_at, unproven)
 
 
-def _lost(seen: Seen, state: State) -> set[str]:
+def _lost(seen: Observation, state: State) -> set[str]:
     """Replicas that reported at the last decision and are gone, though it did not stop them."""
     gone = state.news.keys() - seen.running.keys()
     stopped = max(0, len(state.news) - state.target)
@@ -187,7 +187,7 @@ def _longest_delay_s(rules: Rules) -> float:
     return max(rules.downscale_delay_s, rules.zero_delay_s, rules.start_timeout_s)
 
 
-def _news(seen: Seen, state: State) -> dict[str, News]:
+def _news(seen: Observation, state: State) -> dict[str, News]:
     new = {name: News(history[-1].at, seen.now) for name, history in seen.heard.items()}
     known = state.news
     return {
@@ -202,12 +202,12 @@ def _worked(state: State, name: str, history: History) -> bool:
     return at is not None and (name not in state.news or at > state.news[name].at)
 
 
-def _known_at(seen: Seen, state: State) -> float:
+def _known_at(seen: Observation, state: State) -> float:
     """Until when all is known."""
     return min((news.seen_at for news in state.news.values()), default=seen.now)
 
 
-def _moved(seen: Seen, state: State, target: int) -> State:
+def _moved(seen: Observation, state: State, target: int) -> State:
     """Another number of replicas is given its time."""
     if state.peaks and target == state.target:
         return state
@@ -239,7 +239,7 @@ def _measured(state: State, heard: Mapping[str, History]) -> State:
     )
 
 
-def _answered(rules: Rules, seen: Seen, state: State) -> dict[str, Backlog]:
+def _answered(rules: Rules, seen: Observation, state: State) -> dict[str, Backlog]:
     """Whatever waits while replicas start is what they are started for, unless they fail to."""
     waits = {name: backlog(history[-1]) for name, history in seen.heard.items()}
     if _starting(rules, seen, state):
@@ -248,12 +248,12 @@ def _answered(rules: Rules, seen: Seen, state: State) -> dict[str, Backlog]:
     return {name: known.get(name, Backlog()).least(each) for name, each in waits.items()}
 
 
-def _missing(seen: Seen) -> bool:
+def _missing(seen: Observation) -> bool:
     """Whether a requested or running replica has not reported yet."""
     return len(seen.heard) < max(seen.target, len(seen.running))
 
 
-def _starting(rules: Rules, seen: Seen, state: State) -> bool:
+def _starting(rules: Rules, seen: Observation, state: State) -> bool:
     """Whether a missing replica is expected soon: the time since it was requested, or lost, is
     within the start timeout.
 
@@ -265,7 +265,7 @@ def _starting(rules: Rules, seen: Seen, state: State) -> bool:
     return _missing(seen) and seen.now - since < rules.start_timeout_s
 
 
-def _needed(rules: Rules, seen: Seen, state: State) -> int:
+def _needed(rules: Rules, seen: Observation, state: State) -> int:
     """How many replicas it takes to meet the targets, where there are too few; else fewer or 0.
 
     Nobody needs more replicas than there are requests.
@@ -274,7 +274,7 @@ def _needed(rules: Rules, seen: Seen, state: State) -> int:
     return min(_whole(asked(rules, seen, state)), _requests(seen))
 
 
-def _asked(rules: Rules, seen: Seen, state: State) -> float:
+def _asked(rules: Rules, seen: Observation, state: State) -> float:
     """What waits says that there are too few; how many there must be, that and what arrives."""
     targets, speeds, heard = rules.targets, state.speeds, seen.heard
     now = _by_signal([pressure(each[-1], speeds, targets) for each in heard.values()])
@@ -297,13 +297,13 @@ def _asked(rules: Rules, seen: Seen, state: State) -> float:
     return max(asked, default=0.0)
 
 
-def _asked_while_starting(rules: Rules, seen: Seen, state: State) -> float:
+def _asked_while_starting(rules: Rules, seen: Observation, state: State) -> float:
     """What waits is waited for already; only if still more arrives, still more are needed."""
     now = [pressure(h[-1], state.speeds, rules.targets).prompts for h in seen.heard.values()]
     return _arriving(rules, seen, state) if _crowded(now) else 0.0
 
 
-def _arriving(rules: Rules, seen: Seen, state: State) -> float:
+def _arriving(rules: Rules, seen: Observation, state: State) -> float:
     return sum(arriving(history, state.speeds, rules.targets) for history in seen.heard.values())
 
 
@@ -312,7 +312,7 @@ def _crowded(pressures: Sequence[float]) -> bool:
     return sum(min(1.0, each) for each in pressures) > CROWDED * len(pressures)
 
 
-def _remembered(rules: Rules, seen: Seen, state: State, needed: int) -> State:
+def _remembered(rules: Rules, seen: Observation, state: State, needed: int) -> State:
     """Since when there are too few; and how many were needed lately, with some room on each."""
     short_since = state.short_since if state.short_since is not None else seen.now
     state = replace(state, short_since=short_since if needed > seen.target else None)
@@ -330,7 +330,7 @@ def _most_needed(state: State) -> int:
     return state.peaks[0][1]
 
 
-def _smoothed(rules: Rules, seen: Seen, state: State) -> State:
+def _smoothed(rules: Rules, seen: Observation, state: State) -> State:
     """The pressure by each signal over all replicas, and by what arrives, averaged."""
     now = [pressure(h[-1], state.speeds, rules.targets) for h in seen.heard.values()]
     total = (*map(sum, _by_signal(now)), _arriving(rules, seen, state))
@@ -351,7 +351,7 @@ def _by_signal(pressures: Sequence[Pressure]) -> list[list[float]]:
     ]
 
 
-def _requests(seen: Seen) -> int:
+def _requests(seen: Observation) -> int:
     """The most that were there at once lately."""
     most = (max(report.requests for report in history) for history in seen.heard.values())
     return math.ceil(sum(most) + seen.held)

@@ -118,11 +118,11 @@ class Autoscaler:
         return target, {STATE: state}
 
 
-def seen(context: AutoscalingContext) -> decision.Seen:
+def seen(context: AutoscalingContext) -> decision.Observation:
     """What Serve knows, as plain values."""
     assert context.current_time is not None
     metrics: Mapping[str, Mapping[Any, Any]] = context.raw_metrics or {}
-    return decision.Seen(
+    return decision.Observation(
         now=context.current_time,
         target=context.target_num_replicas,
         least=context.capacity_adjusted_min_replicas,

@@ -8,7 +8,7 @@ import torch
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
-from model_zoo.multimodal.loading import find_eyes
+from model_zoo.multimodal.loading import find_vision
 from model_zoo.registry import class_for, token_metadata
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.engine.assembly import EngineOptions, foresee
@@ -167,14 +167,14 @@ def _tower(
     facts: ModelFacts, projector: Path | None, w: TensorScope, decoder: DecoderModel
 ) -> VisionTower | None:
     """`w`: of the text model, in whose file it may be."""
-    eyes = find_eyes(facts.file, facts.metadata, projector)
-    if eyes is None:
+    vision = find_vision(facts.file, facts.metadata, projector)
+    if vision is None:
         return None
-    if eyes.is_own:
-        eyes = replace(eyes, file=UnreadFile.open(eyes.file.path))
-        w = TensorScope(eyes.file, device=w.device, dtype=w.dtype)
+    if vision.is_own:
+        vision = replace(vision, file=UnreadFile.open(vision.file.path))
+        w = TensorScope(vision.file, device=w.device, dtype=w.dtype)
     tokenizer = load_tokenizer(token_metadata(facts.file), architecture=facts.metadata.architecture)
-    tower = eyes.build(w, tokenizer, decoder).tower
+    tower = vision.build(w, tokenizer, decoder).tower
     w.check()
     return tower
 

@@ -277,8 +277,8 @@ def _memory(need: Footprint) -> Iterator[tuple[str, str]]:
 
 def _weights(need: Footprint) -> str:
     size = byte_size(need.weight_bytes)
-    eyes = need.vision_weight_bytes
-    return f"{size}, {byte_size(eyes)} of them to see" if eyes else size
+    vision = need.vision_weight_bytes
+    return f"{size}, {byte_size(vision)} of them to see" if vision else size
 
 
 def _verdict(need: Footprint) -> str:

@@ -128,7 +128,7 @@ class ModelSettings(EngineSettings):
 
     `system`: for conversations that bring none; "" for none, even where the model has its own.
     `tensor_split`, `num_gpu`, `main_gpu`: how one process divides layers among GPUs and the host;
-    see `serve_app.replica.device_map.LayerPlacing`.
+    see `serve_app.replica.device_map.DeviceMapOptions`.
     """
 
     name: str = Field(pattern=NAME_PATTERN)

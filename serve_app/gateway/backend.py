@@ -16,13 +16,13 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.gateway.catalogue import Catalogue, ServedModel
-from serve_app.gateway.failover import FailoverRules, Journey
+from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
 from serve_app.keys import AllowedModels
 from serve_app.logs import get_logger
 from serve_app.transport.client import ConnectionLost, StreamClient
-from serve_app.transport.wire import Address, Beat
+from serve_app.transport.wire import Address, Heartbeat
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -110,108 +110,110 @@ class ChatBackend:
         """
         if isinstance(task, ChatTask):
             task = replace(task, now=datetime.now())
-        journey = Journey(task, self._failover)
+        failover = FailoverState(task, self._failover)
         waiting = _Waiting(self._start_timeout_s)
         ended = False
         while not ended:
-            address = await self._place(journey, waiting)
-            async with aclosing(self._leg(journey, address)) as deltas:
+            address = await self._place(failover, waiting)
+            async with aclosing(self._attempt(failover, address)) as deltas:
                 async for delta in deltas:
                     ended = delta.finish is not None
                     yield delta
-            if journey.fruitful:
+            if failover.fruitful:
                 waiting = _Waiting(self._start_timeout_s)
 
-    async def _leg(self, journey: Journey, address: Address) -> AsyncGenerator[ChatDelta, None]:
+    async def _attempt(
+        self, failover: FailoverState, address: Address
+    ) -> AsyncGenerator[ChatDelta, None]:
         """What one replica tells, until it has answered, is lost, refuses, or is replaced."""
-        journey.begin(address)
-        asked = self._client.generate(address, journey.task, trial_tokens=journey.trial_tokens)
+        failover.begin(address)
+        asked = self._client.generate(address, failover.task, trial_tokens=failover.trial_tokens)
         try:
             async with aclosing(asked) as told:
                 async for each in told:
                     if isinstance(each, ChatDelta):
-                        yield journey.taken(each)
-                    elif isinstance(each, Beat):
-                        if await self._moves(journey):
+                        yield failover.taken(each)
+                    elif isinstance(each, Heartbeat):
+                        if await self._moves(failover):
                             return
-                    elif await self._replaceable(journey):
+                    elif await self._replaceable(failover):
                         return
         except OverloadedError as refusal:
-            journey.refused(refusal)
+            failover.refused(refusal)
         except (ConnectionLost, EngineDeadError, ReplicaLostError) as lost:
             at_work = isinstance(lost, ReplicaLostError) or getattr(lost, "at_work", False)
             if at_work:
-                log.info("replica lost", **journey.facts, reason=str(lost))
-            journey.lost(str(lost), at_work=at_work)
+                log.info("replica lost", **failover.facts, reason=str(lost))
+            failover.lost(str(lost), at_work=at_work)
 
-    async def _moves(self, journey: Journey) -> bool:
+    async def _moves(self, failover: FailoverState) -> bool:
         """Whether a task that still waits goes where it begins far earlier."""
-        if not journey.movable:
+        if not failover.movable:
             return False
         try:
             async with asyncio.timeout(LOOK_S):
-                address = await self._directory.better(journey.task, avoid=journey.avoid)
+                address = await self._directory.better(failover.task, avoid=failover.avoid)
         except (TimeoutError, CaravanError):
             return False
         if address is None:
             return False
-        log.info("moved", **journey.facts, to=address.replica)
-        journey.hand_over(address)
+        log.info("moved", **failover.facts, to=address.replica)
+        failover.hand_over(address)
         return True
 
-    async def _replaceable(self, journey: Journey) -> bool:
+    async def _replaceable(self, failover: FailoverState) -> bool:
         """Whether another replica can go on, now, for one that leaves."""
-        journey.pass_over(journey.replica)
+        failover.pass_over(failover.replica)
         try:
             async with asyncio.timeout(LOOK_S):
-                address = await self._directory.choose(journey.task, avoid=journey.avoid)
+                address = await self._directory.choose(failover.task, avoid=failover.avoid)
         except (TimeoutError, CaravanError):  # there is none now; this one still answers
             return False
-        if address.replica in journey.avoid or not journey.suits(address):
-            journey.pass_over(address.replica)
+        if address.replica in failover.avoid or not failover.suits(address):
+            failover.pass_over(address.replica)
             return False
-        log.info("replica left", **journey.facts)
-        journey.hand_over(address)
+        log.info("replica left", **failover.facts)
+        failover.hand_over(address)
         return True
 
-    async def _place(self, journey: Journey, waiting: "_Waiting") -> Address:
+    async def _place(self, failover: FailoverState, waiting: "_Waiting") -> Address:
         """Where the task goes next."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         try:
             async with asyncio.timeout(waiting.left_s):
-                return await self._placed(journey, waiting)
+                return await self._placed(failover, waiting)
         except TimeoutError:
-            raise self._unreachable(journey.model) from None
+            raise self._unreachable(failover.model) from None
         finally:
             waiting.left_s -= clock() - begun
 
-    async def _placed(self, journey: Journey, waiting: "_Waiting") -> Address:
+    async def _placed(self, failover: FailoverState, waiting: "_Waiting") -> Address:
         """Where there is no other, those that have failed the task get it again, after a pause."""
         while True:
-            address = journey.next or await self._chosen(journey, waiting)
-            journey.next = None
-            suited = journey.suits(address)
-            if address.replica in journey.avoid:
+            address = failover.next or await self._chosen(failover, waiting)
+            failover.next = None
+            suited = failover.suits(address)
+            if address.replica in failover.avoid:
                 if not suited:
                     raise ReplicaLostError(
-                        f"Model '{journey.model}' was replaced by another one while it answered."
+                        f"Model '{failover.model}' was replaced by another one while it answered."
                     )
-                if journey.refusal is not None and not journey.begun:
-                    raise journey.refusal
-                journey.ask_full_ones_again()
+                if failover.refusal is not None and not failover.begun:
+                    raise failover.refusal
+                failover.ask_full_ones_again()
                 await waiting.pause()
             if suited:
                 return address
-            journey.pass_over(address.replica)
+            failover.pass_over(address.replica)
 
-    async def _chosen(self, journey: Journey, waiting: "_Waiting") -> Address:
+    async def _chosen(self, failover: FailoverState, waiting: "_Waiting") -> Address:
         """Where the cluster has no place for the model, an answer that has begun waits for one."""
         while True:
             try:
-                return await self._directory.choose(journey.task, avoid=journey.avoid)
+                return await self._directory.choose(failover.task, avoid=failover.avoid)
             except ModelUnavailableError:
-                if not journey.begun:
+                if not failover.begun:
                     raise
             await waiting.pause()
 

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from runtime.errors import CaravanError, ModelUnavailableError
 from serve_app.gateway.listing import ListedModel, LoadedModel, unknown
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.schedulability import Placement
+from serve_app.gateway.schedulability import Schedulability
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, Task
 from serve_app.logs import get_logger
 from serve_app.on_demand.processes import Everyone, PoolDirectory
 from serve_app.transport.wire import Address
 
-# The name of the deployment for models on demand, as `Placement` knows it; no model's name.
+# The name of the deployment for models on demand, as `Schedulability` knows it; no model's name.
 ON_DEMAND = "models on demand"
 LISTING_TIMEOUT_S = 3.0
 # Where all processes with models on demand sleep, and none has ever told its store.
@@ -37,8 +37,8 @@ class ModelDirectory:
     """See backend.Directory and catalogue.Lists.
 
     `replicas`: of each configured model. `known`: what their files say, where that could be seen
-    when the application was built. `encoders`: as `Placement` knows them, of each model that does
-    not encode its images itself. `pool`: None where there is nothing on demand.
+    when the application was built. `encoders`: the name in `Schedulability` of each model's encoder
+    deployment, of models with an encoder pool. `pool`: None without `on_demand`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ModelDirectory:
         known: Mapping[str, ListedModel] | None = None,
         encoders: Mapping[str, str] | None = None,
         pool: PoolDirectory | None = None,
-        placement: Placement | None = None,
+        placement: Schedulability | None = None,
     ) -> None:
         self._configured = configured
         self._replicas = replicas
@@ -61,7 +61,7 @@ class ModelDirectory:
         self._kept: set[str] = set()  # configured models that somebody wanted unloaded
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        async with self._hopeful(task.model):
+        async with self._schedulable(task.model):
             if self._is_configured(task.model):
                 self._refuse_unseen(task)
                 return await self._configured.choose(task, avoid=avoid)
@@ -74,7 +74,7 @@ class ModelDirectory:
         return await self._configured.better(task, avoid=avoid)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
-        async with self._hopeful(model):
+        async with self._schedulable(model):
             if not self._is_configured(model):
                 return await self._on_demand.describe(model, verbose=verbose)
             try:
@@ -89,7 +89,7 @@ class ModelDirectory:
         if self._is_configured(model):
             await self.describe(model, verbose=False)
             return
-        async with self._hopeful(model):
+        async with self._schedulable(model):
             await self._on_demand.load(model, keep_alive_s)
 
     async def unload(self, model: str) -> None:
@@ -113,7 +113,7 @@ class ModelDirectory:
         if self._pool is None:
             return []
         try:
-            async with asyncio.timeout(WAKING_TIMEOUT_S), self._hopeful(ON_DEMAND):
+            async with asyncio.timeout(WAKING_TIMEOUT_S), self._schedulable(ON_DEMAND):
                 await self._pool.know_stores()
             async with asyncio.timeout(LISTING_TIMEOUT_S):
                 return await self._pool.listed()
@@ -123,7 +123,7 @@ class ModelDirectory:
     async def find_stored(self, name: str) -> ListedModel | None:
         if self._pool is None:
             return None
-        async with self._hopeful(name):
+        async with self._schedulable(name):
             return await self._pool.find(name)
 
     async def loaded(self) -> list[LoadedModel]:
@@ -157,10 +157,10 @@ class ModelDirectory:
         assert self._pool is not None, "the catalogue knows no model that nobody could load"
         return self._pool
 
-    def _hopeful(self, model: str) -> AbstractAsyncContextManager[None]:
+    def _schedulable(self, model: str) -> AbstractAsyncContextManager[None]:
         if self._placement is None:
             return nullcontext()
-        return self._placement.hopeful(model if self._is_configured(model) else ON_DEMAND)
+        return self._placement.schedulable(model if self._is_configured(model) else ON_DEMAND)
 
 
 def _shows_images(task: Task) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.engine.request import Begun, Usage
+from runtime.engine.request import ResumeState, Usage
 from runtime.errors import OverloadedError, ReplicaLostError
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
 from serve_app.transport.client import SILENCE_S
@@ -31,7 +31,7 @@ class FailoverRules:
     silence_s: float = SILENCE_S
 
 
-class Journey:
+class FailoverState:
     """What is known of one task between its arrival and its last delta.
 
     A replica's death is charged to every task that it was at work on. Charged tasks are on trial
@@ -60,8 +60,8 @@ class Journey:
         self._scored = 0  # tokens whose log-probabilities the reader has
         self._again = 0  # tokens that are drawn here a second time
         self._drawn = 0  # by the replica at work
-        self._asked_ns = self._leg_ns = self._first_ns = clock()
-        self._legs = 0
+        self._asked_ns = self._attempt_ns = self._first_ns = clock()
+        self._attempts = 0
         self._usage: Usage | None = None  # of the first delta
 
     @property
@@ -75,7 +75,7 @@ class Journey:
             return self._task
         tokens = tuple(self._tokens[: len(self._tokens) - self._again])
         had_turn = bool(self._tokens or self._retries)
-        begun = Begun(tokens, self._characters, had_turn)
+        begun = ResumeState(tokens, self._characters, had_turn)
         return dataclasses.replace(self._task, begun=begun)
 
     @property
@@ -114,8 +114,8 @@ class Journey:
             self._model = address.model
         self.replica = address.replica
         self.fruitful = False
-        self._legs += 1
-        self._leg_ns = self._clock()
+        self._attempts += 1
+        self._attempt_ns = self._clock()
         self._drawn = 0
         scored = isinstance(self._task, ChatTask) and self._task.sampling.logprobs is not None
         self._again = len(self._tokens) - self._scored if scored else 0
@@ -180,13 +180,13 @@ class Journey:
     def _note_first(self, usage: Usage) -> None:
         """Until a replica was asked the task waited too, such as for one that had to start."""
         self._first_ns = self._clock()
-        queue_ns = usage.queue_ns + self._leg_ns - self._asked_ns
+        queue_ns = usage.queue_ns + self._attempt_ns - self._asked_ns
         self._usage = dataclasses.replace(usage, queue_ns=queue_ns)
 
     def _whole(self, last: Usage) -> Usage:
         """The cost as the reader sees it: going on elsewhere takes time and is no second prompt."""
         assert self._usage is not None
-        if self._legs == 1:
+        if self._attempts == 1:
             return dataclasses.replace(last, queue_ns=self._usage.queue_ns)
         return dataclasses.replace(
             last,

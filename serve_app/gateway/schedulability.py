@@ -62,7 +62,7 @@ class Cluster(Protocol):
     async def look(self) -> View: ...
 
 
-class Placement:
+class Schedulability:
     """Looks at the cluster now and then; `needs` by the name under which tasks ask."""
 
     def __init__(self, needs: Mapping[str, Need], cluster: Cluster) -> None:
@@ -82,7 +82,7 @@ class Placement:
             raise ModelUnavailableError(problem)
 
     @asynccontextmanager
-    async def hopeful(self, name: str) -> AsyncIterator[None]:
+    async def schedulable(self, name: str) -> AsyncIterator[None]:
         """Within it somebody waits for a replica. ModelUnavailableError once there can be none."""
         self.refuse(name)
         patience = asyncio.timeout(None)

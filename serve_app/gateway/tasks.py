@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from model_zoo.chat.messages import ImagePart, Message
-from runtime.engine.request import Begun, FinishReason, SamplingParams, Usage
+from runtime.engine.request import FinishReason, ResumeState, SamplingParams, Usage
 
 # The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.
 
@@ -72,7 +72,7 @@ class ChatTask:
     penalise_prompt: bool = True
     prompt_wanted: bool = False
     now: datetime | None = None
-    begun: Begun | None = None
+    begun: ResumeState | None = None
     keep_alive_s: float | None = None
 
 

@@ -59,7 +59,7 @@ class Create:
 class Follow:
     """How a job goes on: Account. A job that nobody follows any more ends."""
 
-    job: str
+    operation: str
     after: int = 0
 
 

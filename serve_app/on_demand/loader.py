@@ -23,7 +23,7 @@ from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, Outline, load_outline, load_replica
 from serve_app.replica.machine import computing_device
 from serve_app.replica.replica import ModelReplica, model_card, verbose_card
-from serve_app.replica.resolved_model import Origin, present_origin, told_of
+from serve_app.replica.resolved_model import ModelFiles, present_origin, told_of
 from serve_app.replica.startup_log import log_reduced_context
 
 NO_LIMIT = 1 << 62
@@ -128,7 +128,7 @@ class StoreLoader:
         asked = origin.context_tokens or self._common_context
         return load_outline(settings, dataclasses.replace(origin, context_tokens=asked))
 
-    def _origin(self, settings: ModelSettings) -> Origin:
+    def _origin(self, settings: ModelSettings) -> ModelFiles:
         try:
             origin = present_origin(settings, self._environment)
         except CaravanError as error:

@@ -98,8 +98,8 @@ class Management:
         """Brings the blob to every store; whether any lacked it."""
         if await self.holds(digest):
             return False
-        keepers = await self._pool.keepers()
-        begun = await self._ordered(keepers, Upload(digest, size))
+        store_managers = await self._pool.store_managers()
+        begun = await self._ordered(store_managers, Upload(digest, size))
         offset = 0
         async for piece in _pieces(content):
             await self._each({r: Append(upload, offset, piece) for r, upload in begun.items()})
@@ -109,10 +109,10 @@ class Management:
 
     async def _followed(self, command: Command) -> AsyncGenerator[PullProgress, None]:
         try:
-            jobs = await self._begun(command)
-            story = _Story(jobs)
+            operations = await self._begun(command)
+            story = _Story(operations)
             while not story.done:
-                for step in story.told(await self._accounts(jobs, story)):
+                for step in story.told(await self._accounts(operations, story)):
                     yield step
                 if not story.done:
                     await asyncio.sleep(LOOK_S)
@@ -121,22 +121,24 @@ class Management:
 
     async def _begun(self, command: Command) -> dict[str, str]:
         """The jobs by process: in each store but those that have no file of the model."""
-        keepers = await self._pool.keepers()
-        answers = await self._pool.order(keepers, command)
-        if {answer.replica for answer in answers} != set(keepers):
+        store_managers = await self._pool.store_managers()
+        answers = await self._pool.order(store_managers, command)
+        if {answer.replica for answer in answers} != set(store_managers):
             raise OverloadedError(ENDED)
-        jobs, missing = {}, None
+        operations, missing = {}, None
         for answer in answers:
             try:
-                jobs[answer.replica] = answer.result()
+                operations[answer.replica] = answer.result()
             except ModelNotFoundError as error:
                 missing = error
-        if missing is not None and not jobs:
+        if missing is not None and not operations:
             raise missing
-        return jobs
+        return operations
 
-    async def _accounts(self, jobs: dict[str, str], story: "_Story") -> dict[str, Account]:
-        return await self._each({each: Follow(jobs[each], story.heard[each]) for each in jobs})
+    async def _accounts(self, operations: dict[str, str], story: "_Story") -> dict[str, Account]:
+        return await self._each(
+            {each: Follow(operations[each], story.heard[each]) for each in operations}
+        )
 
     async def _each(self, commands: Mapping[str, Command]) -> dict[str, Any]:
         """A command of its own for each process."""
@@ -145,14 +147,14 @@ class Management:
         return _results(answers, commands)
 
     async def _everywhere(self, command: Command) -> list[Any]:
-        return [*(await self._ordered(await self._pool.keepers(), command)).values()]
+        return [*(await self._ordered(await self._pool.store_managers(), command)).values()]
 
     async def _ordered(self, replicas: list[str], command: Command) -> dict[str, Any]:
         return _results(await self._pool.order(replicas, command), replicas)
 
     async def _wherever_it_is(self, command: Command, name: str) -> None:
-        keepers = await self._pool.keepers()
-        answers = await self._pool.order(keepers, command)
+        store_managers = await self._pool.store_managers()
+        answers = await self._pool.order(store_managers, command)
         self._pool.forget()
         done = 0
         for answer in answers:
@@ -174,8 +176,8 @@ class Management:
 class _Story:
     """What several jobs that do the same have told, as one: the slowest one's steps."""
 
-    def __init__(self, jobs: Iterable[str]) -> None:
-        self.heard = dict.fromkeys(jobs, 0)  # steps of each
+    def __init__(self, operations: Iterable[str]) -> None:
+        self.heard = dict.fromkeys(operations, 0)  # steps of each
         self.done = False
         self._last: PullProgress | None = None
 

@@ -23,7 +23,7 @@ from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.logs import get_logger
-from serve_app.on_demand.pool_load import Gauge
+from serve_app.on_demand.pool_load import PoolLoad
 from serve_app.on_demand.report import Resident
 
 # A model gets no more than such a part of the room if less will do, so that others have room too.
@@ -99,7 +99,7 @@ class ModelPool:
         self._loader = loader
         self._limits = limits
         self._clock = clock
-        self._gauge = Gauge()
+        self._gauge = PoolLoad()
         self._entries: dict[str, _Entry] = {}
         self._outgoing: set[_Entry] = set()  # those whose name means something else by now
         self._changing = asyncio.Lock()  # of what is loaded

@@ -17,7 +17,7 @@ LEASE_S = 15.0
 log = get_logger()
 
 
-class Jobs:
+class Operations:
     """Each runs in a thread. A job whose progress is not requested for `lease_s` is cancelled;
     `clock` gives the seconds."""
 
@@ -31,7 +31,7 @@ class Jobs:
         self._lease_s, self._clock = lease_s, clock
         self._most_at_once = most_at_once
         self._threads = ThreadPoolExecutor(most_at_once, "job")
-        self._jobs: dict[str, _Job] = {}
+        self._operations: dict[str, _Operation] = {}
         self._lock = threading.Lock()
 
     def begin(self, key: str, work: Callable[[Progress], None]) -> str:
@@ -41,18 +41,20 @@ class Jobs:
         """
         with self._lock:
             self._forget_old()
-            running = {id: job for id, job in self._jobs.items() if not job.done}
-            for id, job in running.items():
-                if job.key == key:
-                    job.asked_at = self._clock()
+            running = {
+                id: operation for id, operation in self._operations.items() if not operation.done
+            }
+            for id, operation in running.items():
+                if operation.key == key:
+                    operation.asked_at = self._clock()
                     return id
             if len(running) >= self._most_at_once:
                 raise OverloadedError(
                     f"{len(running)} pulls and the like are at work already; try again later"
                 )
-            id, job = uuid.uuid4().hex, _Job(key, self._lease_s, self._clock)
-            self._jobs[id] = job
-            job.future = self._threads.submit(job.run, work)
+            id, operation = uuid.uuid4().hex, _Operation(key, self._lease_s, self._clock)
+            self._operations[id] = operation
+            operation.future = self._threads.submit(operation.run, work)
             return id
 
     def follow(self, id: str, after: int) -> Account:
@@ -60,29 +62,33 @@ class Jobs:
 
         Raises what the work has raised. ModelNotFoundError: nobody has followed it for too long.
         """
-        job = self._jobs.get(id)
-        if job is None:
+        operation = self._operations.get(id)
+        if operation is None:
             raise ModelNotFoundError(f"job {id[:40]} is not known here")
-        return job.account(after)
+        return operation.account(after)
 
     def close(self) -> None:
         """What is at work ends at its next step."""
         with self._lock:
-            for job in self._jobs.values():
-                job.lease_s = float("-inf")
+            for operation in self._operations.values():
+                operation.lease_s = float("-inf")
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget_old(self) -> None:
-        old = [id for id, job in self._jobs.items() if job.done and job.abandoned]
+        old = [
+            id
+            for id, operation in self._operations.items()
+            if operation.done and operation.abandoned
+        ]
         for id in old:
-            del self._jobs[id]
+            del self._operations[id]
 
 
 class _Abandoned(Exception):
     """Nobody waits for the job any more."""
 
 
-class _Job:
+class _Operation:
     def __init__(self, key: str, lease_s: float, clock: Callable[[], float]) -> None:
         self.key = key
         self.lease_s = lease_s
@@ -104,12 +110,12 @@ class _Job:
         try:
             work(self._note)
         except _Abandoned:
-            log.info("given up, as nobody waits", job=self.key)
+            log.info("given up, as nobody waits", operation=self.key)
             raise OverloadedError("it was given up, as nobody asked how it goes") from None
         except CaravanError:
             raise
         except Exception as error:
-            log.error("a job failed", job=self.key, reason=repr(error))
+            log.error("a job failed", operation=self.key, reason=repr(error))
             raise
 
     def account(self, after: int) -> Account:

@@ -25,7 +25,7 @@ TOTALS = (
 Model = TypeVar("Model")
 
 
-class Gauge:
+class PoolLoad:
     """Remembers what has been done by models that are gone, and what was refused lately."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -114,7 +114,7 @@ class PoolDirectory:
             await self._await_one()
         return reports
 
-    async def keepers(self) -> list[str]:
+    async def store_managers(self) -> list[str]:
         """One process for each store: what it does to its store is done for all that share it."""
         return [*{report.store: report.replica for report in await self.processes()}.values()]
 

@@ -9,15 +9,15 @@ from model_zoo.store.store import Store, default_root
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import Limits, ModelPool
 from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.on_demand.store_manager import Keeper
+from serve_app.on_demand.store_manager import StoreManager
 from serve_app.transport.server import StreamServer
 
 DRAIN_S = 20.0
 
 
-async def open_keeper(
+async def open_store_manager(
     settings: OnDemandSettings, opened: AsyncExitStack, host: str, replica: str
-) -> Keeper:
+) -> StoreManager:
     """`opened` ends everything: answers first, then engines. `replica`: what Serve calls it."""
     loader = await asyncio.to_thread(StoreLoader, settings)
     limits = Limits(
@@ -31,7 +31,7 @@ async def open_keeper(
     server = StreamServer(pool.generate)
     opened.push_async_callback(server.close, drain_s=DRAIN_S)
     address = dataclasses.replace(await server.start(host), replica=replica)
-    keeper = Keeper(
+    store_manager = StoreManager(
         pool,
         Store(default_root(os.environ)),
         address,
@@ -39,5 +39,5 @@ async def open_keeper(
         hf_token_for=settings.hf_token_for,
         max_upload_bytes=settings.max_upload_bytes,
     )
-    opened.callback(keeper.close)
-    return keeper
+    opened.callback(store_manager.close)
+    return store_manager

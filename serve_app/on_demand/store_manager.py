@@ -44,7 +44,7 @@ from serve_app.on_demand.commands import (
 )
 from serve_app.on_demand.definitions import blob_digest
 from serve_app.on_demand.model_pool import ModelPool
-from serve_app.on_demand.operations import Jobs
+from serve_app.on_demand.operations import Operations
 from serve_app.on_demand.report import PoolReport
 from serve_app.on_demand.stored import StoredModels
 from serve_app.on_demand.uploads import Uploads
@@ -54,7 +54,7 @@ from serve_app.transport.wire import Address
 IDENTITY = "identity"
 
 
-class Keeper:
+class StoreManager:
     """One process's models and its store. `pull_hosts`: from where clients may have models pulled.
 
     `hf_token_for`: repositories of the Hub that the server's token is used for then, as `org/repo`
@@ -79,7 +79,7 @@ class Keeper:
         self._hf_token_for = tuple(pattern.lower() for pattern in hf_token_for)
         self._environment = environment
         self._stored = StoredModels(store)
-        self._jobs = Jobs()
+        self._operations = Operations()
         self._uploads = Uploads(store, max_bytes=max_upload_bytes)
         self._identity = store_identity(store)
 
@@ -104,7 +104,7 @@ class Keeper:
             return Answer(replica, failed=wire.failed(error))
 
     def close(self) -> None:
-        self._jobs.close()
+        self._operations.close()
         self._uploads.close()
 
     async def _done(self, command: Command) -> Any:
@@ -128,8 +128,8 @@ class Keeper:
                 return self._pull(text)
             case Create(name, definition, configured):
                 return self._create(name, definition, configured)
-            case Follow(job, after):
-                return self._jobs.follow(job, after)
+            case Follow(operation, after):
+                return self._operations.follow(operation, after)
             case Copy(source, destination):
                 copy(self._known(source), sound_name(destination), self._store)
             case Remove(model):
@@ -153,7 +153,7 @@ class Keeper:
             with _pulling(source, tokened):
                 pull(source, self._store, progress=progress, environment=self._pulls_with(tokened))
 
-        return self._jobs.begin(f"pull {source}", work)
+        return self._operations.begin(f"pull {source}", work)
 
     def _create(self, text: str, definition: Definition, configured: bool) -> str:
         name = sound_name(text)
@@ -175,7 +175,7 @@ class Keeper:
                     environment=self._pulls_with(tokened),
                 )
 
-        return self._jobs.begin(f"create {name} {definition!r}", work)
+        return self._operations.begin(f"create {name} {definition!r}", work)
 
     def _check_base(self, base: Source | None) -> None:
         assert not isinstance(base, PathSource), "no request names a file of the server"

@@ -24,7 +24,7 @@ from serve_app.gateway.directory import ModelDirectory
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_calls import Replicas
-from serve_app.gateway.schedulability import Placement, Plan
+from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.keys import ApiKey
 from serve_app.logs import get_logger
 from serve_app.on_demand.commands import Answer, Command
@@ -149,26 +149,28 @@ class OnDemandDeployment:
     """A process with models on demand. Serve reaches it for control, all at once or any of them."""
 
     async def __init__(self, settings: OnDemandSettings) -> None:  # type: ignore[misc]
-        from serve_app.on_demand.start import open_keeper
+        from serve_app.on_demand.start import open_store_manager
 
         self._opened = AsyncExitStack()
         host, replica = ray.util.get_node_ip_address(), serve.get_replica_context().replica_id
-        self._keeper = await open_keeper(settings, self._opened, host, replica.unique_id)
+        self._store_manager = await open_store_manager(
+            settings, self._opened, host, replica.unique_id
+        )
 
     async def report(self) -> PoolReport:
-        return await self._keeper.report()
+        return await self._store_manager.report()
 
     async def order(self, replicas: tuple[str, ...], command: Command) -> Answer | None:
         """None unless it is one of these."""
-        if self._keeper.address.replica not in replicas:
+        if self._store_manager.address.replica not in replicas:
             return None
-        return await self._keeper.answer(command)
+        return await self._store_manager.answer(command)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return self._keeper.pool.measures()
+        return self._store_manager.pool.measures()
 
     async def check_health(self) -> None:
-        self._keeper.pool.check()
+        self._store_manager.pool.check()
 
     async def __del__(self) -> None:
         await self._opened.aclose()
@@ -202,7 +204,7 @@ class Ingress:
         risk = haproxy.risk(os.environ)
         if risk is not None:
             log.warning("haproxy", text=risk)
-        placement = Placement(self._plan.needs, RayCluster())
+        placement = Schedulability(self._plan.needs, RayCluster())
         self._watching.add(asyncio.create_task(placement.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
         directory = ModelDirectory(

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
-from runtime.distributed.layer_placement import Stages, by_room, by_shares
+from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import ConfigurationError
 from runtime.worker.model import DecoderModel
@@ -22,7 +22,7 @@ _LAYER = re.compile(r"^blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlacing:
+class DeviceMapOptions:
     """What settings say of it, in Ollama's and llama.cpp's words.
 
     `tensor_split`: how the layers are divided among GPUs, in their order; None: by the memory that
@@ -39,15 +39,17 @@ class LayerPlacing:
     sequences: int
     kv_dtype: torch.dtype
 
-    def __call__(self, file: GGUFFile, outline: DecoderModel) -> Stages | None:
+    def __call__(self, file: GGUFFile, outline: DecoderModel) -> LayerPlacement | None:
         """None where one device has all."""
         devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
-        stages = self.among(devices, [available_bytes(d) for d in devices], file, outline)
-        if stages is not None:
-            log.info("layers", **{str(d): stages.layers.count(d) for d in stages.all})
-            if any(device.type == "cpu" for device in stages.all):
+        layer_placement = self.among(devices, [available_bytes(d) for d in devices], file, outline)
+        if layer_placement is not None:
+            log.info(
+                "layers", **{str(d): layer_placement.layers.count(d) for d in layer_placement.all}
+            )
+            if any(device.type == "cpu" for device in layer_placement.all):
                 prepare_kernels()
-        return stages
+        return layer_placement
 
     def among(
         self,
@@ -55,16 +57,16 @@ class LayerPlacing:
         free_bytes: Sequence[int],
         file: GGUFFile,
         outline: DecoderModel,
-    ) -> Stages | None:
+    ) -> LayerPlacement | None:
         """The same for these devices."""
         layers, rest = _weights(file)
         placed = self._placed(layers, rest, free_bytes, outline)
         host = torch.device("cpu")
-        stages = Stages(
+        layer_placement = LayerPlacement(
             tuple(host if number is None else devices[number] for number in placed),
             devices[self.main_gpu],
         )
-        return None if stages.all == (stages.main,) else stages
+        return None if layer_placement.all == (layer_placement.main,) else layer_placement
 
     def _placed(
         self, layers: list[int], rest: int, free_bytes: Sequence[int], outline: DecoderModel
@@ -90,13 +92,13 @@ class LayerPlacing:
 
 def placing_of(
     settings: ModelSettings, context_tokens: int, device: torch.device
-) -> LayerPlacing | None:
+) -> DeviceMapOptions | None:
     """None where all layers are where ranks or the host compute."""
     if device.type == "cpu" and settings.tensor_split is not None:
         log.info("left alone", model=settings.name, what="tensor_split: this process has no GPU")
     if device.type != "cuda" or settings.parallel.tensor > 1:
         return None
-    return LayerPlacing(
+    return DeviceMapOptions(
         settings.tensor_split,
         settings.num_gpu,
         settings.main_gpu,

@@ -11,11 +11,11 @@ import torch
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
-from model_zoo.multimodal.image_cache import Album
+from model_zoo.multimodal.image_cache import ImageCache
 from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
-from runtime.distributed.control_channel import Lead, Seat
-from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.control_channel import RankInfo, RankZero
+from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Ranks, Unconnected
 from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
 from runtime.errors import (
@@ -27,7 +27,7 @@ from runtime.errors import (
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.replica.device_map import placing_of
-from serve_app.replica.image_memory import album_of, set_aside_bytes
+from serve_app.replica.image_memory import image_cache_of, set_aside_bytes
 from serve_app.replica.machine import (
     LoadingProgress,
     computing_device,
@@ -37,7 +37,7 @@ from serve_app.replica.machine import (
 )
 from serve_app.replica.replica import ModelReplica, model_card
 from serve_app.replica.resolved_model import (
-    Origin,
+    ModelFiles,
     comes_later,
     fetched_origin,
     present_origin,
@@ -64,7 +64,7 @@ class Outline:
     """A model without its weights, laid out for `device`."""
 
     model: ChatModel
-    origin: Origin
+    origin: ModelFiles
     options: EngineOptions
     device: torch.device
 
@@ -82,7 +82,7 @@ def check_model(settings: ModelSettings) -> str | None:
         return None
 
 
-def load_outline(settings: ModelSettings, origin: Origin) -> Outline:
+def load_outline(settings: ModelSettings, origin: ModelFiles) -> Outline:
     """What the model is and how it would be served here; its weights stay on disk."""
     with _naming(settings):
         device = _main_device(settings)
@@ -93,9 +93,9 @@ def load_outline(settings: ModelSettings, origin: Origin) -> Outline:
 def load_replica(
     settings: ModelSettings,
     encoders: Directory | None = None,
-    lead: Lead | None = None,
+    lead: RankZero | None = None,
     *,
-    origin: Origin | None = None,
+    origin: ModelFiles | None = None,
 ) -> ModelReplica:
     """Everything is reserved when this returns; the engine runs.
 
@@ -105,22 +105,22 @@ def load_replica(
     """
     with _naming(settings), ExitStack() as failing:
         device = _main_device(settings)
-        team = None
+        rank_group = None
         if lead is not None:
             failing.callback(lead.close)
-            team = Team(lead, device)
-            failing.callback(team.close)
-            share_threads(settings.threads, team.machine_ranks)
+            rank_group = RankGroup(lead, device)
+            failing.callback(rank_group.close)
+            share_threads(settings.threads, rank_group.machine_ranks)
         origin = origin or fetched_origin(settings, os.environ)
-        replica = _load_replica(settings, origin, encoders, device, team)
+        replica = _load_replica(settings, origin, encoders, device, rank_group)
         failing.pop_all()
         return replica
 
 
-def compute_part_of(settings: ModelSettings, seat: Seat) -> None:
+def compute_part_of(settings: ModelSettings, rank_info: RankInfo) -> None:
     """A rank beside the replica's own process, until that ends; it hears why this one fails."""
     device = _main_device(settings)
-    member = Member(seat, device)
+    member = Member(rank_info, device)
     try:
         share_threads(settings.threads, member.machine_ranks)
         log_device(device)
@@ -136,7 +136,7 @@ def compute_part_of(settings: ModelSettings, seat: Seat) -> None:
         member.tell_loaded(file_digest(origin.path))
         compute_part(decoder, member, device=device)
     except Exception as error:
-        member.lifeline.fail(error)
+        member.control_channel.fail(error)
         raise
     finally:
         member.close()
@@ -150,22 +150,22 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         log_device(device)
         origin = fetched_origin(settings, os.environ)
         dtype = number_type(vision.dtype, device)
-        model, _ = _loaded(settings, origin, META, dtype, eyes_device=device)
+        model, _ = _loaded(settings, origin, META, dtype, vision_device=device)
         _check_vision(settings, model)
-        assert model.eyes is not None
-        encoder = assemble_encoder(model.eyes, vision, device=device)
+        assert model.vision is not None
+        encoder = assemble_encoder(model.vision, vision, device=device)
         log_encoder(settings.name, encoder)
         return encoder
 
 
 def _outlined(
-    settings: ModelSettings, origin: Origin, where: torch.device, device: torch.device
+    settings: ModelSettings, origin: ModelFiles, where: torch.device, device: torch.device
 ) -> Outline:
     """As `device` would compute it, with the weights that it has on another one."""
     dtype = number_type(settings.dtype, device)
     ranks = _unconnected(settings)
     model, origin = _loaded(settings, origin, where, dtype, ranks=ranks, read=False)
-    options = _engine_options(settings, origin, model, device, album_of(settings, model))
+    options = _engine_options(settings, origin, model, device, image_cache_of(settings, model))
     check_options(options, model.decoder)
     _check_image_cache(settings, model)
     _check_vision(settings, model)
@@ -175,21 +175,23 @@ def _outlined(
 
 def _load_replica(
     settings: ModelSettings,
-    origin: Origin,
+    origin: ModelFiles,
     encoders: Directory | None,
     device: torch.device,
-    team: Team | None,
+    rank_group: RankGroup | None,
 ) -> ModelReplica:
     begun = time.monotonic()
     log_device(device)
-    eyes_device = device if encoders is None else META
+    vision_device = device if encoders is None else META
     dtype = number_type(settings.dtype, device)
-    ranks = ALONE if team is None else team.ranks
-    model, origin = _loaded(settings, origin, device, dtype, eyes_device=eyes_device, ranks=ranks)
-    if team is not None:
-        team.await_parts(file_digest(origin.path))
-    album = album_of(settings, model)
-    options = _engine_options(settings, origin, model, device, album)
+    ranks = ALONE if rank_group is None else rank_group.ranks
+    model, origin = _loaded(
+        settings, origin, device, dtype, vision_device=vision_device, ranks=ranks
+    )
+    if rank_group is not None:
+        rank_group.await_parts(file_digest(origin.path))
+    image_cache = image_cache_of(settings, model)
+    options = _engine_options(settings, origin, model, device, image_cache)
     _log_context(settings, origin, options.context_tokens)
     _check_image_cache(settings, model)
     _check_vision(settings, model)
@@ -201,7 +203,7 @@ def _load_replica(
         device=device,
         options=options,
         encoder=encoder,
-        team=team,
+        rank_group=rank_group,
     )
     engine.start()
     log_model(settings.name, model, memory)
@@ -215,38 +217,38 @@ def _load_replica(
         device=device.type,
         reserved_bytes=memory.reserved_bytes + memory.others_bytes,
     )
-    return ModelReplica(model, engine, told_of(card, origin), origin.opening, album)
+    return ModelReplica(model, engine, told_of(card, origin), origin.opening, image_cache)
 
 
 def _image_encoder(
     settings: ModelSettings, model: ChatModel, device: torch.device, encoders: Directory | None
 ) -> ImageEncoder | None:
-    if model.eyes is None:
+    if model.vision is None:
         return None
     if encoders is None:
-        return LocalEncoder(model.eyes.tower, device=device)
+        return LocalEncoder(model.vision.tower, device=device)
     rules = PoolRules(timeout_s=settings.vision.timeout_s)
-    limits, name = model.eyes.tower.limits, model.eyes.name
+    limits, name = model.vision.tower.limits, model.vision.name
     return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)
 
 
 def _loaded(
     settings: ModelSettings,
-    origin: Origin,
+    origin: ModelFiles,
     device: torch.device,
     dtype: torch.dtype,
     *,
-    eyes_device: torch.device | None = None,
+    vision_device: torch.device | None = None,
     ranks: Ranks = ALONE,
     read: bool = True,
-) -> tuple[ChatModel, Origin]:
+) -> tuple[ChatModel, ModelFiles]:
     """The model; without a projector or a template that it brings, but that cannot be used."""
     try:
         model = load(
             origin.path,
             projector=origin.projector,
             device=device,
-            eyes_device=eyes_device,
+            vision_device=vision_device,
             dtype=dtype,
             context_tokens=_wanted_context(settings, origin),
             ranks=ranks,
@@ -260,7 +262,7 @@ def _loaded(
             raise
         blind = origin.without("projector", error)
         return _loaded(
-            settings, blind, device, dtype, eyes_device=eyes_device, ranks=ranks, read=read
+            settings, blind, device, dtype, vision_device=vision_device, ranks=ranks, read=read
         )
     if origin.template is None:
         return model, origin
@@ -289,13 +291,17 @@ def _unconnected(settings: ModelSettings) -> Ranks:
     return ALONE if size == 1 else Unconnected(size)
 
 
-def _wanted_context(settings: ModelSettings, origin: Origin) -> int:
+def _wanted_context(settings: ModelSettings, origin: ModelFiles) -> int:
     """The longest sequence that will be served, as far as the file allows it."""
     return settings.context_tokens or origin.context_tokens or DEFAULT_CONTEXT_TOKENS
 
 
 def _engine_options(
-    settings: ModelSettings, origin: Origin, model: ChatModel, device: torch.device, album: Album
+    settings: ModelSettings,
+    origin: ModelFiles,
+    model: ChatModel,
+    device: torch.device,
+    image_cache: ImageCache,
 ) -> EngineOptions:
     context_tokens = _context_tokens(settings, origin, model)
     return EngineOptions(
@@ -310,7 +316,7 @@ def _engine_options(
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
         image_cache_bytes=settings.image_cache_bytes,
-        set_aside_bytes=set_aside_bytes(settings, model, album, device),
+        set_aside_bytes=set_aside_bytes(settings, model, image_cache, device),
     )
 
 
@@ -340,7 +346,7 @@ def _check_vision(settings: ModelSettings, model: ChatModel) -> None:
         check_cache(settings.vision.cache_bytes, model.tower)
 
 
-def _log_context(settings: ModelSettings, origin: Origin, served: int) -> None:
+def _log_context(settings: ModelSettings, origin: ModelFiles, served: int) -> None:
     """The model's own parameters may ask for more than it is served with."""
     asked = origin.context_tokens
     if asked is not None and served < asked:
@@ -357,7 +363,7 @@ def _check_default_context(settings: ModelSettings, context_tokens: int) -> None
         )
 
 
-def _context_tokens(settings: ModelSettings, origin: Origin, model: ChatModel) -> int:
+def _context_tokens(settings: ModelSettings, origin: ModelFiles, model: ChatModel) -> int:
     most = model.decoder.context_length
     if settings.context_tokens is not None and settings.context_tokens > most:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ _INSTRUCTIONS = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class PromptDefaults:
     """A model's own system text and messages; a conversation's system message replaces the text.
 
     Messages that begin with a system message, as saved sessions do, add it to the text.

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from model_zoo.chat.messages import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.multimodal.image_cache import Album, Loan
+from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from runtime.errors import OverloadedError
 from serve_app.gateway.tasks import Conversation, PromptSource, RawText, TokenIds
 
@@ -24,19 +24,19 @@ MOST_WAITING = 64  # prompts with images, whose bytes are held until their turn
 class Preparer:
     """Makes prompts for one model. `album`: lends what images take."""
 
-    def __init__(self, model: ChatModel, album: Album | None = None) -> None:
+    def __init__(self, model: ChatModel, image_cache: ImageCache | None = None) -> None:
         self._model = model
-        self.album = album or Album()
+        self.image_cache = image_cache or ImageCache()
         self._texts = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
         self.at_work = 0
 
-    def lend(self, source: PromptSource) -> Loan:
+    def lease(self, source: PromptSource) -> ImageLease:
         """For as long as the request lasts; raises where there is no room for its images."""
-        return self.album.lend(sum(len(image.data) for image in images_of(source)))
+        return self.image_cache.lease(sum(len(image.data) for image in images_of(source)))
 
     async def prompt(
-        self, source: PromptSource, *, at_most: int, loan: Loan, now: datetime | None = None
+        self, source: PromptSource, *, at_most: int, lease: ImageLease, now: datetime | None = None
     ) -> Prompt:
         """`at_most`: positions that there are. `now`: the time that templates are told.
 
@@ -44,14 +44,16 @@ class Preparer:
         """
         loop = asyncio.get_running_loop()
         if not images_of(source):
-            return await loop.run_in_executor(self._texts, self._prompt, source, at_most, now, loan)
+            return await loop.run_in_executor(
+                self._texts, self._prompt, source, at_most, now, lease
+            )
         if self.at_work >= IMAGE_THREADS + MOST_WAITING:
             raise OverloadedError(f"{self.at_work} prompts with images are being prepared")
         # A thread cannot be stopped: whoever leaves keeps their place and room until it is done.
         self.at_work += 1
-        loan.begin_work()
-        made = self._threads.submit(self._prompt, source, at_most, now, loan)
-        made.add_done_callback(lambda _: loan.end_work())
+        lease.begin_work()
+        made = self._threads.submit(self._prompt, source, at_most, now, lease)
+        made.add_done_callback(lambda _: lease.end_work())
         made.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
         return await asyncio.wrap_future(made)
 
@@ -62,7 +64,7 @@ class Preparer:
         self.at_work -= 1
 
     def _prompt(
-        self, source: PromptSource, at_most: int, now: datetime | None, loan: Loan
+        self, source: PromptSource, at_most: int, now: datetime | None, lease: ImageLease
     ) -> Prompt:
         match source:
             case Conversation(messages, thinking, after, variables):
@@ -73,11 +75,11 @@ class Preparer:
                     variables=variables,
                     at_most=room,
                     now=now,
-                    loan=loan,
+                    lease=lease,
                 )
                 return self._continued(after, prompt) if after else prompt
             case RawText(text, images):
-                return self._model.prepare_text(text, images, at_most=at_most, loan=loan)
+                return self._model.prepare_text(text, images, at_most=at_most, lease=lease)
             case TokenIds(ids):
                 return Prompt(ids)
 

@@ -9,7 +9,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from runtime.distributed.control_channel import Lead, Seat
+from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.errors import ConfigurationError, EngineDeadError
 from serve_app.config.settings import ModelSettings
 
@@ -24,10 +24,10 @@ class RankActors:
         group = ray.util.get_current_placement_group()
         if group is None:
             raise ConfigurationError("Ranks of one model need a placement group; this has none.")
-        self.lead = Lead(host, settings.parallel.tensor)
-        self._actors = [_actor(group, seat) for seat in self.lead.seats]
-        calls = zip(self._actors, self.lead.seats, strict=True)
-        results = [actor.compute.remote(settings, seat) for actor, seat in calls]
+        self.lead = RankZero(host, settings.parallel.tensor)
+        self._actors = [_actor(group, rank_info) for rank_info in self.lead.rank_infos]
+        calls = zip(self._actors, self.lead.rank_infos, strict=True)
+        results = [actor.compute.remote(settings, rank_info) for actor, rank_info in calls]
         threading.Thread(target=self._watch, args=(results,), name="ranks", daemon=True).start()
 
     def close(self) -> None:
@@ -46,11 +46,11 @@ class RankActors:
             self.lead.fail(EngineDeadError(f"A rank has ended: {told[-1] if told else error}"))
 
 
-def _actor(group: PlacementGroup, seat: Seat) -> Any:
+def _actor(group: PlacementGroup, rank_info: RankInfo) -> Any:
     """With all resources of its bundle; bundle 0 is the replica's."""
-    bundle = group.bundle_specs[seat.rank]
+    bundle = group.bundle_specs[rank_info.rank]
     strategy = PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=seat.rank
+        placement_group=group, placement_group_bundle_index=rank_info.rank
     )
     return (
         ray.remote(_Rank)
@@ -66,10 +66,10 @@ def _actor(group: PlacementGroup, seat: Seat) -> Any:
 class _Rank:
     """A process that computes one part of one model, and ends."""
 
-    def compute(self, settings: ModelSettings, seat: Seat) -> None:
+    def compute(self, settings: ModelSettings, rank_info: RankInfo) -> None:
         from serve_app.replica.loading import compute_part_of
 
         try:
-            compute_part_of(settings, seat)
+            compute_part_of(settings, rank_info)
         finally:
             ray.actor.exit_actor()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.multimodal.image_cache import Album
+from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import (
@@ -37,7 +37,7 @@ from serve_app.gateway.tasks import (
 )
 from serve_app.logs import get_logger
 from serve_app.replica.embeddings import TextEmbedder
-from serve_app.replica.prompt_defaults import Opening
+from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import Preparer
 
 # JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
@@ -55,14 +55,14 @@ class ModelReplica:
         model: ChatModel,
         engine: AsyncEngine,
         card: ModelCard,
-        opening: Opening | None = None,
-        album: Album | None = None,
+        opening: PromptDefaults | None = None,
+        image_cache: ImageCache | None = None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._card = card
-        self._opening = opening or Opening()
-        self._preparer = Preparer(model, album)
+        self._opening = opening or PromptDefaults()
+        self._preparer = Preparer(model, image_cache)
         self._embedder = TextEmbedder(
             model, engine, name=card.name, context_limit=self._context_limit
         )
@@ -79,9 +79,9 @@ class ModelReplica:
         task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
         self._refuse_oversized(task)
         limit = self._context_limit(task)
-        with closing(self._preparer.lend(task.prompt)) as loan:
+        with closing(self._preparer.lease(task.prompt)) as lease:
             prompt = await self._preparer.prompt(
-                task.prompt, at_most=limit, loan=loan, now=task.now
+                task.prompt, at_most=limit, lease=lease, now=task.now
             )
             stream = self._engine.stream(self._request(task, prompt))
             async with aclosing(stream) as deltas:  # type: ignore[type-var]
@@ -106,7 +106,7 @@ class ModelReplica:
     @property
     def image_bytes(self) -> int:
         """What the images of requests take on the host."""
-        return self._preparer.album.used_bytes
+        return self._preparer.image_cache.used_bytes
 
     def statistics(self) -> EngineStatistics:
         return self._engine.statistics()

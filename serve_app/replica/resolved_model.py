@@ -16,7 +16,7 @@ from serve_app.config.parameters import known_parameters
 from serve_app.config.settings import ModelSettings, source_path
 from serve_app.gateway.model_card import ModelCard
 from serve_app.logs import get_logger
-from serve_app.replica.prompt_defaults import Opening
+from serve_app.replica.prompt_defaults import PromptDefaults
 
 PULLING_EVERY_S = 2.0
 
@@ -24,7 +24,7 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ModelFiles:
     """A model's files on this machine; settings go before what it brings itself.
 
     `projector_wanted`: it was configured, so that a model without it would not do. `options`,
@@ -39,19 +39,19 @@ class Origin:
     options: Options = field(default_factory=Options)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     context_tokens: int | None = None
-    opening: Opening = field(default_factory=Opening)
+    opening: PromptDefaults = field(default_factory=PromptDefaults)
     template: str | None = None
     license: str | None = None
     stored: StoredModel | None = None
     left_alone: tuple[str, ...] = ()
 
-    def without(self, what: str, reason: Exception) -> "Origin":
+    def without(self, what: str, reason: Exception) -> "ModelFiles":
         """The same without its projector, or without its template."""
         left_alone = (*self.left_alone, f"{what}: {reason}")
         return replace(self, **{what: None}, left_alone=left_alone)  # type: ignore[arg-type]
 
 
-def present_origin(settings: ModelSettings, environment: Mapping[str, str]) -> Origin | None:
+def present_origin(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles | None:
     """The origin, unless something of it has to be pulled first."""
     store = Store(default_root(environment))
     model = _present(settings.source, store)
@@ -61,7 +61,7 @@ def present_origin(settings: ModelSettings, environment: Mapping[str, str]) -> O
     return _origin(settings, model, projector)
 
 
-def fetched_origin(settings: ModelSettings, environment: Mapping[str, str]) -> Origin:
+def fetched_origin(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles:
     """The origin; what is not in the store is pulled, with a line now and then.
 
     SourceError when it cannot be had, StoreError when it cannot be kept.
@@ -77,7 +77,7 @@ def fetched_origin(settings: ModelSettings, environment: Mapping[str, str]) -> O
     return _origin(settings, resolved(settings.source), projector)
 
 
-def told_of(card: ModelCard, origin: Origin) -> ModelCard:
+def told_of(card: ModelCard, origin: ModelFiles) -> ModelCard:
     """The card of the model's file with what the model brings beside it."""
     stored = origin.stored
     if stored is not None:
@@ -116,7 +116,7 @@ def _present(text: str, store: Store) -> ResolvedModel | None:
 
 def _origin(
     settings: ModelSettings, model: ResolvedModel, projector: ResolvedModel | None
-) -> Origin:
+) -> ModelFiles:
     options, refused = served_options(
         {name: value for name, value in model.parameters.items() if name != "num_ctx"}
     )
@@ -127,14 +127,14 @@ def _origin(
     if template is not None and is_go_template(template):
         template = None
         left_alone.append("template: it is in the template language of Go; the file's own is used")
-    return Origin(
+    return ModelFiles(
         path=model.path,
         projector=model.projector if projector is None else projector.path,
         projector_wanted=projector is not None,
         options=options,
         parameters=known_parameters(model.parameters),
         context_tokens=sized.num_ctx,
-        opening=Opening(system or None, model.messages),
+        opening=PromptDefaults(system or None, model.messages),
         template=template,
         license=model.license,
         stored=model.stored,

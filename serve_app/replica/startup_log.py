@@ -6,13 +6,13 @@ from runtime.engine.memory_plan import MemoryPlan
 from runtime.vision.encoder import ImageEncoder
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger
-from serve_app.replica.resolved_model import Origin
+from serve_app.replica.resolved_model import ModelFiles
 from serve_app.vision.encoder import EncoderReplica
 
 log = get_logger()
 
 
-def log_left_alone(name: str, origin: Origin) -> None:
+def log_left_alone(name: str, origin: ModelFiles) -> None:
     for what in origin.left_alone:
         log.info("left alone", model=name, what=what)
 

@@ -7,8 +7,8 @@ from itertools import islice
 from runtime.engine.engine import EngineStatistics
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.routing.policy import Load
-from serve_app.routing.prefix_hashes import chain_of_task
-from serve_app.routing.prefixes import Chain
+from serve_app.routing.prefix_hashes import prefix_hashes_of
+from serve_app.routing.prefixes import PrefixHashes
 from serve_app.transport.wire import Report
 
 # What a newcomer is told of the time before it.
@@ -24,11 +24,11 @@ class Reporter:
     def __init__(self, generate: Generate, statistics: Callable[[], EngineStatistics]) -> None:
         self._generate = generate
         self._statistics = statistics
-        self._chains: deque[Chain] = deque(maxlen=CHAINS_KEPT)
+        self._chains: deque[PrefixHashes] = deque(maxlen=CHAINS_KEPT)
         self._taken = 0
 
     def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        chain = chain_of_task(task)
+        chain = prefix_hashes_of(task)
         if chain.keys:
             self._chains.append(chain)
             self._taken += 1

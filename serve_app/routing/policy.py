@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from serve_app.routing.prefixes import Chain, PrefixMemory
+from serve_app.routing.prefixes import PrefixHashes, PrefixMemory
 
 # For replicas that nothing has been seen of yet, nor of any others.
 TOKENS_PER_S = 1000.0
@@ -93,7 +93,7 @@ class _Ticket:
     the same report."""
 
     replica: str
-    chain: Chain
+    chain: PrefixHashes
     own_tokens: int
     tokens: int
     requests: int
@@ -115,7 +115,7 @@ class _Peer:
     starts_per_s: _Mean = field(default_factory=_Mean)
     counted: tuple[float, int] | None = None  # since when it is full, and `started` then
 
-    def give(self, chain: Chain, tokens: int, now: float) -> _Ticket:
+    def give(self, chain: PrefixHashes, tokens: int, now: float) -> _Ticket:
         """`tokens`: what of the prompt is to be computed."""
         self.given.append((now, tokens))
         self.given_tokens += tokens
@@ -221,7 +221,7 @@ class RoutingPolicy:
             replica, computed_tokens=load.computed_tokens, cache_tokens=load.cache_tokens
         )
 
-    def learn(self, replica: str, chain: Chain) -> None:
+    def learn(self, replica: str, chain: PrefixHashes) -> None:
         """The replica has been given a prompt, by whomever."""
         self._memory.note(replica, chain)
 
@@ -233,7 +233,7 @@ class RoutingPolicy:
 
     def choose(
         self,
-        chain: Chain,
+        chain: PrefixHashes,
         *,
         now: float,
         avoid: frozenset[str] = frozenset(),
@@ -269,7 +269,7 @@ class RoutingPolicy:
         self._advance_behind(ticket)
         return self._give(other, ticket.chain, now, task)
 
-    def _give(self, peer: _Peer, chain: Chain, now: float, task: str | None) -> str:
+    def _give(self, peer: _Peer, chain: PrefixHashes, now: float, task: str | None) -> str:
         own = chain.tokens - self._memory.held_tokens(peer.name, chain)
         ticket = peer.give(chain, own, now)
         if task is not None:
@@ -304,7 +304,7 @@ class RoutingPolicy:
     def _turns_per_s(self, peer: _Peer) -> float:
         return peer.starts_per_s.value or self._starts_per_s.value or STARTS_PER_S
 
-    def _best(self, chain: Chain, now: float, avoid: frozenset[str]) -> _Peer:
+    def _best(self, chain: PrefixHashes, now: float, avoid: frozenset[str]) -> _Peer:
         known = self._memory.holders(chain, at_most=self._rules.holders)
         holders = [peer for name in known if self._welcome(peer := self._peers[name], now, avoid)]
         if not holders:
@@ -315,19 +315,19 @@ class RoutingPolicy:
         other = self._cheapest(self._drawn(now, avoid), chain, now)
         return other if self._overloaded(holder, other, chain, now) else holder
 
-    def _overloaded(self, holder: _Peer, other: _Peer, chain: Chain, now: float) -> bool:
+    def _overloaded(self, holder: _Peer, other: _Peer, chain: PrefixHashes, now: float) -> bool:
         held = self._memory.held_tokens(holder.name, chain)
         again = max(0, held - self._memory.held_tokens(other.name, chain))
         price_s = (self._rules.loyalty - 1) * again / self._speed(other)
         gain_s = self._cost_s(holder, chain, now) - self._cost_s(other, chain, now)
         return gain_s > self._rules.patience_s + price_s
 
-    def _cheapest(self, peers: Sequence[_Peer], chain: Chain, now: float) -> _Peer:
+    def _cheapest(self, peers: Sequence[_Peer], chain: PrefixHashes, now: float) -> _Peer:
         if len(peers) == 1:
             return peers[0]
         return min(peers, key=lambda peer: self._cost_s(peer, chain, now))
 
-    def _cost_s(self, peer: _Peer, chain: Chain, now: float) -> float:
+    def _cost_s(self, peer: _Peer, chain: PrefixHashes, now: float) -> float:
         """How long the task's first token would take."""
         own = chain.tokens - self._memory.held_tokens(peer.name, chain)
         return self._wait_s(peer, now) + own / self._speed(peer)

@@ -20,7 +20,7 @@ from serve_app.gateway.tasks import (
     Task,
     TokenIds,
 )
-from serve_app.routing.prefixes import BYTES_PER_TOKEN, Chain, chain_of
+from serve_app.routing.prefixes import BYTES_PER_TOKEN, PrefixHashes, chain_of
 
 # An image's tokens are not known here; it stands in the chain for about as many as most have.
 IMAGE_TOKENS = 512
@@ -31,11 +31,11 @@ PIECES = 8
 END = b"\x1e"
 
 
-def chain_of_task(task: Task) -> Chain:
+def prefix_hashes_of(task: Task) -> PrefixHashes:
     """Vectors share no beginnings: nothing is kept of their texts, so only the length counts."""
     if isinstance(task, EmbeddingTask):
         size = sum(len(piece) for text in task.texts for piece in _content(text))
-        return Chain((), (), -(-size // BYTES_PER_TOKEN))
+        return PrefixHashes((), (), -(-size // BYTES_PER_TOKEN))
     chain = chain_of(b"".join((task.model.encode(), END, *_content(task.prompt))))
     if task.begun is None:
         return chain

@@ -25,7 +25,7 @@ BOUNDARIES = tuple(_boundaries())
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class PrefixHashes:
     """A prompt's beginnings, the shortest first: each one's key and its length in tokens.
 
     Two prompts have a key in common where they are the same up to there, and only there.
@@ -37,7 +37,7 @@ class Chain:
     tokens: int
 
 
-def chain_of(content: bytes) -> Chain:
+def chain_of(content: bytes) -> PrefixHashes:
     """The chain of a prompt whose text, and whatever else decides its tokens, is `content`."""
     view = memoryview(content)
     digest = blake2b(digest_size=8)
@@ -50,7 +50,7 @@ def chain_of(content: bytes) -> Chain:
         keys.append(int.from_bytes(digest.digest()))
         begin = end
     ends = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES[: len(keys)])
-    return Chain(tuple(keys), ends, -(-len(content) // BYTES_PER_TOKEN))
+    return PrefixHashes(tuple(keys), ends, -(-len(content) // BYTES_PER_TOKEN))
 
 
 class PrefixMemory:
@@ -76,7 +76,7 @@ class PrefixMemory:
         self._clocks[replica] = computed_tokens
         self._oldest[replica] = computed_tokens - cache_tokens
 
-    def note(self, replica: str, chain: Chain) -> None:
+    def note(self, replica: str, chain: PrefixHashes) -> None:
         """The replica has been given a prompt, so it holds it from now on."""
         clock = self._clocks.get(replica)
         if clock is None:
@@ -97,7 +97,7 @@ class PrefixMemory:
         self._clocks.pop(replica, None)
         self._oldest.pop(replica, None)
 
-    def holders(self, chain: Chain, *, at_most: int) -> list[str]:
+    def holders(self, chain: PrefixHashes, *, at_most: int) -> list[str]:
         """Who holds the longest known prefix, the latest first."""
         for key in reversed(chain.keys):
             holders = self._holders.get(key)
@@ -107,7 +107,7 @@ class PrefixMemory:
                     return found
         return []
 
-    def held_tokens(self, replica: str, chain: Chain) -> int:
+    def held_tokens(self, replica: str, chain: PrefixHashes) -> int:
         """How much of the prompt the replica holds.
 
         Whoever uses a prefix uses all shorter ones, so they are held at least as long.

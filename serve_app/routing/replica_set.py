@@ -13,7 +13,7 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, R
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import Task
 from serve_app.routing.policy import RoutingPolicy
-from serve_app.routing.prefix_hashes import chain_of_task
+from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.transport.watch import Listener, Watcher
 from serve_app.transport.wire import Address, Report
 
@@ -26,12 +26,12 @@ LOOK_S = 0.5
 # So many replicas are heard of so often; were there more, an ingress would do little but listen.
 REPORTS_PER_S = 2000
 
-ROUTER = {"request_router_class": f"{__name__}.CensusRouter"}
+ROUTER = {"request_router_class": f"{__name__}.ListingRouter"}
 
 Census = list[list[RunningReplica]]
 
 
-class CensusRouter(FIFOMixin, RequestRouter):
+class ListingRouter(FIFOMixin, RequestRouter):
     """Serve's router of model replicas. Who brings a `census` gets all of them in it."""
 
     async def choose_replicas(
@@ -57,14 +57,14 @@ class HandleDirectory:
         self._choosers = {
             name: handle.options(method_name="describe") for name, handle in handles.items()
         }
-        self._crowds = {name: Crowd(handle) for name, handle in self._choosers.items()}
+        self._replica_sets = {name: ReplicaSet(handle) for name, handle in self._choosers.items()}
         self._cards: dict[str, tuple[float, ModelCard]] = {}  # with the time it was asked for
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        return await self._crowds[task.model].choose(task, avoid)
+        return await self._replica_sets[task.model].choose(task, avoid)
 
     async def better(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
-        return await self._crowds[task.model].better(task, avoid)
+        return await self._replica_sets[task.model].better(task, avoid)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         """A card changes only when a replica is started anew, so a recent one will do."""
@@ -85,7 +85,7 @@ class HandleDirectory:
                 await asyncio.sleep(KNOCK_S)
 
 
-class Crowd:
+class ReplicaSet:
     """The replicas of one deployment, as this process knows them."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
@@ -98,7 +98,7 @@ class Crowd:
 
     async def choose(self, task: Task, avoid: frozenset[str]) -> Address:
         """Waits until there is a replica."""
-        chain = chain_of_task(task)
+        chain = prefix_hashes_of(task)
         while True:
             self._meet(await self._census())
             now = _now()

@@ -38,7 +38,7 @@ class StreamClient:
 
     async def generate(
         self, address: wire.Address, task: Task, *, trial_tokens: int = 0
-    ) -> AsyncGenerator[ChatDelta | wire.Beat | wire.Leaving, None]:
+    ) -> AsyncGenerator[ChatDelta | wire.Heartbeat | wire.Draining, None]:
         """Deltas up to the one with `finish`. Before the first, again and again, that it is waited
         for; among them, again and again, that the replica leaves.
 
@@ -108,9 +108,9 @@ class _Connection(asyncio.Protocol):
         self._accepted = False  # both ends have proved that they know the token
         self._greeting: wire.Wire | None = None
         self._deltas: list[ChatDelta] = []
-        self._beat: wire.Beat | None = None
+        self._heartbeat: wire.Heartbeat | None = None
         self._waiting = False  # for the first delta
-        self._leaving: wire.Leaving | None = None
+        self._draining: wire.Draining | None = None
         self._departing = False
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -143,30 +143,30 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, task: Task, trial_tokens: int, silence_s: float) -> None:
         self._at_work = not trial_tokens  # else it is told when its turn comes
-        self._waiting, self._beat = True, None
+        self._waiting, self._heartbeat = True, None
         self.send(wire.asking(task, trial_tokens=trial_tokens))
         self._quiet_looks = 0
         self._look_later(silence_s / LOOKS)
 
-    async def receive(self) -> ChatDelta | wire.Beat | wire.Leaving:
+    async def receive(self) -> ChatDelta | wire.Heartbeat | wire.Draining:
         """What was told since the last time; deltas first, then that the replica leaves."""
-        while not self._deltas and self._leaving is None and self._beat is None:
+        while not self._deltas and self._draining is None and self._heartbeat is None:
             if self._error is not None:
                 error, self._error = self._error, self._lasting(self._error)
                 raise error
             self._changed.clear()
             await self._changed.wait()
         if self._deltas:
-            deltas, self._deltas, self._beat = self._deltas, [], None
+            deltas, self._deltas, self._heartbeat = self._deltas, [], None
             return merge(deltas)
-        told, self._leaving, self._beat = self._leaving or self._beat, None, None
+        told, self._draining, self._heartbeat = self._draining or self._heartbeat, None, None
         assert told is not None
         return told
 
     def rest(self) -> None:
         """Nothing is asked; the other side may be silent."""
         self._at_work = False
-        self._leaving = None
+        self._draining = None
         if self._next_look is not None:
             self._next_look.cancel()
 
@@ -212,17 +212,17 @@ class _Connection(asyncio.Protocol):
 
     def _take(self, message: wire.Wire) -> None:
         match message:
-            case wire.Told(delta):
+            case wire.DeltaMessage(delta):
                 self._deltas.append(delta)
                 self._waiting = False
             case wire.Failed():
                 self._error = wire.error_of(message)
-            case wire.Beat():
-                self._beat = message if self._waiting else None
-            case wire.Leaving():
-                self._leaving = message
+            case wire.Heartbeat():
+                self._heartbeat = message if self._waiting else None
+            case wire.Draining():
+                self._draining = message
                 self._departing, self._at_work = True, False
-            case wire.Taken():
+            case wire.TrialStarted():
                 self._at_work = not self._departing
             case _:
                 raise wire.WireError(f"{type(message).__name__} where Told was due.")

@@ -12,10 +12,10 @@ from serve_app.transport import wire
 from serve_app.transport.client import ConnectionLost
 from serve_app.transport.features import (
     DTYPES,
-    AskFeatures,
-    BringPixels,
+    EncodeRequest,
     Features,
     Message,
+    SendPixels,
     raw,
 )
 from serve_app.transport.line import Line
@@ -89,14 +89,14 @@ class FeatureClient:
             raise ConnectionLost(str(error)) from error
 
     async def _asked(self, line: Line, image: PreparedImage) -> Tensor:
-        asked = AskFeatures(
+        asked = EncodeRequest(
             self._tower, image.digest, tuple(image.pixels.shape), image.grid, image.rows
         )
         brought = False
         try:
             await line.send(asked)
             answer = await self._answer(line)
-            if isinstance(answer, BringPixels):
+            if isinstance(answer, SendPixels):
                 await line.send_bytes(raw(image.pixels))
                 brought = True
                 answer = await self._answer(line)
@@ -106,7 +106,7 @@ class FeatureClient:
 
     async def _answer(self, line: Line) -> Message:
         answer = await line.receive()
-        while isinstance(answer, wire.Beat):
+        while isinstance(answer, wire.Heartbeat):
             answer = await line.receive()
         if isinstance(answer, wire.Failed):
             raise wire.error_of(answer)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from serve_app.transport import wire
 from serve_app.transport.client import ConnectionLost
-from serve_app.transport.features import AskFeatures, BringPixels, raw, telling
+from serve_app.transport.features import EncodeRequest, SendPixels, raw, telling
 from serve_app.transport.handshake import HalfOpen
 from serve_app.transport.line import Line
 from serve_app.vision.encoder import EncoderReplica
@@ -67,7 +67,7 @@ class FeatureServer:
                     connected, _ = await loop.sock_accept(listening)
                 except OSError as error:  # such as too many open files
                     logger.warning("no connection can be accepted: %s", error)
-                    await asyncio.sleep(wire.BEAT_S)
+                    await asyncio.sleep(wire.HEARTBEAT_S)
                     continue
                 caller = asyncio.create_task(self._serve(connected))
                 self._callers.add(caller)
@@ -88,7 +88,7 @@ class FeatureServer:
             line.close()
 
     async def _answer(self, line: Line, asked: object) -> None:
-        if not isinstance(asked, AskFeatures):
+        if not isinstance(asked, EncodeRequest):
             raise wire.WireError(f"{type(asked).__name__} where AskFeatures was due.")
         task = asyncio.current_task()
         assert task is not None
@@ -105,13 +105,13 @@ class FeatureServer:
         finally:
             self._answering.discard(task)
 
-    async def _features(self, line: Line, asked: AskFeatures) -> Tensor:
+    async def _features(self, line: Line, asked: EncodeRequest) -> Tensor:
         with self._encoder.visit(asked) as visit:
             known = await self._beside(line, self._encoder.known(visit))
             if known is not None:
                 return known
             pixels = torch.empty(asked.shape, dtype=torch.float32)
-            await line.send(BringPixels())
+            await line.send(SendPixels())
             await line.receive_into(raw(pixels))
             return await self._beside(line, self._encoder.encoded(visit, pixels))
 
@@ -123,7 +123,7 @@ class FeatureServer:
             while not working.done():
                 await asyncio.wait(
                     {working, left},
-                    timeout=wire.BEAT_S,
+                    timeout=wire.HEARTBEAT_S,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if working.done():
@@ -131,13 +131,13 @@ class FeatureServer:
                 if left.done():
                     raise ConnectionLost("The caller has left.")
                 self._encoder.check()
-                await line.send(wire.Beat())
+                await line.send(wire.Heartbeat())
             return await working
         finally:
             await _ended([working, left])
 
     async def _told(self, line: Line, features: Tensor) -> None:
-        async with self._encoder.leaving:
+        async with self._encoder.draining:
             await line.send(telling(features))
             await line.send_bytes(raw(features))
 

@@ -1,9 +1,9 @@
 """What replicas and vision encoders say to each other, in the frames of the direct stream.
 
 It begins with the handshake of the direct stream (`handshake.py`). Then, again and again: one
-`AskFeatures`, which names the image alone. The encoder answers `Features`, or `BringPixels` when
+`EncodeRequest`, which names the image alone. The encoder answers `Features`, or `SendPixels` when
 it does not know them and has room; then the pixels follow as they lie in memory, float32. While
-it lasts, `Beat` comes every `BEAT_S`. `Features` are followed by their numbers, 16 bits
+it lasts, `Heartbeat` comes every `HEARTBEAT_S`. `Features` are followed by their numbers, 16 bits
 each; `Failed` says why there are none. Raw numbers are little-endian.
 """
 
@@ -22,7 +22,7 @@ DType = Literal["bfloat16", "float16"]
 DTYPES: dict[DType, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class AskFeatures(msgspec.Struct, frozen=True, tag="ask features"):
+class EncodeRequest(msgspec.Struct, frozen=True, tag="ask features"):
     """`shape` of the pixels, `grid`, `digest` and `rows`: as in PreparedImage. `tower`: the name
     of the file with the weights that are meant."""
 
@@ -33,7 +33,7 @@ class AskFeatures(msgspec.Struct, frozen=True, tag="ask features"):
     rows: Size
 
 
-class BringPixels(msgspec.Struct, frozen=True, tag="bring pixels"):
+class SendPixels(msgspec.Struct, frozen=True, tag="bring pixels"):
     pass
 
 
@@ -47,9 +47,9 @@ Message = (
     wire.Challenge
     | wire.Proof
     | wire.Accepted
-    | AskFeatures
-    | BringPixels
-    | wire.Beat
+    | EncodeRequest
+    | SendPixels
+    | wire.Heartbeat
     | Features
     | wire.Failed
 )

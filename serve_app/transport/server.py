@@ -39,11 +39,11 @@ class StreamServer:
         generate: Generate,
         *,
         report: MakeReport | None = None,
-        beat_s: float = wire.BEAT_S,
+        heartbeat_s: float = wire.HEARTBEAT_S,
     ) -> None:
         self._generate = generate
         self._make_report = report
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._trial = asyncio.Lock()
         self._token = secrets.token_hex(32)
         self._connections: set[asyncio.Task[None]] = set()
@@ -105,9 +105,9 @@ class StreamServer:
             while True:
                 message = await ahead
                 if self._closing:
-                    writer.write(wire.frame(wire.Leaving()))
+                    writer.write(wire.frame(wire.Draining()))
                     return
-                if not isinstance(message, wire.Ask | wire.AskVectors | wire.Watch):
+                if not isinstance(message, wire.GenerateRequest | wire.EmbedRequest | wire.Watch):
                     raise wire.WireError(f"{type(message).__name__} where Ask was due.")
                 ahead = asyncio.create_task(wire.read_message(reader, wire.MAX_ASK_BYTES))
                 if isinstance(message, wire.Watch):
@@ -119,16 +119,16 @@ class StreamServer:
 
     async def _answer_unless_left(
         self,
-        ask: wire.Ask | wire.AskVectors,
+        ask: wire.GenerateRequest | wire.EmbedRequest,
         ahead: asyncio.Task[wire.Wire],
         writer: asyncio.StreamWriter,
     ) -> None:
         answer = asyncio.create_task(self._answer(ask, writer))
         ended = {answer, ahead}
         try:
-            while not (await asyncio.wait(ended, timeout=self._beat_s, return_when=_FIRST))[0]:
+            while not (await asyncio.wait(ended, timeout=self._heartbeat_s, return_when=_FIRST))[0]:
                 if writer.transport.get_write_buffer_size() < UNSENT_BYTES:
-                    writer.write(wire.frame(wire.Leaving() if self._closing else wire.Beat()))
+                    writer.write(wire.frame(wire.Draining() if self._closing else wire.Heartbeat()))
             if answer.done() or (not ahead.cancelled() and ahead.exception() is None):
                 await answer
         finally:
@@ -145,7 +145,7 @@ class StreamServer:
         told_at = -math.inf
         while not ahead.done() and not self._closing:
             report = self._make_report(told.taken if told else 0)
-            stale = time.monotonic() - told_at >= self._beat_s
+            stale = time.monotonic() - told_at >= self._heartbeat_s
             changed = told is None or report.chains or report.load != told.load
             reads = writer.transport.get_write_buffer_size() < UNSENT_BYTES
             if reads and (changed or stale):
@@ -153,9 +153,11 @@ class StreamServer:
                 told, told_at = report, time.monotonic()
             await asyncio.wait({ahead}, timeout=every_s)
         if not ahead.done():
-            writer.write(wire.frame(wire.Leaving()))
+            writer.write(wire.frame(wire.Draining()))
 
-    async def _answer(self, ask: wire.Ask | wire.AskVectors, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, ask: wire.GenerateRequest | wire.EmbedRequest, writer: asyncio.StreamWriter
+    ) -> None:
         self._answering += 1
         self._idle.clear()
         try:
@@ -173,15 +175,17 @@ class StreamServer:
             if not self._answering:
                 self._idle.set()
 
-    async def _tell(self, ask: wire.Ask | wire.AskVectors, writer: asyncio.StreamWriter) -> None:
+    async def _tell(
+        self, ask: wire.GenerateRequest | wire.EmbedRequest, writer: asyncio.StreamWriter
+    ) -> None:
         async with AsyncExitStack() as trial:
             if ask.trial_tokens:
                 await trial.enter_async_context(self._trial)
-                writer.write(wire.frame(wire.Taken()))
+                writer.write(wire.frame(wire.TrialStarted()))
             drawn = 0
             async with aclosing(self._generate(ask.task)) as deltas:
                 async for delta in deltas:
-                    writer.write(wire.frame(wire.Told(delta)))
+                    writer.write(wire.frame(wire.DeltaMessage(delta)))
                     await writer.drain()
                     drawn += len(delta.tokens)
                     if drawn >= ask.trial_tokens:

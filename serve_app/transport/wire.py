@@ -1,17 +1,18 @@
 """The messages of the direct stream and their frames: four bytes of length, then msgpack.
 
-The replica opens with a `Challenge`, the caller answers with `Proof`, the replica with `Accepted`
-(`handshake.py`): both prove that they know the replica's token without sending it. Then, again and
-again: one `Ask` or `AskVectors`, answered by `Told` until a delta has `finish`, or by `Failed`.
-Whoever closes the connection ends what is being answered.
+The replica sends `Challenge`, the caller `Proof`, the replica `Accepted` (`handshake.py`): both
+prove knowledge of the replica's token without sending it. Then the caller sends one
+`GenerateRequest` or `EmbedRequest` after the other; each is answered by `DeltaMessage`, up to the
+delta with `finish`, or by `Failed`. Closing the connection aborts the request.
 
-While it answers, the replica says `Beat` every `BEAT_S`, or `Leaving` from when it has been told to
-stop: the caller should go on elsewhere as soon as it can. A task that was at work on a replica when
-that died is on trial on the next: those are taken one at a time, each told by `Taken`, until it has
-drawn `trial_tokens` or ended. So, should it kill this one too, it is known which one it was.
+During a request the replica sends `Heartbeat` every `HEARTBEAT_S`, or `Draining` once it has been
+told to stop, and the caller moves the request to another replica. Requests that were running on a
+replica that died are suspected: the next replica runs them one at a time and sends `TrialStarted`
+for each, until it has drawn `trial_tokens` or ended. If that replica dies too, the cause is
+known.
 
-`Watch` in place of a task is answered by a `Report` now and then, until the caller speaks again or
-leaves, or the replica says `Leaving`.
+`Watch` instead of a request subscribes to `Report`, until the caller sends anything or leaves, or
+the replica sends `Draining`.
 """
 
 import asyncio
@@ -36,13 +37,13 @@ from runtime.errors import (
 )
 from serve_app.gateway.tasks import ChatDelta, ChatTask, EmbeddingTask, Task
 from serve_app.routing.policy import Load
-from serve_app.routing.prefixes import Chain
+from serve_app.routing.prefixes import PrefixHashes
 
 PURPOSE = "stream of answers"
 MAX_HANDSHAKE_BYTES = 256
 MAX_ASK_BYTES = 256 * 2**20
 MAX_TOLD_BYTES = 64 * 2**20
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 
 LENGTH = struct.Struct(">I")
 # Most specific first; what is not listed travels as its nearest ancestor here.
@@ -80,19 +81,19 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     digest: Digest
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class GenerateRequest(msgspec.Struct, frozen=True, tag="ask"):
     """`trial_tokens` 0: the task is not on trial."""
 
     task: ChatTask
     trial_tokens: int = 0
 
 
-class AskVectors(msgspec.Struct, frozen=True, tag="ask vectors"):
+class EmbedRequest(msgspec.Struct, frozen=True, tag="ask vectors"):
     task: EmbeddingTask
     trial_tokens: int = 0
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class DeltaMessage(msgspec.Struct, frozen=True, tag="told"):
     delta: ChatDelta
 
 
@@ -101,20 +102,20 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken"):
+class TrialStarted(msgspec.Struct, frozen=True, tag="taken"):
     pass
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     pass
 
 
-class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+class Draining(msgspec.Struct, frozen=True, tag="leaving"):
     pass
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
-    """`every_s`: that often at most; what does not change is told every `BEAT_S`."""
+    """`every_s`: that often at most; what does not change is told every `HEARTBEAT_S`."""
 
     every_s: float
 
@@ -123,7 +124,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     """`chains`: of the tasks that came since the last report. `taken`: how many came at all."""
 
     load: Load
-    chains: tuple[Chain, ...]
+    chains: tuple[PrefixHashes, ...]
     taken: int
 
 
@@ -131,13 +132,13 @@ Wire = (
     Challenge
     | Proof
     | Accepted
-    | Ask
-    | AskVectors
-    | Told
+    | GenerateRequest
+    | EmbedRequest
+    | DeltaMessage
     | Failed
-    | Taken
-    | Beat
-    | Leaving
+    | TrialStarted
+    | Heartbeat
+    | Draining
     | Watch
     | Report
 )
@@ -165,10 +166,10 @@ class WireError(Exception):
     """The other side does not speak this protocol."""
 
 
-def asking(task: Task, *, trial_tokens: int = 0) -> Ask | AskVectors:
+def asking(task: Task, *, trial_tokens: int = 0) -> GenerateRequest | EmbedRequest:
     if isinstance(task, ChatTask):
-        return Ask(task, trial_tokens)
-    return AskVectors(task, trial_tokens)
+        return GenerateRequest(task, trial_tokens)
+    return EmbedRequest(task, trial_tokens)
 
 
 def frame(message: msgspec.Struct) -> bytes:

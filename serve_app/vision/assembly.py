@@ -2,7 +2,7 @@
 
 import torch
 
-from model_zoo.multimodal.vision import Eyes
+from model_zoo.multimodal.vision import VisionModel
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import DoesNotFitError
 from runtime.worker.runner import is_lack_of_memory
@@ -13,12 +13,12 @@ HOST = torch.device("cpu")
 
 
 def assemble_encoder(
-    eyes: Eyes, settings: VisionSettings, *, device: torch.device
+    vision: VisionModel, settings: VisionSettings, *, device: torch.device
 ) -> EncoderReplica:
     """DoesNotFitError when there is too little memory, on the device or the host."""
     encoder = EncoderReplica(
-        eyes.tower,
-        name=eyes.name,
+        vision.tower,
+        name=vision.name,
         device=device,
         cache_bytes=settings.cache_bytes,
         batch_images=settings.batch_images,

@@ -16,7 +16,7 @@ from runtime.engine.engine import dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
 from runtime.vision.encoder import LocalEncoder, PreparedImage, VisionTower, most_pixels
 from runtime.vision.feature_cache import FeatureStore
-from serve_app.transport.features import AskFeatures
+from serve_app.transport.features import EncodeRequest
 
 IMAGES_KEPT = 16  # of the largest, by default
 # Answers on their way at once: features that the cache has dropped since may be among them.
@@ -44,7 +44,7 @@ class Visit:
     """One caller's time with one image. Of those who ask for the same one, the first leads: it
     brings the pixels, the others wait until it has `ended`."""
 
-    asked: AskFeatures
+    asked: EncodeRequest
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     has_room: bool = False
     image: PreparedImage | None = None
@@ -82,7 +82,7 @@ class EncoderReplica:
         self._store.wake = self._wake
         self._places = 2 * self.batch_images
         self._room = asyncio.Semaphore(self._places)
-        self.leaving = asyncio.Semaphore(SENT_AT_ONCE)
+        self.draining = asyncio.Semaphore(SENT_AT_ONCE)
         self._leaders: dict[bytes, Visit] = {}
         self._visitors = self._known = 0
         self._stall_s, self._clock = stall_s, clock
@@ -112,7 +112,7 @@ class EncoderReplica:
         self._encoder.warm_up()
 
     @contextmanager
-    def visit(self, asked: AskFeatures) -> Iterator[Visit]:
+    def visit(self, asked: EncodeRequest) -> Iterator[Visit]:
         """Leaving it, for any reason, ends what is done for this caller alone.
 
         RequestError for an image that is none of this tower's, EngineDeadError as from `check`.
@@ -190,7 +190,7 @@ class EncoderReplica:
     def _largest_bytes(self) -> int:
         return self._tower.limits.rows * self._tower.limits.row_bytes
 
-    def _refuse_foreign(self, asked: AskFeatures) -> None:
+    def _refuse_foreign(self, asked: EncodeRequest) -> None:
         if asked.tower != self._name:
             raise RequestError(
                 "The vision encoder has other weights than the image is meant for; replicas and "

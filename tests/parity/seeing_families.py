@@ -57,9 +57,9 @@ from model_zoo.models.mistral3.image_processor import PixtralProcessor as Pixtra
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
 from model_zoo.multimodal import qwen_placeholders as qwen
-from model_zoo.multimodal.placeholders import Placement
+from model_zoo.multimodal.placeholders import Placeholders
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from model_zoo.multimodal.vision import Eyes
+from model_zoo.multimodal.vision import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.vision_prompts import (
     TEMPLATE,
@@ -101,7 +101,7 @@ TALKS = {
 class Family:
     """`place`: the token of places; `theirs` makes the library's processor of its tokenizer."""
 
-    placement: Callable[[Tokenizer], Placement]
+    placement: Callable[[Tokenizer], Placeholders]
     processor: ImageProcessor
     theirs: Callable[[Any], Any]
     reserved: tuple[str, ...]
@@ -195,10 +195,10 @@ SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
     "gemma3": Family(
-        gemma3.GemmaPlacement,
+        gemma3.Gemma3Placeholders,
         SquareProcessor(56, 9, normalisation=STANDARD),
         lambda t: Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), t, image_seq_length=9),
-        gemma3.GemmaPlacement.reserved,
+        gemma3.Gemma3Placeholders.reserved,
         gemma3.PLACE,
         {
             "image_token": gemma3.PLACE,
@@ -207,10 +207,10 @@ FAMILIES = {
         },
     ),
     "gemma4": Family(
-        gemma4.PlanePlacement,
+        gemma4.Gemma4Placeholders,
         GemmaShape(4, 3, 70),
         gemma4_processor,
-        gemma4.PlanePlacement.reserved,
+        gemma4.Gemma4Placeholders.reserved,
         gemma4.PLACE,
         {
             "image_token": gemma4.PLACE,
@@ -222,66 +222,66 @@ FAMILIES = {
         },
     ),
     "pixtral": Family(
-        pixtral.PixtralPlacement,
+        pixtral.PixtralPlaceholders,
         PixtralShape(140, 14, 2),
         pixtral_processor,
-        pixtral.PixtralPlacement.reserved,
+        pixtral.PixtralPlaceholders.reserved,
         pixtral.PLACE,
         {},
     ),
     "qwen25vl": Family(
-        qwen.QwenPlacement,
+        qwen.QwenPlaceholders,
         QWEN,
         partial(qwen_processor, Qwen2_5_VLProcessor),
-        qwen.QwenPlacement.reserved,
+        qwen.QwenPlaceholders.reserved,
         qwen.PLACE,
         {},
     ),
     "qwen3vl": Family(
-        qwen.QwenPlacement,
+        qwen.QwenPlaceholders,
         QWEN,
         partial(qwen_processor, Qwen3VLProcessor),
-        qwen.QwenPlacement.reserved,
+        qwen.QwenPlaceholders.reserved,
         qwen.PLACE,
         {},
     ),
     "llama4": Family(
-        llama4.LlamaPlacement,
+        llama4.Llama4Placeholders,
         LLAMA_TILES,
         llama4_processor,
-        llama4.LlamaPlacement.reserved,
+        llama4.Llama4Placeholders.reserved,
         llama4.PLACE,
         {},
     ),
     "llava": Family(
-        llava.LlavaPlacement,
+        llava.LlavaPlaceholders,
         ClipProcessor(56, 16),
         llava_processor,
-        llava.LlavaPlacement.reserved,
+        llava.LlavaPlaceholders.reserved,
         llava.PLACE,
         {},
     ),
     "llava_next": Family(
-        llava.LlavaPlacement,
+        llava.LlavaPlaceholders,
         LlavaTiles(56, 4, tuple((high, wide) for high, wide in CANVASES)),
         llava_next_processor,
-        llava.LlavaPlacement.reserved,
+        llava.LlavaPlaceholders.reserved,
         llava.PLACE,
         {},
     ),
     "idefics3": Family(
-        idefics3.TilePlacement,
+        idefics3.Idefics3Placeholders,
         IdeficsTiles(56, 150, 4),
         idefics3_processor,
-        idefics3.TilePlacement.reserved,
+        idefics3.Idefics3Placeholders.reserved,
         idefics3.PLACE,
         {},
     ),
     "internvl": Family(
-        internvl.InternPlacement,
+        internvl.InternVLPlaceholders,
         InternTiles(56, 4, CLIP),
         internvl_processor,
-        internvl.InternPlacement.reserved,
+        internvl.InternVLPlaceholders.reserved,
         internvl.PLACE,
         {
             "start_image_token": internvl.START,
@@ -291,10 +291,10 @@ FAMILIES = {
         },
     ),
     "mllama": Family(
-        lambda tokenizer: mllama.MllamaPlacement(tokenizer, 4),
+        lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
         MllamaTiles(side=56, tile_rows=17),
         lambda t: MllamaProcessor(MllamaImageProcessorPil(size=SQUARE, max_image_tiles=4), t),
-        mllama.MllamaPlacement.reserved,
+        mllama.MllamaPlaceholders.reserved,
         mllama.PLACE,
         {},
     ),
@@ -306,7 +306,7 @@ def model_of(
 ) -> ChatModel:
     tokenizer = own_tokenizer((BOS, *family.reserved, *special))
     placement = family.placement(tokenizer)
-    eyes = Eyes(
+    vision = VisionModel(
         tower=None,  # type: ignore[arg-type]
         processor=family.processor,
         placement=placement,
@@ -316,7 +316,7 @@ def model_of(
     facts: Any = SimpleNamespace(name="tiny")
     decoder: Any = SimpleNamespace(context_length=4096)
     template = ChatTemplate(source.replace("IMAGE", placement.spelled), **tokens)
-    return ChatModel(decoder, tokenizer, template, facts, eyes=eyes)
+    return ChatModel(decoder, tokenizer, template, facts, vision=vision)
 
 
 def expected(family: Family, messages: Sequence[Message]) -> tuple[list[int], Any]:

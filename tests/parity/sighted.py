@@ -28,7 +28,7 @@ from model_zoo.layers.stack import LayerStack
 from model_zoo.registry import load
 from runtime.engine.request import ImageSpan
 from tests.tiny_models import write_tiny
-from tests.unit.runtime.eyes import features_of
+from tests.unit.runtime.vision import features_of
 
 HIDDEN, FREQUENCIES, WINDOW, DEEP = 64, 8, 11, 2
 SIZES = {

@@ -13,7 +13,7 @@ from transformers import Qwen3MoeConfig
 
 from model_zoo.registry import load
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from runtime.distributed.control_channel import Lead
+from runtime.distributed.control_channel import RankZero
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import (
     Delta,
@@ -31,7 +31,7 @@ from tests.parity.test_engine import SLIDING, answers, mixed_requests, running
 from tests.patience import HANG_S
 from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
 from tests.tiny_models import write_tiny, write_tiny_llama
-from tests.unit.runtime.eyes import PretendTower, picture
+from tests.unit.runtime.vision import PretendTower, picture
 
 EXPERTS = Qwen3MoeConfig(**(test_qwen3moe.SIZES | {"moe_intermediate_size": 64}))
 
@@ -158,12 +158,12 @@ def about_a_picture(number: int) -> GenerationRequest:
 def test_what_a_rank_lacks_is_told_by_the_first(tmp_path, three) -> None:
     write_llama(tmp_path / "tiny.gguf")
     write_tiny_llama(tmp_path / "other.gguf", config="gqa", seed=1)
-    lead = Lead(HOST, 2)
-    three[0].sit(lead.seats[0], tmp_path / "tiny.gguf", told=str(tmp_path / "other.gguf"))
+    lead = RankZero(HOST, 2)
+    three[0].sit(lead.rank_infos[0], tmp_path / "tiny.gguf", told=str(tmp_path / "other.gguf"))
     with contextlib.closing(lead), pytest.raises(ModelFileError, match=r"Rank 1 .* another file"):
         assembled(lead, tmp_path / "tiny.gguf")
-    lead = Lead(HOST, 2)
-    three[0].sit(lead.seats[0], tmp_path / "missing.gguf")
+    lead = RankZero(HOST, 2)
+    three[0].sit(lead.rank_infos[0], tmp_path / "missing.gguf")
     with contextlib.closing(lead), pytest.raises(ModelFileError, match=r"Rank 1 .*missing\.gguf"):
         assembled(lead, tmp_path / "tiny.gguf")
     small = divided_engine(tmp_path / "tiny.gguf", three[:1], memory_bytes=100_000)

@@ -15,7 +15,7 @@ from runtime.vision.encoder import LocalEncoder
 from tests.parity.paged_decoder import PagedDecoder
 from tests.parity.sighted import GRIDS, LARGEST, MODELS, Sighted
 from tests.parity.test_engine import answers
-from tests.unit.runtime.eyes import PretendTower, features_of, picture
+from tests.unit.runtime.vision import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4

@@ -14,7 +14,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.registry import class_for, load
-from runtime.distributed.layer_placement import Stages
+from runtime.distributed.layer_placement import LayerPlacement
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.errors import DoesNotFitError, UnsupportedModelError
 from runtime.worker.model import Batch, DecoderModel
@@ -34,16 +34,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-def staged(count: int) -> Stages:
+def staged(count: int) -> LayerPlacement:
     """Two layers here, two there, and so on; the main device has none."""
-    return Stages(tuple(OTHERS[layer // 2 % 2] for layer in range(count)), MAIN)
+    return LayerPlacement(tuple(OTHERS[layer // 2 % 2] for layer in range(count)), MAIN)
 
 
-def decoder_of(path: Path, stages: Stages | None) -> DecoderModel:
+def decoder_of(path: Path, layer_placement: LayerPlacement | None) -> DecoderModel:
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    device = CPU if stages is None else MAIN
-    scope = TensorScope(file, device=device, dtype=torch.float32, stages=stages)
+    device = CPU if layer_placement is None else MAIN
+    scope = TensorScope(file, device=device, dtype=torch.float32, layer_placement=layer_placement)
     return class_for(metadata)(scope, metadata)
 
 
@@ -53,8 +53,8 @@ def test_logits_are_those_of_one_device(tmp_path, name: str) -> None:
     write_tiny(path, CONFIGS[name])
     layers = CONFIGS[name].get_text_config().num_hidden_layers
     tokens, found = random_tokens(41, seed=1), []
-    for stages in (None, staged(layers)):
-        paged = PagedDecoder(decoder_of(path, stages))
+    for layer_placement in (None, staged(layers)):
+        paged = PagedDecoder(decoder_of(path, layer_placement))
         found.append(torch.cat([paged.feed({0: tokens[:30]}), paged.feed({0: tokens[30:]})]))
     assert torch.equal(*found)
 
@@ -62,7 +62,7 @@ def test_logits_are_those_of_one_device(tmp_path, name: str) -> None:
 def test_every_device_holds_its_layers_and_the_main_one_the_rest(tmp_path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, config="gqa")
-    whole, parts = decoder_of(path, None), decoder_of(path, Stages((OTHERS[0], MAIN), MAIN))
+    whole, parts = decoder_of(path, None), decoder_of(path, LayerPlacement((OTHERS[0], MAIN), MAIN))
     sizes = {n: i.nbytes for n, i in GGUFFile.open(path).tensors.items()}
     first = sum(size for name, size in sizes.items() if name.startswith("blk.0."))
     assert parts.weight_bytes_on(OTHERS[0]) == first
@@ -91,8 +91,10 @@ def test_an_engine_over_stages_answers_as_one_device(tmp_path) -> None:
     requests = mixed_requests(model.tokenizer.vocab_size)[:8]
     with running(model) as engine:
         alone = answers(engine, requests, together=True)
-    stages = Stages((OTHERS[0], OTHERS[1]), MAIN)
-    model = load(path, device=MAIN, dtype=torch.float32, place=lambda file, outline: stages)
+    layer_placement = LayerPlacement((OTHERS[0], OTHERS[1]), MAIN)
+    model = load(
+        path, device=MAIN, dtype=torch.float32, place=lambda file, outline: layer_placement
+    )
     options = EngineOptions(context_tokens=256, max_sequences=8, step_tokens=32)
     engine, memory = assemble(
         model.decoder, model.tokenizer.token_bytes, device=MAIN, options=options
@@ -110,8 +112,10 @@ def test_an_engine_over_stages_answers_as_one_device(tmp_path) -> None:
 def test_each_device_must_have_room(tmp_path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, config="gqa")
-    stages = Stages((OTHERS[0], OTHERS[0]), MAIN)
-    model = load(path, device=MAIN, dtype=torch.float32, place=lambda file, outline: stages)
+    layer_placement = LayerPlacement((OTHERS[0], OTHERS[0]), MAIN)
+    model = load(
+        path, device=MAIN, dtype=torch.float32, place=lambda file, outline: layer_placement
+    )
     options = EngineOptions(
         context_tokens=256, max_sequences=2, step_tokens=8, memory_bytes=model.decoder.weight_bytes
     )

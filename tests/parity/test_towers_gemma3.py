@@ -8,7 +8,7 @@ from model_zoo.models.gemma3.vision import build_tower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     FLAVOURS,
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -42,37 +42,37 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="module", params=[(c, f) for c in CONFIGS for f in FLAVOURS], ids=str)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     name, flavour = request.param
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[name], folder, flavour=flavour)
 
 
-def expected(eyes: Eyes, pixels: torch.Tensor) -> torch.Tensor:
+def expected(vision: VisionModel, pixels: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        return eyes.twin.get_image_features(pixels).pooler_output
+        return vision.twin.get_image_features(pixels).pooler_output
 
 
-def pixels_for(eyes: Eyes, images: int) -> torch.Tensor:
-    return random_pixels(images, *eyes.tower.largest().pixels.shape)
+def pixels_for(vision: VisionModel, images: int) -> torch.Tensor:
+    return random_pixels(images, *vision.tower.largest().pixels.shape)
 
 
 @pytest.mark.parametrize("images", [1, 3])
-def test_features_agree(eyes, images) -> None:
-    pixels = pixels_for(eyes, images)
-    check_features(eyes, pixels, expected(eyes, pixels))
+def test_features_agree(vision, images) -> None:
+    pixels = pixels_for(vision, images)
+    check_features(vision, pixels, expected(vision, pixels))
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=2)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=2)
 
 
-def test_all_rows_of_an_image_are_computed_at_once(eyes) -> None:
-    assert eyes.tower.limits.whole == eyes.tower.limits.rows
+def test_all_rows_of_an_image_are_computed_at_once(vision) -> None:
+    assert vision.tower.limits.whole == vision.tower.limits.rows
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, pixels_for(eyes, 3))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, pixels_for(vision, 3))
 
 
 def swapped(path, target):
@@ -88,21 +88,21 @@ def swapped(path, target):
 
 
 def test_names_of_the_feed_forward_may_be_exchanged(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
-    tower = load_tower(build_tower, swapped(eyes.path, tmp_path / "swapped.gguf"))
-    pixels = pixels_for(eyes, 1)
-    assert torch.equal(encoded(tower, pixels), encoded(eyes.tower, pixels))
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    tower = load_tower(build_tower, swapped(vision.path, tmp_path / "swapped.gguf"))
+    pixels = pixels_for(vision, 1)
+    assert torch.equal(encoded(tower, pixels), encoded(vision.tower, pixels))
 
 
 def test_ollamas_older_prefix_and_key_are_known(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
     older = {
         name: None if name.startswith("v.") else array
-        for name, array in matrices(eyes.path).items()
+        for name, array in matrices(vision.path).items()
     }
     older |= {
         f"vision.{name.removeprefix('v.')}": array
-        for name, array in matrices(eyes.path).items()
+        for name, array in matrices(vision.path).items()
         if name.startswith("v.")
     }
     keys = {
@@ -111,15 +111,15 @@ def test_ollamas_older_prefix_and_key_are_known(tmp_path) -> None:
         "gemma3.mm_tokens_per_image": 9,
         "gemma3.vision.attention.layer_norm_epsilon": None,
     }
-    path = rewrite(eyes.path, tmp_path / "older.gguf", keys=keys, tensors=older)
+    path = rewrite(vision.path, tmp_path / "older.gguf", keys=keys, tensors=older)
     tower = load_tower(build_tower, path)
-    pixels = pixels_for(eyes, 1)
-    assert torch.equal(encoded(tower, pixels), encoded(eyes.tower, pixels))
+    pixels = pixels_for(vision, 1)
+    assert torch.equal(encoded(tower, pixels), encoded(vision.tower, pixels))
 
 
 @pytest.mark.parametrize("type", ["f16", "q8_0"])
 def test_smaller_copies_agree(tmp_path, type) -> None:
     """Towers are never put in blocks; halves round by a part in two thousand."""
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp", type=type)
-    pixels = pixels_for(eyes, 2)
-    assert 0 < worst(encoded(eyes.tower, pixels), expected(eyes, pixels)) <= 1e-2
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp", type=type)
+    pixels = pixels_for(vision, 2)
+    assert 0 < worst(encoded(vision.tower, pixels), expected(vision, pixels)) <= 1e-2

@@ -22,7 +22,7 @@ from tests.gguf_files import matrices, rewrite
 from tests.parity.gemma4_patches import as_patches
 from tests.parity.towers import (
     FLAVOURS,
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -72,26 +72,26 @@ class Drawn:
         return model
 
 
-def made(folder: Path, of: Gemma4Config, flavour: str) -> Eyes:
+def made(folder: Path, of: Gemma4Config, flavour: str) -> VisionModel:
     return make_eyes(build_tower, of, folder, flavour=flavour, maker=Drawn)
 
 
 @pytest.fixture(scope="module", params=[(c, f) for c in CONFIGS for f in FLAVOURS], ids=str)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     name, flavour = request.param
     return made(tmp_path_factory.mktemp("models"), CONFIGS[name], flavour)
 
 
-def pixels_of(eyes: Eyes, images: int, grid: tuple[int, int]) -> Tensor:
-    high, wide = (side * eyes.tower.pooled * PATCH for side in grid)
+def pixels_of(vision: VisionModel, images: int, grid: tuple[int, int]) -> Tensor:
+    high, wide = (side * vision.tower.pooled * PATCH for side in grid)
     return random_pixels(images, 3, high, wide)
 
 
-def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+def expected(vision: VisionModel, pixels: Tensor) -> Tensor:
     patches, places = as_patches(pixels, PATCH)
     each = places.expand(len(pixels), -1, -1)
     with torch.inference_mode():
-        return torch.stack(eyes.twin.model.get_image_features(patches, each).pooler_output)
+        return torch.stack(vision.twin.model.get_image_features(patches, each).pooler_output)
 
 
 GRIDS = [(4, 4), (1, 7), (5, 2), (9, 13)]
@@ -99,16 +99,16 @@ GRIDS = [(4, 4), (1, 7), (5, 2), (9, 13)]
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, grid) -> None:
-    pixels = pixels_of(eyes, images, grid)
-    check_features(eyes, pixels, expected(eyes, pixels), grid)
+def test_features_agree(vision, images, grid) -> None:
+    pixels = pixels_of(vision, images, grid)
+    check_features(vision, pixels, expected(vision, pixels), grid)
 
 
 def test_a_prime_number_of_rows_is_encoded_at_the_start(tmp_path) -> None:
-    eyes = made(tmp_path, config(), "ollama")
+    vision = made(tmp_path, config(), "ollama")
     unit = 3 * PATCH
     keys = {"general.architecture": "gemma4", "gemma4.vision.image_max_pixels": 53 * unit**2}
-    tower = load_tower(build_tower, rewrite(eyes.path, tmp_path / "prime.gguf", keys=keys))
+    tower = load_tower(build_tower, rewrite(vision.path, tmp_path / "prime.gguf", keys=keys))
     assert tower.largest().grid == (1, 53)
     check_limits(tower, images=1)
     encoder = LocalEncoder(tower, device=torch.device("cpu"))
@@ -116,30 +116,30 @@ def test_a_prime_number_of_rows_is_encoded_at_the_start(tmp_path) -> None:
     encoder.close()
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=2)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=2)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, pixels_of(eyes, 3, (2, 3)), (2, 3))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, pixels_of(vision, 3, (2, 3)), (2, 3))
 
 
 def test_bounds_cut(tmp_path) -> None:
     """So the tests above mean something."""
-    eyes = made(tmp_path, CONFIGS["bounded"], "llama.cpp")
-    free = {name: None for name in matrices(eyes.path) if name.endswith(BOUNDS)}
+    vision = made(tmp_path, CONFIGS["bounded"], "llama.cpp")
+    free = {name: None for name in matrices(vision.path) if name.endswith(BOUNDS)}
     assert len(free) == 2 * len(MATRICES) * len(BOUNDS)
     keys = {"general.architecture": "clip"}
-    path = rewrite(eyes.path, tmp_path / "free.gguf", keys=keys, tensors=free)
-    pixels = pixels_of(eyes, 1, (2, 3))
+    path = rewrite(vision.path, tmp_path / "free.gguf", keys=keys, tensors=free)
+    pixels = pixels_of(vision, 1, (2, 3))
     features = encoded(load_tower(build_tower, path), pixels, (2, 3))
-    assert worst(features, encoded(eyes.tower, pixels, (2, 3))) > 0.1
+    assert worst(features, encoded(vision.tower, pixels, (2, 3))) > 0.1
 
 
 def test_bounds_may_be_listed_in_one_tensor(tmp_path) -> None:
     """As the first files of Ollama have them; the last four are the projection's."""
-    eyes = made(tmp_path, CONFIGS["bounded"], "ollama")
-    stored = matrices(eyes.path)
+    vision = made(tmp_path, CONFIGS["bounded"], "ollama")
+    stored = matrices(vision.path)
     names = [
         f"v.blk.{layer}.{matrix}.{bound}"
         for layer in range(2)
@@ -150,21 +150,21 @@ def test_bounds_may_be_listed_in_one_tensor(tmp_path) -> None:
     listed = np.concatenate([*(stored[name] for name in names), np.array(wide, np.float32)])
     tensors = {"v.clamp_data": listed, **dict.fromkeys(names)}
     keys = {"general.architecture": "gemma4"}
-    path = rewrite(eyes.path, tmp_path / "listed.gguf", keys=keys, tensors=tensors)
-    pixels = pixels_of(eyes, 1, (2, 3))
+    path = rewrite(vision.path, tmp_path / "listed.gguf", keys=keys, tensors=tensors)
+    pixels = pixels_of(vision, 1, (2, 3))
     features = encoded(load_tower(build_tower, path), pixels, (2, 3))
-    assert torch.equal(features, encoded(eyes.tower, pixels, (2, 3)))
+    assert torch.equal(features, encoded(vision.tower, pixels, (2, 3)))
 
 
 def test_what_hears_is_left_alone(tmp_path) -> None:
-    eyes = made(tmp_path, config(), "llama.cpp")
+    vision = made(tmp_path, config(), "llama.cpp")
     ears = {"a.blk.0.attn_q.weight": np.ones((2, 2), np.float32)}
     ears["mm.a.fc.weight"] = np.ones((2, 2), np.float32)
     keys = {"general.architecture": "clip"}
-    path = rewrite(eyes.path, tmp_path / "ears.gguf", keys=keys, tensors=ears)
-    pixels = pixels_of(eyes, 1, (2, 3))
+    path = rewrite(vision.path, tmp_path / "ears.gguf", keys=keys, tensors=ears)
+    pixels = pixels_of(vision, 1, (2, 3))
     features = encoded(load_tower(build_tower, path), pixels, (2, 3))
-    assert torch.equal(features, encoded(eyes.tower, pixels, (2, 3)))
+    assert torch.equal(features, encoded(vision.tower, pixels, (2, 3)))
 
 
 def test_more_rows_than_there_are_places_for_are_refused(tmp_path) -> None:

@@ -11,7 +11,7 @@ from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.idefics3.multimodal import read_processor
 from runtime.vision.encoder import VisionTower
 from tests.parity.towers import (
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -46,31 +46,34 @@ def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="llama.cpp")
 
 
-def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+def expected(vision: VisionModel, pixels: Tensor) -> Tensor:
     with torch.inference_mode():
         return torch.stack(
-            [torch.cat(eyes.twin.get_image_features(image[None]).pooler_output) for image in pixels]
+            [
+                torch.cat(vision.twin.get_image_features(image[None]).pooler_output)
+                for image in pixels
+            ]
         )
 
 
 @pytest.mark.parametrize("tiles", [1, 5])
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, tiles) -> None:
-    pixels = random_tiles(eyes, images, tiles)
-    check_features(eyes, pixels, expected(eyes, pixels))
+def test_features_agree(vision, images, tiles) -> None:
+    pixels = random_tiles(vision, images, tiles)
+    check_features(vision, pixels, expected(vision, pixels))
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=1)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=1)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, random_tiles(eyes, 3, 2))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, random_tiles(vision, 3, 2))
 
 
 def test_the_text_model_beside_is_a_file_of_its_own_family(tmp_path) -> None:

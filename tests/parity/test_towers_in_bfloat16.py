@@ -42,11 +42,11 @@ def test_features_in_bfloat16_are_near(tmp_path, family) -> None:
     module, flavour = FAMILIES[family]
     config = module.CONFIGS["smolvlm"] if family == "idefics3" else module.config()
     build = module.build_tower
-    eyes = make_eyes(build, config, tmp_path, flavour=flavour)
-    half = load_tower(build, eyes.path, torch.bfloat16)
+    vision = make_eyes(build, config, tmp_path, flavour=flavour)
+    half = load_tower(build, vision.path, torch.bfloat16)
     image = half.largest()
     pixels = random_pixels(1, *image.pixels.shape)
     features = encoded(half, pixels, image.grid)
     assert features.dtype == torch.bfloat16
-    assert worst(features, encoded(eyes.tower, pixels, image.grid)) <= NEAR
+    assert worst(features, encoded(vision.tower, pixels, image.grid)) <= NEAR
     check_limits(half, images=2)

@@ -12,7 +12,7 @@ from model_zoo.models.internvl.multimodal import read_processor
 from runtime.vision.encoder import VisionTower
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -50,45 +50,45 @@ def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="llama.cpp")
 
 
-def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+def expected(vision: VisionModel, pixels: Tensor) -> Tensor:
     with torch.inference_mode():
-        features = eyes.twin.get_image_features(pixels.flatten(0, 1)).pooler_output
+        features = vision.twin.get_image_features(pixels.flatten(0, 1)).pooler_output
     return features.reshape(len(pixels), -1, features.shape[-1])
 
 
 @pytest.mark.parametrize("tiles", [1, 5])
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, tiles) -> None:
-    pixels = random_tiles(eyes, images, tiles)
-    check_features(eyes, pixels, expected(eyes, pixels))
+def test_features_agree(vision, images, tiles) -> None:
+    pixels = random_tiles(vision, images, tiles)
+    check_features(vision, pixels, expected(vision, pixels))
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=1)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=1)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, random_tiles(eyes, 3, 2))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, random_tiles(vision, 3, 2))
 
 
 def test_tables_may_have_dimensions_of_one_before_the_others(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
     tables = {
         name: array.reshape(1, -1, array.shape[-1])
-        for name, array in matrices(eyes.path).items()
+        for name, array in matrices(vision.path).items()
         if name in ("v.class_embd", "v.position_embd.weight")
     }
     assert len(tables) == 2
     keys = {"general.architecture": "clip"}
-    path = rewrite(eyes.path, tmp_path / "deeper.gguf", keys=keys, tensors=tables)
-    pixels = random_tiles(eyes, 1, 2)
+    path = rewrite(vision.path, tmp_path / "deeper.gguf", keys=keys, tensors=tables)
+    pixels = random_tiles(vision, 1, 2)
     features = encoded(load_tower(build_tower, path), pixels)
-    assert torch.equal(features, encoded(eyes.tower, pixels))
+    assert torch.equal(features, encoded(vision.tower, pixels))
 
 
 def test_the_text_model_beside_is_a_file_of_its_own_family(tmp_path) -> None:

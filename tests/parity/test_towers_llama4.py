@@ -10,7 +10,7 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
     FLAVOURS,
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -47,47 +47,47 @@ CASES = [(name, flavour) for name, (_, flavours) in CONFIGS.items() for flavour 
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     name, flavour = request.param
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[name][0], folder, flavour=flavour)
 
 
-def expected(eyes: Eyes, pixels: Tensor) -> Tensor:
+def expected(vision: VisionModel, pixels: Tensor) -> Tensor:
     with torch.inference_mode():
-        rows = eyes.twin.get_image_features(pixels.flatten(0, 1), return_dict=True)
-        features = eyes.twin.multi_modal_projector(rows.last_hidden_state)
+        rows = vision.twin.get_image_features(pixels.flatten(0, 1), return_dict=True)
+        features = vision.twin.multi_modal_projector(rows.last_hidden_state)
     return features.view(len(pixels), -1, features.shape[-1])
 
 
 @pytest.mark.parametrize("tiles", [1, 3, 7])
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, tiles) -> None:
-    pixels = random_tiles(eyes, images, tiles)
-    check_features(eyes, pixels, expected(eyes, pixels))
+def test_features_agree(vision, images, tiles) -> None:
+    pixels = random_tiles(vision, images, tiles)
+    check_features(vision, pixels, expected(vision, pixels))
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=1)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=1)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, random_tiles(eyes, 3, 2))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, random_tiles(vision, 3, 2))
 
 
 def test_another_name_of_the_second_norm_is_known(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
-    norms = {name: array for name, array in matrices(eyes.path).items() if ".ln2." in name}
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="llama.cpp")
+    norms = {name: array for name, array in matrices(vision.path).items() if ".ln2." in name}
     renamed = {name.replace(".ln2.", ".attn_post_norm."): array for name, array in norms.items()}
     path = rewrite(
-        eyes.path,
+        vision.path,
         tmp_path / "renamed.gguf",
         keys={"general.architecture": "clip"},
         tensors=dict.fromkeys(norms) | renamed,
     )
-    pixels = random_tiles(eyes, 1, 2)
+    pixels = random_tiles(vision, 1, 2)
     features = encoded(load_tower(build_tower, path), pixels)
-    assert torch.equal(features, encoded(eyes.tower, pixels))
+    assert torch.equal(features, encoded(vision.tower, pixels))
 
 
 def test_another_rotary_base_is_refused_where_files_do_not_state_it(tmp_path) -> None:
@@ -96,8 +96,8 @@ def test_another_rotary_base_is_refused_where_files_do_not_state_it(tmp_path) ->
 
 
 def test_tiles_that_cannot_be_shuffled_are_refused(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
     keys = {"general.architecture": "llama4", "llama4.vision.pixel_shuffle_ratio": 0.25}
-    path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys)
+    path = rewrite(vision.path, tmp_path / "changed.gguf", keys=keys)
     with pytest.raises(ModelFileError, match="6 patches across, which 4 does not divide"):
         load_tower(build_tower, path)

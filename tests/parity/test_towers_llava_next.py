@@ -10,7 +10,7 @@ from model_zoo.models.llava.vision_next import build_tower
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -45,21 +45,21 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="llama.cpp")
 
 
-def squares_of(eyes: Eyes, images: int, size: tuple[int, int]) -> Tensor:
+def squares_of(vision: VisionModel, images: int, size: tuple[int, int]) -> Tensor:
     """The whole of an image of that size and its tiles."""
-    high, wide = best_canvas(*size, eyes.tower.canvases)
+    high, wide = best_canvas(*size, vision.tower.canvases)
     return random_pixels(images, 1 + high * wide // SIDE**2, 3, SIDE, SIDE)
 
 
-def expected(eyes: Eyes, pixels: Tensor, size: tuple[int, int]) -> Tensor:
+def expected(vision: VisionModel, pixels: Tensor, size: tuple[int, int]) -> Tensor:
     sizes = torch.tensor([size] * len(pixels))
     with torch.inference_mode():
-        return torch.stack(eyes.twin.get_image_features(pixels, sizes).pooler_output)
+        return torch.stack(vision.twin.get_image_features(pixels, sizes).pooler_output)
 
 
 SIZES = [(72, 72), (36, 72), (30, 100), (1, 500), (500, 1), (71, 33), (100, 97), (13, 17)]
@@ -67,24 +67,24 @@ SIZES = [(72, 72), (36, 72), (30, 100), (1, 500), (500, 1), (71, 33), (100, 97),
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, size) -> None:
-    pixels = squares_of(eyes, images, size)
-    check_features(eyes, pixels, expected(eyes, pixels, size), size)
+def test_features_agree(vision, images, size) -> None:
+    pixels = squares_of(vision, images, size)
+    check_features(vision, pixels, expected(vision, pixels, size), size)
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=2)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=2)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, squares_of(eyes, 3, (50, 90)), (50, 90))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, squares_of(vision, 3, (50, 90)), (50, 90))
 
 
 def changed(folder, **keys):
-    eyes = make_eyes(build_tower, config(), folder, flavour="llama.cpp")
+    vision = make_eyes(build_tower, config(), folder, flavour="llama.cpp")
     named = {f"clip.vision.{name}": value for name, value in keys.items()}
     return rewrite(
-        eyes.path, folder / "changed.gguf", keys={"general.architecture": "clip", **named}
+        vision.path, folder / "changed.gguf", keys={"general.architecture": "clip", **named}
     )
 
 
@@ -103,7 +103,7 @@ def test_canvases_that_cannot_be_are_refused(tmp_path, sides) -> None:
 
 
 def test_files_say_in_what_order_the_checkpoint_names_its_canvases(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config([[1, 2], [3, 1]]), tmp_path, flavour="llama.cpp")
-    assert eyes.tower.canvases == ((SIDE, 2 * SIDE), (3 * SIDE, SIDE))
-    row = eyes.twin.model.image_newline
-    assert torch.equal(torch.from_numpy(matrices(eyes.path)["model.image_newline"].copy()), row)
+    vision = make_eyes(build_tower, config([[1, 2], [3, 1]]), tmp_path, flavour="llama.cpp")
+    assert vision.tower.canvases == ((SIDE, 2 * SIDE), (3 * SIDE, SIDE))
+    row = vision.twin.model.image_newline
+    assert torch.equal(torch.from_numpy(matrices(vision.path)["model.image_newline"].copy()), row)

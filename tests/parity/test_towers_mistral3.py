@@ -16,7 +16,7 @@ from runtime.errors import UnsupportedModelError
 from tests.gguf_files import matrices
 from tests.parity.towers import (
     FLAVOURS,
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -56,16 +56,16 @@ CASES = [(name, flavour) for name, (_, flavours) in CONFIGS.items() for flavour 
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     name, flavour = request.param
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[name][0], folder, flavour=flavour)
 
 
-def expected(eyes: Eyes, pixels: torch.Tensor) -> torch.Tensor:
+def expected(vision: VisionModel, pixels: torch.Tensor) -> torch.Tensor:
     sizes = torch.tensor([pixels.shape[2:]] * len(pixels))
     with torch.inference_mode():
-        return torch.stack(eyes.twin.model.get_image_features(pixels, sizes).pooler_output)
+        return torch.stack(vision.twin.model.get_image_features(pixels, sizes).pooler_output)
 
 
 # Of a picture in patches, multiples of the merged squares.
@@ -74,23 +74,23 @@ SHAPES = [(6, 6), (6, 12), (12, 6), (18, 6)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, shape) -> None:
+def test_features_agree(vision, images, shape) -> None:
     pixels = random_pixels(images, 3, *(6 * side for side in shape))
-    check_features(eyes, pixels, expected(eyes, pixels))
+    check_features(vision, pixels, expected(vision, pixels))
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=2)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=2)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, random_pixels(3, 3, 36, 72))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, random_pixels(3, 3, 36, 72))
 
 
 def test_a_picture_of_many_slabs_agrees(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(patch_size=2), tmp_path, flavour="llama.cpp")
+    vision = make_eyes(build_tower, config(patch_size=2), tmp_path, flavour="llama.cpp")
     pixels = random_pixels(1, 3, 80, 72)
-    check_features(eyes, pixels, expected(eyes, pixels))
+    check_features(vision, pixels, expected(vision, pixels))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.fuzz.pieces import take_apart
 from tests.gguf_files import matrices, rewrite
 from tests.parity.towers import (
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -57,24 +57,24 @@ def states_before_layers(self, hidden_states, attention_mask=None):
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[request.param], folder, flavour="ollama")
 
 
-def tiles_of(eyes: Eyes, images: int) -> Tensor:
+def tiles_of(vision: VisionModel, images: int) -> Tensor:
     """Slots without a tile hold noise, too: features may not depend on them by accident."""
-    return random_pixels(images, *eyes.tower.largest().pixels.shape)
+    return random_pixels(images, *vision.tower.largest().pixels.shape)
 
 
-def expected(eyes: Eyes, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+def expected(vision: VisionModel, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     slots = pixels.shape[1]
     number = torch.full((len(pixels), 1), aspect_ratio_id(grid, slots))
     mask = tile_mask(grid, slots).long().expand(len(pixels), 1, -1)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(MllamaVisionEncoder, "forward", states_before_layers)
-        states = eyes.twin.model.vision_model(pixels.unsqueeze(1), number, mask)
-        features = eyes.twin.model.multi_modal_projector(states.last_hidden_state)
+        states = vision.twin.model.vision_model(pixels.unsqueeze(1), number, mask)
+        features = vision.twin.model.multi_modal_projector(states.last_hidden_state)
     return features.flatten(1, -2)
 
 
@@ -83,44 +83,44 @@ GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (4, 1)]
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, grid) -> None:
-    pixels = tiles_of(eyes, images)
-    check_features(eyes, pixels, expected(eyes, pixels, grid), grid)
+def test_features_agree(vision, images, grid) -> None:
+    pixels = tiles_of(vision, images)
+    check_features(vision, pixels, expected(vision, pixels, grid), grid)
 
 
-def test_declared_limits_hold(eyes) -> None:
+def test_declared_limits_hold(vision) -> None:
     for images in (1, 3):
-        check_limits(eyes.tower, images)
+        check_limits(vision.tower, images)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, tiles_of(eyes, 3), (1, 2))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, tiles_of(vision, 3), (1, 2))
 
 
-def test_lying_and_standing_grids_have_places_of_their_own(eyes) -> None:
-    pixels = tiles_of(eyes, 1)
-    lying, standing = (encoded(eyes.tower, pixels, grid) for grid in ((1, 2), (2, 1)))
+def test_lying_and_standing_grids_have_places_of_their_own(vision) -> None:
+    pixels = tiles_of(vision, 1)
+    lying, standing = (encoded(vision.tower, pixels, grid) for grid in ((1, 2), (2, 1)))
     assert worst(lying, standing) > 1e-2
 
 
 def test_states_of_layers_that_are_not_there_are_refused(tmp_path) -> None:
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
     keys = {
         "general.architecture": "mllama",
         "mllama.vision.intermediate_layers_indices": [0, 3],
     }
-    path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys)
+    path = rewrite(vision.path, tmp_path / "changed.gguf", keys=keys)
     with pytest.raises(ModelFileError, match="of 3 layers"):
         load_tower(build_tower, path)
 
 
 def test_a_file_that_keeps_the_states_of_no_layer_is_refused(tmp_path) -> None:
     """Its projection is as narrow as that needs, so that nothing else is wrong with it."""
-    eyes = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
-    wide = matrices(eyes.path)["mm.0.weight"]
+    vision = make_eyes(build_tower, config(), tmp_path, flavour="ollama")
+    wide = matrices(vision.path)["mm.0.weight"]
     tensors = {"mm.0.weight": np.ascontiguousarray(wide[:, : wide.shape[1] // 3])}
     keys = {"general.architecture": "mllama"}
-    path = rewrite(eyes.path, tmp_path / "changed.gguf", keys=keys, tensors=tensors)
+    path = rewrite(vision.path, tmp_path / "changed.gguf", keys=keys, tensors=tensors)
     pieces = take_apart(path.read_bytes())
     assert pieces is not None
     kept = b"mllama.vision.intermediate_layers_indices"

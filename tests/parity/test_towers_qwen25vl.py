@@ -14,7 +14,7 @@ from runtime.errors import UnsupportedModelError
 from runtime.vision.encoder import VisionTower
 from tests.parity.towers import (
     FLAVOURS,
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -56,24 +56,24 @@ def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     name, flavour = request.param
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[name][0], folder, flavour=flavour)
 
 
-def pixels_of(eyes: Eyes, images: int, grid: tuple[int, int]) -> Tensor:
+def pixels_of(vision: VisionModel, images: int, grid: tuple[int, int]) -> Tensor:
     """As the model's own processor lays them out; here frames differ."""
-    vision = eyes.twin.config.vision_config
-    patches = grid[0] * grid[1] * vision.spatial_merge_size**2
-    return random_pixels(images, patches, 3 * 2 * vision.patch_size**2)
+    config = vision.twin.config.vision_config
+    patches = grid[0] * grid[1] * config.spatial_merge_size**2
+    return random_pixels(images, patches, 3 * 2 * config.patch_size**2)
 
 
-def expected(eyes: Eyes, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    merge = eyes.twin.config.vision_config.spatial_merge_size
+def expected(vision: VisionModel, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    merge = vision.twin.config.vision_config.spatial_merge_size
     sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
     with torch.inference_mode():
-        found = eyes.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
+        found = vision.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
     return torch.stack(found.pooler_output)
 
 
@@ -83,17 +83,17 @@ GRIDS = [(6, 6), (7, 5), (1, 4), (5, 2), (3, 8)]
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, grid) -> None:
-    pixels = pixels_of(eyes, images, grid)
-    check_features(eyes, pixels, expected(eyes, pixels, grid), grid)
+def test_features_agree(vision, images, grid) -> None:
+    pixels = pixels_of(vision, images, grid)
+    check_features(vision, pixels, expected(vision, pixels, grid), grid)
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=2)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=2)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, pixels_of(eyes, 3, (4, 5)), (4, 5))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, pixels_of(vision, 3, (4, 5)), (4, 5))
 
 
 def test_other_windows_are_refused_where_readers_know_one(tmp_path) -> None:

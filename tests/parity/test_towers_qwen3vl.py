@@ -13,7 +13,7 @@ from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.vision.encoder import VisionTower
 from tests.parity.towers import (
     FLAVOURS,
-    Eyes,
+    VisionModel,
     check_each_alone,
     check_features,
     check_limits,
@@ -52,23 +52,23 @@ def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
 
 
 @pytest.fixture(scope="module", params=[(c, f) for c in CONFIGS for f in FLAVOURS], ids=str)
-def eyes(request, tmp_path_factory) -> Eyes:
+def vision(request, tmp_path_factory) -> VisionModel:
     name, flavour = request.param
     folder = tmp_path_factory.mktemp("models")
     return make_eyes(build_tower, CONFIGS[name], folder, flavour=flavour)
 
 
-def pixels_of(eyes: Eyes, images: int, grid: tuple[int, int]) -> Tensor:
+def pixels_of(vision: VisionModel, images: int, grid: tuple[int, int]) -> Tensor:
     """As the model's own processor lays them out; here frames differ."""
-    patches = grid[0] * grid[1] * eyes.twin.config.vision_config.spatial_merge_size**2
+    patches = grid[0] * grid[1] * vision.twin.config.vision_config.spatial_merge_size**2
     return random_pixels(images, patches, 3 * 2 * 4**2)
 
 
-def expected(eyes: Eyes, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    merge = eyes.twin.config.vision_config.spatial_merge_size
+def expected(vision: VisionModel, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    merge = vision.twin.config.vision_config.spatial_merge_size
     sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
     with torch.inference_mode():
-        found = eyes.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
+        found = vision.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
     deep = [torch.stack(part) for part in found.deepstack_features]
     return torch.cat([torch.stack(found.pooler_output), *deep], dim=-1)
 
@@ -79,19 +79,19 @@ GRIDS = [(6, 6), (7, 5), (1, 4), (5, 2), (3, 8)]
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("images", [1, 2])
-def test_features_agree(eyes, images, grid) -> None:
-    pixels = pixels_of(eyes, images, grid)
-    check_features(eyes, pixels, expected(eyes, pixels, grid), grid)
+def test_features_agree(vision, images, grid) -> None:
+    pixels = pixels_of(vision, images, grid)
+    check_features(vision, pixels, expected(vision, pixels, grid), grid)
 
 
-def test_declared_limits_hold(eyes) -> None:
-    check_limits(eyes.tower, images=2)
+def test_declared_limits_hold(vision) -> None:
+    check_limits(vision.tower, images=2)
 
 
-def test_features_do_not_depend_on_the_other_images(eyes) -> None:
-    check_each_alone(eyes, pixels_of(eyes, 3, (4, 5)), (4, 5))
+def test_features_do_not_depend_on_the_other_images(vision) -> None:
+    check_each_alone(vision, pixels_of(vision, 3, (4, 5)), (4, 5))
 
 
-def test_rows_have_parts_for_as_many_text_layers(eyes) -> None:
-    deep = len(eyes.twin.config.vision_config.deepstack_visual_indexes)
-    assert eyes.tower.limits.width == (1 + deep) * 64
+def test_rows_have_parts_for_as_many_text_layers(vision) -> None:
+    deep = len(vision.twin.config.vision_config.deepstack_visual_indexes)
+    assert vision.tower.limits.width == (1 + deep) * 64

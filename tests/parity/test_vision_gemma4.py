@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Gemma4Config, Gemma4TextConfig, Gemma4VisionConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.gemma4.placeholders import END, PLACE, START, PlanePlacement
+from model_zoo.models.gemma4.placeholders import END, PLACE, START, Gemma4Placeholders
 from tests.parity.gemma4_patches import as_patches
 from tests.parity.test_gemma4 import EXPERTS, KEYS_AS_VALUES, SHARED, SIZES, TURNS
 from tests.parity.vision_agreement import (
@@ -22,7 +22,7 @@ from tests.parity.vision_agreement import (
 )
 from tests.tiny_models import tiny_tokenizer
 
-SPECIAL = PlanePlacement.reserved
+SPECIAL = Gemma4Placeholders.reserved
 PATCH, POOLED, ROWS = 4, 3, 12
 SETTINGS = {"max_soft_tokens": ROWS, "patch_size": PATCH, "pooling_kernel_size": POOLED}
 LARGE = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}

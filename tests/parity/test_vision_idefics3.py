@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import Idefics3Config, PreTrainedConfig, SmolVLMConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.idefics3.placeholders import PLACE, TilePlacement
+from model_zoo.models.idefics3.placeholders import PLACE, Idefics3Placeholders
 from tests.parity.vision_agreement import (
     CHECKS,
     Seeing,
@@ -15,7 +15,7 @@ from tests.parity.vision_agreement import (
     special_ids,
 )
 
-SPECIAL = TilePlacement.reserved
+SPECIAL = Idefics3Placeholders.reserved
 SIDE = 36
 SETTINGS = {"size": {"longest_edge": 3 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
 

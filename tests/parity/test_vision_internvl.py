@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import InternVLConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.internvl.placeholders import PLACE, InternPlacement
+from model_zoo.models.internvl.placeholders import PLACE, InternVLPlaceholders
 from tests.parity.vision_agreement import (
     CHECKS,
     Seeing,
@@ -15,7 +15,7 @@ from tests.parity.vision_agreement import (
     special_ids,
 )
 
-SPECIAL = InternPlacement.reserved
+SPECIAL = InternVLPlaceholders.reserved
 SIDE = 36
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

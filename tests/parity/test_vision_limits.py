@@ -149,14 +149,14 @@ def outlines(model: ChatModel, count: int) -> list[Outline]:
     found = []
     for height, width in sizes(count):
         try:
-            found.append(model.eyes.processor.outline(height, width))
+            found.append(model.vision.processor.outline(height, width))
         except RequestError as error:
             assert "times as long as wide" in str(error)
     return found
 
 
 def check_limits(model: ChatModel) -> None:
-    tower, processor = model.eyes.tower, model.eyes.processor
+    tower, processor = model.vision.tower, model.vision.processor
     largest, image = processor.largest, tower.largest()
     assert Outline(tuple(image.pixels.shape), image.grid, image.rows) == largest
     assert 1 <= largest.rows <= processor.most_rows == tower.limits.rows
@@ -200,7 +200,7 @@ def test_images_of_extreme_shapes_take_no_more_memory_than_planned(
 def test_limits_that_are_huge_are_planned_for_without_encoding(made, family, flavour) -> None:
     _, most = QWEN_KEYS[family, flavour]
     model = made.load(family, flavour, {most: 16 << 20}, META)
-    assert model.eyes.processor.most_rows == (16 << 20) // UNITS[family] ** 2
+    assert model.vision.processor.most_rows == (16 << 20) // UNITS[family] ** 2
     check_limits(model)
 
 
@@ -219,9 +219,9 @@ def test_limits_that_exceed_the_memory_are_refused_before_anything_is_encoded(
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_default_gives_way_to_the_bound_that_the_file_states(made, family, flavour) -> None:
     least, most = QWEN_KEYS[family, flavour]
-    small = made.load(family, flavour, {least: None, most: 900}, META).eyes.processor
+    small = made.load(family, flavour, {least: None, most: 900}, META).vision.processor
     assert (small.min_pixels, small.max_pixels) == (900, 900)
-    large = made.load(family, flavour, {least: 3 << 20, most: None}, META).eyes.processor
+    large = made.load(family, flavour, {least: 3 << 20, most: None}, META).vision.processor
     assert (large.min_pixels, large.max_pixels) == (3 << 20, 3 << 20)
     with pytest.raises(ModelFileError, match=f"{least}` is 901, more than `.*{most}`, 900"):
         made.load(family, flavour, {least: 901, most: 900}, META)

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import Llama4Config
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.llama4.placeholders import PLACE, WHOLE, LlamaPlacement
+from model_zoo.models.llama4.placeholders import PLACE, WHOLE, Llama4Placeholders
 from tests.parity.vision_agreement import (
     CHECKS,
     FLAVOURS,
@@ -16,7 +16,7 @@ from tests.parity.vision_agreement import (
     special_ids,
 )
 
-SPECIAL = LlamaPlacement.reserved
+SPECIAL = Llama4Placeholders.reserved
 
 
 def config() -> Llama4Config:

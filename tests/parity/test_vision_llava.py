@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.llava.placeholders import PLACE, LlavaPlacement
+from model_zoo.models.llava.placeholders import PLACE, LlavaPlaceholders
 from tests.parity.vision_agreement import (
     CHECKS,
     Seeing,
@@ -23,7 +23,7 @@ from tests.parity.vision_agreement import (
     special_ids,
 )
 
-SPECIAL = LlavaPlacement.reserved
+SPECIAL = LlavaPlaceholders.reserved
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 512,

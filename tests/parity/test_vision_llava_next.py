@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaNextConfig
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.llava.placeholders import PLACE, LlavaPlacement
+from model_zoo.models.llava.placeholders import PLACE, LlavaPlaceholders
 from tests.parity.test_vision_llava import TEXT, TEXTS
 from tests.parity.vision_agreement import (
     CHECKS,
@@ -16,7 +16,7 @@ from tests.parity.vision_agreement import (
     special_ids,
 )
 
-SPECIAL = LlavaPlacement.reserved
+SPECIAL = LlavaPlaceholders.reserved
 SIDE = 36
 SETTINGS = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 

@@ -84,7 +84,7 @@ def test_raw_prompts_have_in_an_images_place_what_transformers_puts_there(name: 
     model = model_of(family)
     tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
     image = TALKS["an image alone"][0].images[0]
-    marker = model.eyes.placement.marker
+    marker = model.vision.placement.marker
     made = family.theirs(tokenizer)(
         text=[f"USER: {marker}\nhello\n\n{marker}"], images=pictures(TALKS["an image alone"]) * 2
     )

@@ -25,7 +25,7 @@ Build = Callable[[TensorScope, Metadata], VisionTower]
 
 
 @dataclass(frozen=True)
-class Eyes:
+class VisionModel:
     """A tower and the model of `transformers` that its file was made of."""
 
     tower: VisionTower
@@ -41,14 +41,14 @@ def make_eyes(
     flavour: str,
     type: str = "f32",
     maker: Any = None,
-) -> Eyes:
+) -> VisionModel:
     """Write the tiny model of `config` and load the part of it that sees."""
     path = folder / "tiny.gguf"
     twin = write_tiny(path, config, flavour=flavour, type=type, maker=maker)
     own = folder / "mmproj-tiny.gguf"
     assert own.exists() == (flavour == "llama.cpp")
     path = own if own.exists() else path
-    return Eyes(load_tower(build, path), twin, path)
+    return VisionModel(load_tower(build, path), twin, path)
 
 
 def load_tower(build: Build, path: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
@@ -80,27 +80,27 @@ def worst(features: Tensor, expected: Tensor) -> float:
     return ((features.float() - expected) / largest).abs().max().item()
 
 
-def random_tiles(eyes: Eyes, images: int, tiles: int) -> Tensor:
+def random_tiles(vision: VisionModel, images: int, tiles: int) -> Tensor:
     """For towers that take images in any number of tiles."""
-    return random_pixels(images, tiles, *eyes.tower.largest().pixels.shape[1:])
+    return random_pixels(images, tiles, *vision.tower.largest().pixels.shape[1:])
 
 
 def check_features(
-    eyes: Eyes, pixels: Tensor, expected: Tensor, grid: tuple[int, int] = (1, 1)
+    vision: VisionModel, pixels: Tensor, expected: Tensor, grid: tuple[int, int] = (1, 1)
 ) -> None:
-    assert worst(encoded(eyes.tower, pixels, grid), expected) <= TOLERANCE
+    assert worst(encoded(vision.tower, pixels, grid), expected) <= TOLERANCE
 
 
-def check_each_alone(eyes: Eyes, pixels: Tensor, grid: tuple[int, int] = (1, 1)) -> None:
+def check_each_alone(vision: VisionModel, pixels: Tensor, grid: tuple[int, int] = (1, 1)) -> None:
     """No image changes what another one gets."""
-    together = encoded(eyes.tower, pixels, grid)
-    assert torch.equal(together[1:2], encoded(eyes.tower, pixels[1:2], grid))
+    together = encoded(vision.tower, pixels, grid)
+    assert torch.equal(together[1:2], encoded(vision.tower, pixels[1:2], grid))
 
 
-def check_text_beside(eyes: Eyes) -> None:
+def check_text_beside(vision: VisionModel) -> None:
     """The file beside the projector is the text model's, which answers as the twin does."""
-    decoder = load_decoder(eyes.path.parent / "tiny.gguf")
-    CHECKS["whole_prompt"](Pair(decoder, eyes.twin, tiny_tokenizer().get_vocab_size()))
+    decoder = load_decoder(vision.path.parent / "tiny.gguf")
+    CHECKS["whole_prompt"](Pair(decoder, vision.twin, tiny_tokenizer().get_vocab_size()))
 
 
 def check_limits(tower: VisionTower, images: int) -> None:

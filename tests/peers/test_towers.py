@@ -37,17 +37,19 @@ def picture(height: int, width: int) -> NDArray[np.uint8]:
 
 def gemma3(folder: Path) -> Compared:
     family, image = test_towers_gemma3, picture(84, 84)
-    eyes = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
-    ours = encoded(eyes.tower, STANDARD(image)[None])[0]
-    return ours, their_features(folder / "tiny.gguf", eyes.path, image, width=64)
+    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    ours = encoded(vision.tower, STANDARD(image)[None])[0]
+    return ours, their_features(folder / "tiny.gguf", vision.path, image, width=64)
 
 
 def mistral3(folder: Path) -> Compared:
     """Theirs has a row of its own behind each line of the picture, and wants it in the file."""
     family, image = test_towers_mistral3, picture(120, 168)
-    eyes = make_eyes(family.build_tower, family.config(image_size=168), folder, flavour="llama.cpp")
+    vision = make_eyes(
+        family.build_tower, family.config(image_size=168), folder, flavour="llama.cpp"
+    )
     broken = rewrite(
-        eyes.path,
+        vision.path,
         folder / "broken.gguf",
         keys={"general.architecture": "clip"},
         tensors={"v.token_embd.img_break": np.ones(64, dtype=np.float32)},
@@ -61,9 +63,9 @@ def mistral3(folder: Path) -> Compared:
 def llama4(folder: Path) -> Compared:
     """Theirs goes over a tile column by column, unlike the authors' code."""
     family, image = test_towers_llama4, picture(36, 36)
-    eyes = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
-    ours = encoded(eyes.tower, STANDARD(image)[None, None])[0]
-    theirs = their_features(folder / "tiny.gguf", eyes.path, image, width=64)
+    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    ours = encoded(vision.tower, STANDARD(image)[None, None])[0]
+    theirs = their_features(folder / "tiny.gguf", vision.path, image, width=64)
     return ours, [part.unflatten(0, (3, 3)).transpose(0, 1).flatten(0, 1) for part in theirs]
 
 
@@ -78,41 +80,41 @@ def qwen3vl(folder: Path) -> Compared:
 def qwen(folder: Path, family, *, patch: int, width: int, normalisation) -> Compared:
     unit = 2 * patch
     image, most = picture(8 * unit, 12 * unit), 96 * unit**2
-    eyes = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
     processor = QwenVLProcessor(
         patch=patch, merge=2, frames=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
     prepared = processor.prepare(image, tower=b"")
-    ours = encoded(eyes.tower, prepared.pixels[None], prepared.grid)[0]
-    return ours, their_features(text_of(folder, width), eyes.path, image, width=width)
+    ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
+    return ours, their_features(text_of(folder, width), vision.path, image, width=width)
 
 
 def idefics3(folder: Path) -> Compared:
     family, image = test_towers_idefics3, picture(36, 36)
     config = family.CONFIGS["smolvlm"]
-    eyes = make_eyes(family.build_tower, config, folder, flavour="llama.cpp")
+    vision = make_eyes(family.build_tower, config, folder, flavour="llama.cpp")
     keys = {"general.architecture": "clip", "clip.vision.preproc_image_size": 36}
-    path = rewrite(eyes.path, folder / "sized.gguf", keys=keys)
-    ours = encoded(eyes.tower, STANDARD(image)[None, None])[0]
+    path = rewrite(vision.path, folder / "sized.gguf", keys=keys)
+    ours = encoded(vision.tower, STANDARD(image)[None, None])[0]
     return ours, their_features(text_of(folder, 64), path, image, width=64)[:1]
 
 
 def internvl(folder: Path) -> Compared:
     """Theirs puts the class last but leaves the places where they are: a known defect."""
     family, image = test_towers_internvl, picture(36, 36)
-    eyes = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
-    shifted = load_tower(family.build_tower, shifted_places(eyes.path, folder / "shifted.gguf"))
+    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    shifted = load_tower(family.build_tower, shifted_places(vision.path, folder / "shifted.gguf"))
     ours = encoded(shifted, IMAGENET(image)[None, None])[0]
-    return ours, their_features(text_of(folder, 64), eyes.path, image, width=64)
+    return ours, their_features(text_of(folder, 64), vision.path, image, width=64)
 
 
 def llava(folder: Path) -> Compared:
     """The same, the first patch is lost, and the last layer of the file is not computed."""
     family, image = test_towers_llava, picture(36, 36)
-    eyes = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
-    shifted = shifted_places(eyes.path, folder / "shifted.gguf", layers=1)
+    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    shifted = shifted_places(vision.path, folder / "shifted.gguf", layers=1)
     ours = encoded(load_tower(family.build_tower, shifted), CLIP(image)[None])[0]
-    [theirs] = their_features(text_of(folder, 64), eyes.path, image, width=64)
+    [theirs] = their_features(text_of(folder, 64), vision.path, image, width=64)
     return ours[1:], [theirs[:-1]]
 
 

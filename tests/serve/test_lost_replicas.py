@@ -33,7 +33,7 @@ HOT = {**ENDLESS, "num_predict": 300}
 
 # Of a part of an answer: its text, and the scores of its tokens where they are asked for.
 Part = tuple[str, list[float]]
-Ask = Callable[[str, int], Iterator[Part]]
+GenerateRequest = Callable[[str, int], Iterator[Part]]
 
 
 def deploy(**change) -> None:
@@ -123,13 +123,13 @@ def completion_whole(url: str, seed: int) -> Iterator[Part]:
     yield f"{reply.choices[0].text} {counts}", []
 
 
-def said(ask: Ask, url: str, seed: int) -> Part:
+def said(ask: GenerateRequest, url: str, seed: int) -> Part:
     """The whole: how it comes in parts is not part of the answer."""
     texts, scores = zip(*ask(url, seed), strict=True)
     return "".join(texts), [score for some in scores for score in some]
 
 
-def long_answer(ask: Ask, url: str) -> int:
+def long_answer(ask: GenerateRequest, url: str) -> int:
     """A seed that gives one."""
     return next(seed for seed in range(50) if len(said(ask, url, seed)[0]) > 3 * LONG)
 
@@ -158,7 +158,7 @@ def kill_whoever_works() -> int:
 
 
 @pytest.mark.parametrize("ask", [native_stream, native_whole, chat_stream, completion_whole])
-def test_a_killed_replica_changes_no_answer(url: str, ask: Ask):
+def test_a_killed_replica_changes_no_answer(url: str, ask: GenerateRequest):
     eventually(all_there)
     seed = long_answer(ask, url)
     undisturbed = said(ask, url, seed)

@@ -32,7 +32,7 @@ def halves_rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(sizes.head_dim // 2, base).to(w.device)
-    return PlaneRotary(frequencies, frequencies, Pairs.HALVES)
+    return PlaneRotary(frequencies, frequencies, Pairs.NEOX)
 
 
 def coordinates(

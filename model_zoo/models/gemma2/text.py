@@ -24,7 +24,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     largest = metadata.get("block_count", int) == LARGEST
     sizes = Sizes.read(metadata, head_dim=LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM)
     window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim)
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim)
     caches = [sizes.cache(i, Full() if i % 2 else window) for i in range(sizes.layers)]
     layers = [_layer(w.scope("blk", i), sizes, i, cache, rotary) for i, cache in enumerate(caches)]
     return Decoder(

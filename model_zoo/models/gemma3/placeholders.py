@@ -9,7 +9,7 @@ START, PLACE, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 PARAGRAPH = "\n\n"
 
 
-class GemmaPlacement:
+class Gemma3Placeholders:
     """The line breaks join with those of the text around them, as `transformers` has it."""
 
     marker = spelled = START

@@ -72,7 +72,7 @@ def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: 
 
 def _local(w: TensorScope, sizes: Sizes) -> Rotary:
     base = _base(sizes.metadata, LOCAL_KEYS, LOCAL_BASE)
-    return Rotary(plain_frequencies(sizes.key_dim, base).to(w.device), Pairs.HALVES)
+    return Rotary(plain_frequencies(sizes.key_dim, base).to(w.device), Pairs.NEOX)
 
 
 def _global(w: TensorScope, sizes: Sizes, window: int) -> Rotary:
@@ -80,7 +80,7 @@ def _global(w: TensorScope, sizes: Sizes, window: int) -> Rotary:
     rotary = read_rotary(
         w,
         metadata,
-        pairs=Pairs.HALVES,
+        pairs=Pairs.NEOX,
         key_dim=sizes.key_dim,
         dim=sizes.key_dim,
         base=_base(metadata, GLOBAL_KEYS, GLOBAL_BASE),

@@ -73,8 +73,8 @@ class _Block:
         streams = metadata.get_size("altup.num_inputs", DEFAULT_STREAMS, at_most=MAX_STREAMS)
         self._active = _active_stream(metadata, streams)
         last = index == sizes.layers - 1
-        self._spread = Spread(w, sizes, streams=streams) if index == 0 else None
-        self._gathered = Gathered(w, sizes, streams=streams) if last else None
+        self._broadcast = Spread(w, sizes, streams=streams) if index == 0 else None
+        self._all_gather = Gathered(w, sizes, streams=streams) if last else None
         w = w.scope("blk", index)
         norm = partial(w.rms_norm, eps=sizes.eps, size=hidden)
         self._altup = AltUp(w, sizes, streams=streams, active=self._active)
@@ -93,7 +93,7 @@ class _Block:
         """x [tokens, streams, hidden], of the first layer [tokens, hidden] -> the same, of
         `step.rows` alone where given; of the last layer [outputs, hidden].
         """
-        x = self._altup.predicted(x if self._spread is None else self._spread(x))
+        x = self._altup.predicted(x if self._broadcast is None else self._broadcast(x))
         normal = self._attn_norm(x[:, self._active])
         attended = self._post_attention_norm(self._attention(normal, step))
         x, normal = step.kept(x), step.kept(normal)
@@ -103,7 +103,7 @@ class _Block:
         assert step.layer_input is not None
         first = x[:, self._active] if self._scale is None else x[:, self._active] * self._scale
         x[:, 1:] += self._gate(first.to(x.dtype), step.kept(step.layer_input))[:, None]
-        return x if self._gathered is None else self._gathered(x)
+        return x if self._all_gather is None else self._all_gather(x)
 
 
 class _Laurel:
@@ -124,7 +124,7 @@ class _Laurel:
 
 def _far(w: TensorScope, sizes: Sizes) -> Rotary:
     base = sizes.metadata.get_positive("rope.freq_base", GLOBAL_BASE)
-    return read_rotary(w, sizes.metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
+    return read_rotary(w, sizes.metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
 
 
 def _near(far: Rotary, metadata: Metadata) -> Rotary:
@@ -132,7 +132,7 @@ def _near(far: Rotary, metadata: Metadata) -> Rotary:
     ollama, llama_cpp = LOCAL_KEYS
     base = metadata.get_positive(ollama if metadata.has(ollama) else llama_cpp, LOCAL_BASE)
     frequencies = plain_frequencies(2 * far.frequencies.shape[0], base)
-    return Rotary(frequencies.to(far.frequencies.device), Pairs.HALVES)
+    return Rotary(frequencies.to(far.frequencies.device), Pairs.NEOX)
 
 
 def _attention(

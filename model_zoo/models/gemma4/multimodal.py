@@ -4,14 +4,14 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import UNCHANGED
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
-from model_zoo.models.gemma4.placeholders import PlanePlacement
+from model_zoo.models.gemma4.placeholders import Gemma4Placeholders
 from model_zoo.models.gemma4.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = build_tower(w, metadata)
     processor = Gemma4Processor(
         metadata.require_size("vision.patch_size"),
@@ -19,4 +19,4 @@ def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeP
         tower.limits.rows,
         normalisation=read_normalisation(metadata, UNCHANGED),
     )
-    return EyeParts(tower, processor, PlanePlacement(tokenizer))
+    return MultimodalSpec(tower, processor, Gemma4Placeholders(tokenizer))

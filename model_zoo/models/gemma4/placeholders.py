@@ -10,7 +10,7 @@ START, PLACE, END = "<|image>", "<|image|>", "<image|>"
 OTHERS = ("<|video|>", "<|audio>", "<|audio|>", "<audio|>")
 
 
-class PlanePlacement:
+class Gemma4Placeholders:
     """Places are computed together; in which layers they see each other is the text model's."""
 
     marker = spelled = PLACE

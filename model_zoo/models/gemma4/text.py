@@ -86,7 +86,7 @@ def _near(w: TensorScope, sizes: Sizes, *, looks_ahead: bool) -> _Reach:
     return _Reach(
         _equal_lengths(replace(sizes, key_dim=dim, value_dim=value_dim)),
         Sliding(metadata.require_size("attention.sliding_window"), looks_ahead),
-        Rotary(plain_frequencies(rotated, base).to(w.device), Pairs.HALVES),
+        Rotary(plain_frequencies(rotated, base).to(w.device), Pairs.NEOX),
     )
 
 
@@ -99,7 +99,7 @@ def _far(w: TensorScope, sizes: Sizes) -> _Reach:
             raise metadata.error(key, f"is {kv_heads}, which does not divide the heads")
         sizes = replace(sizes, kv_heads=(kv_heads,) * sizes.layers)
     base = metadata.get_positive("rope.freq_base", GLOBAL_BASE)
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=key_dim, base=base)
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=key_dim, base=base)
     return _Reach(_equal_lengths(sizes), Full(looks_ahead=False), rotary)
 
 

@@ -85,7 +85,7 @@ class PlaneTower:
 
     def _turns(self, places: Tensor, images: int) -> Rotation:
         angles = (places[:, None] * self._frequencies).repeat(images, 1)
-        return Rotation(angles.cos(), angles.sin(), Pairs.HALVES)
+        return Rotation(angles.cos(), angles.sin(), Pairs.NEOX)
 
     def _merged(self, x: Tensor) -> Tensor:
         """x [images, rows, columns, hidden] -> float32 [images, squares, hidden]: the mean of each

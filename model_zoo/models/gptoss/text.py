@@ -32,7 +32,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     rotary = read_rotary(
         w,
         metadata,
-        pairs=Pairs.HALVES,
+        pairs=Pairs.NEOX,
         key_dim=sizes.key_dim,
         base=metadata.get_positive("rope.freq_base", DEFAULT_BASE),
         kind="yarn",

@@ -6,19 +6,19 @@ from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.merging import shuffled_rows
 from model_zoo.layers.vision.sizes import VisionSizes
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
-from model_zoo.models.idefics3.placeholders import TilePlacement
+from model_zoo.models.idefics3.placeholders import Idefics3Placeholders
 from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 EDGE_TILES = 4
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_processor(metadata)
     tower = build_tower(w, metadata, images=processor)
-    return EyeParts(tower, processor, TilePlacement(tokenizer))
+    return MultimodalSpec(tower, processor, Idefics3Placeholders(tokenizer))
 
 
 def read_processor(metadata: Metadata) -> Idefics3Processor:

@@ -16,7 +16,7 @@ def tile(row: int, column: int) -> str:
     return f"<row_{row}_col_{column}>"
 
 
-class TilePlacement:
+class Idefics3Placeholders:
     """The grid says how many rows and columns of tiles there are; a single one is the whole.
 
     What names a tile and is no token of the vocabulary is text, as in the reference.

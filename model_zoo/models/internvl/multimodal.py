@@ -6,7 +6,7 @@ from model_zoo.images.normalise import IMAGENET
 from model_zoo.layers.vision.merging import shuffled_rows
 from model_zoo.layers.vision.sizes import VisionSizes
 from model_zoo.models.internvl.image_processor import InternVLProcessor
-from model_zoo.models.internvl.placeholders import InternPlacement
+from model_zoo.models.internvl.placeholders import InternVLPlaceholders
 from model_zoo.models.internvl.vision import (
     EPS,
     LEAST_TILES_KEY,
@@ -16,16 +16,16 @@ from model_zoo.models.internvl.vision import (
     build_tower,
 )
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 TILES_LIMIT = 128
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_processor(metadata)
     tower = build_tower(w, metadata, images=processor)
-    return EyeParts(tower, processor, InternPlacement(tokenizer))
+    return MultimodalSpec(tower, processor, InternVLPlaceholders(tokenizer))
 
 
 def read_processor(metadata: Metadata) -> InternVLProcessor:

@@ -10,7 +10,7 @@ START, PLACE, END = "<img>", "<IMG_CONTEXT>", "</img>"
 OTHER = "<video>"
 
 
-class InternPlacement:
+class InternVLPlaceholders:
     """The family's templates break the line behind an image."""
 
     marker, spelled = PLACE, PLACE + "\n"

@@ -4,14 +4,14 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llama4.placeholders import LlamaPlacement
+from model_zoo.models.llama4.placeholders import Llama4Placeholders
 from model_zoo.models.llama4.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = build_tower(w, metadata)
     tiles, _, side, _ = tower.largest().pixels.shape
     processor = Llama4Processor(
@@ -19,4 +19,4 @@ def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeP
         tower.limits.rows // tiles,
         normalisation=read_normalisation(metadata, STANDARD),
     )
-    return EyeParts(tower, processor, LlamaPlacement(tokenizer))
+    return MultimodalSpec(tower, processor, Llama4Placeholders(tokenizer))

@@ -10,7 +10,7 @@ START, WHOLE, PLACE, END = "<|image_start|>", "<|image|>", "<|patch|>", "<|image
 NEXT_COLUMN, NEXT_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
 
-class LlamaPlacement:
+class Llama4Placeholders:
     """The grid says how many rows and columns of tiles there are; a single one is the whole."""
 
     marker = spelled = WHOLE

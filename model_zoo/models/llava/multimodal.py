@@ -6,15 +6,15 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.models.llava import vision_next as llava_next
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
-from model_zoo.models.llava.placeholders import LlavaPlacement
+from model_zoo.models.llava.placeholders import LlavaPlaceholders
 from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import UnsupportedModelError
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     if llava_next.has_tiles(metadata):
         return _with_tiles(w, metadata, tokenizer)
     tower = build_tower(w, metadata)
@@ -24,10 +24,10 @@ def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeP
         whole=_keeps_whole(metadata),
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return EyeParts(tower, processor, LlavaPlacement(tokenizer))
+    return MultimodalSpec(tower, processor, LlavaPlaceholders(tokenizer))
 
 
-def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = llava_next.build_tower(w, metadata)
     processor = LlavaNextProcessor(
         tower.largest().pixels.shape[-1],
@@ -35,7 +35,7 @@ def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> Eye
         tower.canvases,
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return EyeParts(tower, processor, LlavaPlacement(tokenizer))
+    return MultimodalSpec(tower, processor, LlavaPlaceholders(tokenizer))
 
 
 def _keeps_whole(metadata: Metadata) -> bool:

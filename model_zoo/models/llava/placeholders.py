@@ -8,7 +8,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 PLACE = "<image>"
 
 
-class LlavaPlacement:
+class LlavaPlaceholders:
     """The family's templates break the line behind an image.
 
     The vocabularies of the authors' own checkpoints have no token for places. What stands in a

@@ -4,14 +4,14 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
-from model_zoo.models.mistral3.placeholders import PixtralPlacement
+from model_zoo.models.mistral3.placeholders import PixtralPlaceholders
 from model_zoo.models.mistral3.vision import SIDE, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = build_tower(w, metadata)
     rows, _ = tower.largest().grid
     patch = metadata.require_size("vision.patch_size")
@@ -21,4 +21,4 @@ def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeP
         tower.largest().pixels.shape[-1] // (rows * patch),
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return EyeParts(tower, processor, PixtralPlacement(tokenizer))
+    return MultimodalSpec(tower, processor, PixtralPlaceholders(tokenizer))

@@ -8,7 +8,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 PLACE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
 
-class PixtralPlacement:
+class PixtralPlaceholders:
     """The grid of an image says how many rows of places it has, and how many places a row."""
 
     marker = spelled = PLACE

@@ -127,7 +127,7 @@ def _rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(sizes.head_dim, base).to(w.device)
-    pairs = Pairs.INTERLEAVED if sizes.metadata.architecture == "clip" else Pairs.HALVES
+    pairs = Pairs.INTERLEAVED if sizes.metadata.architecture == "clip" else Pairs.NEOX
     return PlaneRotary(frequencies[0::2], frequencies[1::2], pairs)
 
 

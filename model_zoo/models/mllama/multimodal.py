@@ -4,14 +4,14 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.mllama.image_processor import MllamaProcessor
-from model_zoo.models.mllama.placeholders import MllamaPlacement
+from model_zoo.models.mllama.placeholders import MllamaPlaceholders
 from model_zoo.models.mllama.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = build_tower(w, metadata)
     slots, _, side, _ = tower.largest().pixels.shape
     processor = MllamaProcessor(
@@ -20,4 +20,4 @@ def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeP
         slots,
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return EyeParts(tower, processor, MllamaPlacement(tokenizer, slots))
+    return MultimodalSpec(tower, processor, MllamaPlaceholders(tokenizer, slots))

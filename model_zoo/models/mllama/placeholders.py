@@ -9,7 +9,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 PLACE = "<|image|>"
 
 
-class MllamaPlacement:
+class MllamaPlaceholders:
     """The grid is of tiles; of the `tiles` that an image may have the others are padding."""
 
     marker = spelled = PLACE

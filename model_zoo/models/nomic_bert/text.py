@@ -22,7 +22,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = Sizes.read(metadata, eps=eps)
     base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Encoder(w, sizes, layers, places=False)
 

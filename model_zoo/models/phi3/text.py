@@ -24,7 +24,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     rotary = read_rotary(
         w,
         metadata,
-        pairs=Pairs.HALVES,
+        pairs=Pairs.NEOX,
         key_dim=sizes.key_dim,
         kind="longrope" if original < sizes.context_length else None,
     )

@@ -21,7 +21,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = Sizes.read(metadata)
     base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     plain = read_rotary(
-        w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
+        w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
     )
     rotary = in_sections(plain, metadata, default=SECTIONS, interleaved=False)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]

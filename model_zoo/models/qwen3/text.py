@@ -19,7 +19,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Each head of queries and keys has a norm before it is turned."""
     sizes = Sizes.read(metadata, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 

@@ -16,7 +16,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """As Qwen 3, with experts instead of one feed-forward in every layer."""
     sizes = Sizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 

@@ -20,7 +20,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Layers that attend gate what their heads have seen; experts or one feed-forward."""
     sizes, delta = read_sizes(w, metadata), DeltaSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     recurrent = recurrent_layers(sizes)
     layers = []
     for index in range(sizes.layers):

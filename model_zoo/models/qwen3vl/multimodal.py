@@ -7,8 +7,8 @@ from model_zoo.layers.vision.sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.qwen3vl.vision import FRAMES, MERGED, build_tower
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from model_zoo.multimodal.qwen_placeholders import QwenPlacement
-from model_zoo.multimodal.spec import EyeParts
+from model_zoo.multimodal.qwen_placeholders import QwenPlaceholders
+from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 # Of files that state no bounds, such as all of llama.cpp's converter. The least is that of every
@@ -21,10 +21,10 @@ CLIP_KEYS = "vision.image_min_pixels", "vision.image_max_pixels"
 OLLAMA_KEYS = "vision.shortest_edge", "vision.longest_edge"
 
 
-def build_eyes(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> EyeParts:
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_processor(metadata)
     tower = build_tower(w, metadata, images=processor)
-    return EyeParts(tower, processor, QwenPlacement(tokenizer), depth=tower.depth)
+    return MultimodalSpec(tower, processor, QwenPlaceholders(tokenizer), depth=tower.depth)
 
 
 def read_processor(metadata: Metadata) -> QwenVLProcessor:

@@ -25,7 +25,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = Sizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")
     plain = read_rotary(
-        w, metadata, pairs=Pairs.HALVES, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
+        w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
     )
     rotary = in_sections(plain, metadata, default=SECTIONS, interleaved=True)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]

@@ -11,11 +11,11 @@ from bench.simulation.replica import Job, Replica
 from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, newcomers
 from bench.simulation.traces import Mix, Request, Session, Turn, sessions
 from bench.simulation.world import Outcome, Place, World
-from serve_app.routing.prefixes import Chain
+from serve_app.routing.prefixes import PrefixHashes
 
 
 def request(tokens: int, answer: int, *parts: tuple[int, int, int]) -> Request:
-    return Request(Chain((), (), tokens), parts, answer, 0)
+    return Request(PrefixHashes((), (), tokens), parts, answer, 0)
 
 
 def run_out(replica: Replica) -> dict[Job, tuple[float, float]]:

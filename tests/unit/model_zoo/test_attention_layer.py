@@ -33,7 +33,7 @@ NORM = RMSNorm(torch.from_numpy(RANDOM.standard_normal(DIM)).float(), EPS)
 SINKS = RANDOM.standard_normal(HEADS)
 X = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(0))
 POSITIONS = torch.arange(TOKENS)
-ROTARY = Rotary(plain_frequencies(DIM, 100.0), Pairs.HALVES)
+ROTARY = Rotary(plain_frequencies(DIM, 100.0), Pairs.NEOX)
 
 
 @pytest.fixture

@@ -155,11 +155,11 @@ def projector(path: Path, **fields: object) -> Path:
 
 
 def test_a_projector_beside_a_model_is_known(tiny, store, tmp_path):
-    eyes = projector(tmp_path / "mmproj.gguf")
-    files = {"m.gguf": uploaded(store, tiny), "e.gguf": uploaded(store, eyes)}
+    vision = projector(tmp_path / "mmproj.gguf")
+    files = {"m.gguf": uploaded(store, tiny), "e.gguf": uploaded(store, vision)}
     model = made(store, files=files)
-    assert model.projector is not None and model.projector.read_bytes() == eyes.read_bytes()
-    assert (file_kind(tiny), file_kind(eyes)) == ("model", "projector")
+    assert model.projector is not None and model.projector.read_bytes() == vision.read_bytes()
+    assert (file_kind(tiny), file_kind(vision)) == ("model", "projector")
 
 
 def test_weights_are_made_smaller_on_demand(tiny, store):

@@ -106,7 +106,7 @@ def test_only_the_last_layer_drops_rows(make) -> None:
 
 
 def test_each_layer_has_its_own_rotation_and_each_is_computed_once(make) -> None:
-    near, far = (Counting(plain_frequencies(8, base), Pairs.HALVES) for base in (10.0, 1e6))
+    near, far = (Counting(plain_frequencies(8, base), Pairs.NEOX) for base in (10.0, 1e6))
     blocks = [Noting() for _ in range(4)]
     tables = [near, far, None, near]
     decoder = make([Layer(b, FULL, table) for b, table in zip(blocks, tables, strict=True)])

@@ -16,7 +16,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.layers.dividing import divided_heads, divided_width, local_cache
 from model_zoo.layers.experts import Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
-from model_zoo.layers.linear import GatheredLinear, SummedLinear
+from model_zoo.layers.linear import AllGatherLinear, AllReduceLinear
 from model_zoo.rank_part import load_part
 from model_zoo.registry import load
 from runtime.distributed.ranks import ALONE, Ranks, Unconnected, evenly
@@ -98,12 +98,12 @@ def test_a_matrix_after_divided_heads_is_summed_where_blocks_allow_it(tmp_path, 
         return linear, linear(x[:, ins.begin : ins.end])
 
     for linear, result in Meeting(2).each(lambda ranks: merged(ranks, 4)):
-        assert isinstance(linear, SummedLinear) and linear.weight.shape == (10, 64)
+        assert isinstance(linear, AllReduceLinear) and linear.weight.shape == (10, 64)
         torch.testing.assert_close(result, whole)
     for linear, result in Meeting(3).each(lambda ranks: merged(ranks, 8)):  # 48, 48 and 32 inputs
         # Blocks of 32 lie across 48: then each rank has some outputs, to the same bits.
-        assert isinstance(linear, SummedLinear if type == "F32" else GatheredLinear)
-        assert isinstance(linear, SummedLinear) or torch.equal(result, whole)
+        assert isinstance(linear, AllReduceLinear if type == "F32" else AllGatherLinear)
+        assert isinstance(linear, AllReduceLinear) or torch.equal(result, whole)
         torch.testing.assert_close(result, whole)
 
 

@@ -84,7 +84,7 @@ def test_idefics3_cuts_four_tiles_along_the_longest_edge_where_its_file_is_silen
 ) -> None:
     """Idefics3-8B-Llama3 scales to 4 * 364, SmolVLM to 4 * 384, its smaller sisters to 4 * 512."""
     model = loaded(folders["idefics3"], tmp_path, vision__preproc_image_size=None)
-    processor = model.eyes.processor
+    processor = model.vision.processor
     assert processor.longest_edge == 4 * processor.side == 144
     assert model.prepare(ASK).images[0].grid == (2, 4)
 
@@ -102,7 +102,7 @@ def test_idefics3_cuts_the_tiles_that_its_file_says(folders, tmp_path) -> None:
 
 def test_internvl_without_numbers_of_tiles_takes_those_of_the_reference(folders, tmp_path) -> None:
     silent = {"vision__preproc_min_tiles": None, "vision__preproc_max_tiles": None}
-    processor = loaded(folders["internvl"], tmp_path, **silent).eyes.processor
+    processor = loaded(folders["internvl"], tmp_path, **silent).vision.processor
     assert (processor.min_tiles, processor.max_tiles) == (1, 12)
     single = loaded(folders["internvl"], tmp_path, vision__preproc_max_tiles=1)
     assert single.prepare(ASK).images[0].grid == (1, 1)
@@ -124,7 +124,7 @@ def test_llava_pads_or_cuts_as_its_file_says_and_pads_where_it_is_silent(
     folders, tmp_path, stated, whole
 ) -> None:
     model = loaded(folders["llava"], tmp_path, vision__image_aspect_ratio=stated)
-    processor = model.eyes.processor
+    processor = model.vision.processor
     assert isinstance(processor, ClipProcessor) and processor.whole is whole
 
 

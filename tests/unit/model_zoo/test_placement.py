@@ -28,9 +28,9 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.image_tags import tagged, with_images
-from model_zoo.multimodal.placeholders import Placement
+from model_zoo.multimodal.placeholders import Placeholders
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from model_zoo.multimodal.vision import Eyes
+from model_zoo.multimodal.vision import VisionModel
 from runtime.errors import ModelFileError, PromptTooLongError, RequestError
 from tests.unit.model_zoo.tiny_vocabulary import CONTROL, NORMAL, USER_DEFINED
 from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
@@ -38,15 +38,15 @@ from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
 BOS = "<|begin_of_text|>"
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
 PLACEMENTS: dict[str, Any] = {
-    "gemma3": gemma3.GemmaPlacement,
-    "gemma4": gemma4.PlanePlacement,
-    "pixtral": pixtral.PixtralPlacement,
-    "qwen": qwen.QwenPlacement,
-    "llama4": llama4.LlamaPlacement,
-    "llava": llava.LlavaPlacement,
-    "idefics3": idefics3.TilePlacement,
-    "internvl": internvl.InternPlacement,
-    "mllama": lambda tokenizer: mllama.MllamaPlacement(tokenizer, 4),
+    "gemma3": gemma3.Gemma3Placeholders,
+    "gemma4": gemma4.Gemma4Placeholders,
+    "pixtral": pixtral.PixtralPlaceholders,
+    "qwen": qwen.QwenPlaceholders,
+    "llama4": llama4.Llama4Placeholders,
+    "llava": llava.LlavaPlaceholders,
+    "idefics3": idefics3.Idefics3Placeholders,
+    "internvl": internvl.InternVLPlaceholders,
+    "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
     "gemma3": SquareProcessor(28, 4),
@@ -60,16 +60,20 @@ PROCESSORS: dict[str, Any] = {
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
-    "gemma3": gemma3.GemmaPlacement.reserved,
-    "gemma4": gemma4.PlanePlacement.reserved,
-    "pixtral": pixtral.PixtralPlacement.reserved,
-    "qwen": qwen.QwenPlacement.reserved,
-    "llama4": llama4.LlamaPlacement.reserved,
-    "llava": llava.LlavaPlacement.reserved,
+    "gemma3": gemma3.Gemma3Placeholders.reserved,
+    "gemma4": gemma4.Gemma4Placeholders.reserved,
+    "pixtral": pixtral.PixtralPlaceholders.reserved,
+    "qwen": qwen.QwenPlaceholders.reserved,
+    "llama4": llama4.Llama4Placeholders.reserved,
+    "llava": llava.LlavaPlaceholders.reserved,
     # Of the tiles that ONE has, some names are tokens here and some are text.
-    "idefics3": (*idefics3.TilePlacement.reserved[:3], idefics3.tile(1, 1), idefics3.tile(2, 1)),
-    "internvl": internvl.InternPlacement.reserved,
-    "mllama": mllama.MllamaPlacement.reserved,
+    "idefics3": (
+        *idefics3.Idefics3Placeholders.reserved[:3],
+        idefics3.tile(1, 1),
+        idefics3.tile(2, 1),
+    ),
+    "internvl": internvl.InternVLPlaceholders.reserved,
+    "mllama": mllama.MllamaPlaceholders.reserved,
 }
 OPTIONAL = (
     gemma3.PLACE,
@@ -92,14 +96,14 @@ def seeing(
     context: int = 4096,
 ) -> ChatModel:
     tokenizer = own_tokenizer((BOS, *RESERVED[family]), kind)
-    placement: Placement = PLACEMENTS[family](tokenizer)
+    placement: Placeholders = PLACEMENTS[family](tokenizer)
     tower: Any = None
     limits = DecodingLimits()
-    eyes = Eyes(tower, PROCESSORS[family], placement, b"tower", limits, most_images)
+    vision = VisionModel(tower, PROCESSORS[family], placement, b"tower", limits, most_images)
     facts: Any = SimpleNamespace(name="tiny")
     decoder: Any = SimpleNamespace(context_length=context)
     template = ChatTemplate(source.replace("IMAGE", placement.spelled))
-    return ChatModel(decoder, tokenizer, template, facts, eyes=eyes)
+    return ChatModel(decoder, tokenizer, template, facts, vision=vision)
 
 
 def reserved_in(model: ChatModel, family: str, prompt: Prompt) -> list[str]:
@@ -154,16 +158,16 @@ def test_a_vocabulary_without_the_tokens_of_images_is_refused(family: str) -> No
 
 def test_gemma_needs_no_token_for_places_that_its_embedding_lacks() -> None:
     tokenizer = own_tokenizer((gemma3.START, gemma3.END))
-    [_, start, rows, *_] = gemma3.GemmaPlacement(tokenizer).pieces(_prepared("gemma3"))
+    [_, start, rows, *_] = gemma3.Gemma3Placeholders(tokenizer).pieces(_prepared("gemma3"))
     assert start == tokenizer.id_of(gemma3.START) == rows.token
 
 
 def test_llava_needs_no_token_for_places_at_all() -> None:
     model = seeing("llava")
     tokenizer = own_tokenizer((BOS,))
-    [rows] = llava.LlavaPlacement(tokenizer).pieces(_prepared("llava"))
+    [rows] = llava.LlavaPlaceholders(tokenizer).pieces(_prepared("llava"))
     assert rows.length == 4 and 0 <= rows.token < tokenizer.vocab_size
-    placed = llava.LlavaPlacement(model.tokenizer).pieces(_prepared("llava"))
+    placed = llava.LlavaPlaceholders(model.tokenizer).pieces(_prepared("llava"))
     assert placed[0].token == model.tokenizer.id_of(llava.PLACE)
 
 
@@ -243,7 +247,7 @@ def test_bos_stands_once_before_an_image_that_opens_the_prompt(family: str) -> N
 @every_family
 def test_tags_place_images_in_a_raw_prompt(family: str) -> None:
     model = seeing(family)
-    spelled = model.eyes.placement.spelled
+    spelled = model.vision.placement.spelled
     one, two, both = (
         [image.digest for image in model.prepare(user(*parts)).images]
         for parts in ((ONE,), (TWO,), (ONE, TWO))

@@ -217,7 +217,7 @@ def test_every_family_can_be_imported_none_is_beforehand_and_none_imports_conver
         "for family in TEXT_FAMILIES.values():\n"
         "    assert callable(importlib.import_module(family.text).build_decoder)\n"
         "for family in VISION_FAMILIES.values():\n"
-        "    assert callable(importlib.import_module(family.multimodal).build_eyes)\n"
+        "    assert callable(importlib.import_module(family.multimodal).build_multimodal)\n"
         "assert not any(name.startswith('model_zoo.convert') for name in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

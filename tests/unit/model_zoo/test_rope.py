@@ -41,7 +41,7 @@ def read(tmp_path):
             dtype=torch.float32,
             context_tokens=context_tokens,
         )
-        options = {"pairs": Pairs.HALVES, "key_dim": DIM} | options
+        options = {"pairs": Pairs.NEOX, "key_dim": DIM} | options
         return read_rotary(w, Metadata(values, path=path), **options)
 
     return make
@@ -220,7 +220,7 @@ def test_sections_follow_one_another_or_take_turns() -> None:
 
 def test_each_frequency_turns_by_the_position_on_its_axis() -> None:
     frequencies = torch.tensor([1.0, 0.5, 0.25])
-    rotary = Rotary(frequencies, Pairs.HALVES, axes=torch.tensor([0, 1, 2]))
+    rotary = Rotary(frequencies, Pairs.NEOX, axes=torch.tensor([0, 1, 2]))
     positions = torch.tensor([[4, 5], [7, 5], [2, 5]])
     spread, plain = rotary(positions), rotary(torch.tensor([9, 5]))
     assert torch.equal(spread.cos[0], torch.tensor([4.0, 3.5, 0.5]).cos())

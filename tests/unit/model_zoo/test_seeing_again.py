@@ -16,7 +16,7 @@ from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.multimodal import vision as module
-from model_zoo.multimodal.image_cache import Album
+from model_zoo.multimodal.image_cache import ImageCache
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
 from tests.pictures import photo
 from tests.unit.model_zoo.test_placement import ONE, TWO, seeing, user
@@ -45,17 +45,17 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return files
 
 
-def asked(model: ChatModel, album: Album, talk: Any, **options: Any) -> Prompt:
-    with closing(album.lend()) as loan:
-        return model.prepare(talk, loan=loan, **options)
+def asked(model: ChatModel, image_cache: ImageCache, talk: Any, **options: Any) -> Prompt:
+    with closing(image_cache.lease()) as lease:
+        return model.prepare(talk, lease=lease, **options)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "internvl", "llava", "qwen"])
 def test_images_of_earlier_turns_are_not_decoded_again(family: str, decoded: list[bytes]) -> None:
-    model, album = seeing(family), Album(budget_bytes=2**20)
-    first = asked(model, album, TURN[:1])
+    model, image_cache = seeing(family), ImageCache(budget_bytes=2**20)
+    first = asked(model, image_cache, TURN[:1])
     assert decoded == [ONE.data]
-    second = asked(model, album, TURN)
+    second = asked(model, image_cache, TURN)
     assert decoded == [ONE.data, TWO.data]
     assert second.images[0] is first.images[0]
     assert second.tokens == model.prepare(TURN).tokens
@@ -64,34 +64,34 @@ def test_images_of_earlier_turns_are_not_decoded_again(family: str, decoded: lis
 
 def test_the_same_file_twice_in_one_request_is_decoded_once(decoded: list[bytes]) -> None:
     prompt = asked(
-        seeing("qwen"), Album(), [*user(ONE, ONE), Message("assistant", "x"), *user(ONE)]
+        seeing("qwen"), ImageCache(), [*user(ONE, ONE), Message("assistant", "x"), *user(ONE)]
     )
     assert decoded == [ONE.data] and len(prompt.images) == 1 and len(prompt.spans) == 3
 
 
 def test_other_settings_and_other_towers_have_images_of_their_own(decoded: list[bytes]) -> None:
-    model, album = seeing("gemma3"), Album()
-    other = dataclasses.replace(model.eyes.processor, normalisation=STANDARD)
-    wider = dataclasses.replace(model.eyes.processor, rows=9)
+    model, image_cache = seeing("gemma3"), ImageCache()
+    other = dataclasses.replace(model.vision.processor, normalisation=STANDARD)
+    wider = dataclasses.replace(model.vision.processor, rows=9)
     for change in ({}, {"processor": other}, {"processor": wider}, {"name": b"another"}):
-        eyes = dataclasses.replace(model.eyes, **change)
-        asked(dataclasses.replace(model, eyes=eyes), album, TURN[:1])
+        vision = dataclasses.replace(model.vision, **change)
+        asked(dataclasses.replace(model, vision=vision), image_cache, TURN[:1])
     assert decoded == [ONE.data] * 3, "the second has the settings of the first"
 
 
 def test_two_files_of_the_same_pixels_are_one_image(decoded: list[bytes]) -> None:
     bitmap = BytesIO()
     Image.open(BytesIO(ONE.data)).save(bitmap, "BMP")
-    prompt = asked(seeing("gemma3"), Album(), user(ONE, ImagePart(bitmap.getvalue())))
+    prompt = asked(seeing("gemma3"), ImageCache(), user(ONE, ImagePart(bitmap.getvalue())))
     assert len(decoded) == 2 and len(prompt.images) == 1 and len(prompt.spans) == 2
 
 
 def test_pixels_take_of_the_album_what_they_are() -> None:
-    model, album = seeing("qwen"), Album()
-    with closing(album.lend()) as loan:
-        prompt = model.prepare(TURN, loan=loan)
-        assert album.used_bytes == sum(image.pixels.nbytes for image in prompt.images) > 0
-    assert album.used_bytes == 0 < album.held_bytes
+    model, image_cache = seeing("qwen"), ImageCache()
+    with closing(image_cache.lease()) as lease:
+        prompt = model.prepare(TURN, lease=lease)
+        assert image_cache.used_bytes == sum(image.pixels.nbytes for image in prompt.images) > 0
+    assert image_cache.used_bytes == 0 < image_cache.held_bytes
 
 
 def test_without_room_for_all_nothing_is_decoded(decoded: list[bytes]) -> None:
@@ -100,9 +100,9 @@ def test_without_room_for_all_nothing_is_decoded(decoded: list[bytes]) -> None:
     each = [image.pixels.nbytes for image in images]
     decoded.clear()
     with pytest.raises(RequestError, match=rf"take {sum(each):,} bytes"):
-        asked(model, Album(budget_bytes=sum(each) - 1), TURN)
-    busy = Album(budget_bytes=sum(each))
-    with closing(busy.lend(1)), pytest.raises(OverloadedError):
+        asked(model, ImageCache(budget_bytes=sum(each) - 1), TURN)
+    busy = ImageCache(budget_bytes=sum(each))
+    with closing(busy.lease(1)), pytest.raises(OverloadedError):
         asked(model, busy, TURN)
     assert decoded == [] and busy.held_bytes == 0
     asked(model, busy, TURN)
@@ -110,12 +110,12 @@ def test_without_room_for_all_nothing_is_decoded(decoded: list[bytes]) -> None:
 
 
 def test_a_damaged_image_gives_everything_back_and_is_not_remembered(decoded: list[bytes]) -> None:
-    model, album = seeing("gemma3"), Album()
+    model, image_cache = seeing("gemma3"), ImageCache()
     damaged = ImagePart(TWO.data[:60] + bytes(20) + TWO.data[80:])
     for _ in range(2):
         with pytest.raises(RequestError, match=r"damaged|truncated"):
-            asked(model, album, user(ONE, damaged))
-        assert album.used_bytes == 0
+            asked(model, image_cache, user(ONE, damaged))
+        assert image_cache.used_bytes == 0
     assert decoded == [ONE.data, damaged.data, damaged.data]
 
 
@@ -125,15 +125,15 @@ def test_an_image_beyond_the_context_is_refused_by_its_header(
     family: str, size: tuple[int, int], decoded: list[bytes]
 ) -> None:
     """The worst that a model makes of an image, told without making it."""
-    model, album = seeing(family), Album(budget_bytes=2**30)
-    eyes = dataclasses.replace(model.eyes, processor=REAL[family])
-    model = dataclasses.replace(model, eyes=eyes)
-    outline = eyes.processor.outline(*size)
-    assert outline.rows <= eyes.processor.most_rows
+    model, image_cache = seeing(family), ImageCache(budget_bytes=2**30)
+    vision = dataclasses.replace(model.vision, processor=REAL[family])
+    model = dataclasses.replace(model, vision=vision)
+    outline = vision.processor.outline(*size)
+    assert outline.rows <= vision.processor.most_rows
     large = ImagePart(blank(*size))
-    places = sum(span.length for span in asked(model, album, user(large)).spans)
+    places = sum(span.length for span in asked(model, image_cache, user(large)).spans)
     assert places == outline.rows and decoded == [large.data]
-    fresh = Album(budget_bytes=2**30)
+    fresh = ImageCache(budget_bytes=2**30)
     with pytest.raises(PromptTooLongError, match="1 of 2 images take"):
         asked(model, fresh, user(large, ONE), at_most=places - 1)
     other = ImagePart(blank(*size, shade=9))
@@ -159,9 +159,9 @@ def test_the_header_tells_the_size_of_the_upright_image(orientation: int) -> Non
 
 
 def test_an_image_that_is_taken_from_the_album_meets_every_check_again() -> None:
-    model, album = seeing("idefics3"), Album()
+    model, image_cache = seeing("idefics3"), ImageCache()
     small = ImagePart(png(30, 40))
-    places = sum(span.length for span in asked(model, album, user(small)).spans)
+    places = sum(span.length for span in asked(model, image_cache, user(small)).spans)
     with pytest.raises(PromptTooLongError):
-        asked(model, album, user(small), at_most=places - 1)
-    assert album.used_bytes == 0
+        asked(model, image_cache, user(small), at_most=places - 1)
+    assert image_cache.used_bytes == 0

@@ -324,7 +324,7 @@ def test_the_root_is_where_the_environment_says() -> None:
 def test_processes_that_commit_and_remove_at_once_leave_a_sound_store(store) -> None:
     """Each thread has locks of its own, as a process has."""
     shared = put(store, b"shared")
-    commit(store, "keeper", shared)
+    commit(store, "kept", shared)
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -343,5 +343,5 @@ def test_processes_that_commit_and_remove_at_once_leave_a_sound_store(store) -> 
         thread.join(HANG_S)
     assert not any(thread.is_alive() for thread in threads)
     assert failures == []
-    assert [str(name) for name in store.names()] == ["keeper:latest"]
-    assert store.missing(store.manifest(ModelName.parse("keeper"))) == []
+    assert [str(name) for name in store.names()] == ["kept:latest"]
+    assert store.missing(store.manifest(ModelName.parse("kept"))) == []

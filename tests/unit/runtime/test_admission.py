@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from runtime.distributed import admission
-from runtime.distributed import control_channel as lifeline
-from runtime.distributed.control_channel import Lead, Lifeline, Seat
+from runtime.distributed import control_channel as control_channel
+from runtime.distributed.control_channel import ControlChannel, RankInfo, RankZero
 from runtime.distributed.handshake import DIGEST_BYTES, NONCE_BYTES, Handshake, Role
 from runtime.errors import EngineDeadError
 from tests.patience import HANG_S, wait_until
@@ -24,8 +24,8 @@ ANSWER_BYTES = 4 + NONCE_BYTES + DIGEST_BYTES
 
 
 @pytest.fixture
-def lead() -> Iterator[Lead]:
-    lead = Lead(HOST, 3)
+def lead() -> Iterator[RankZero]:
+    lead = RankZero(HOST, 3)
     yield lead
     lead.close()
 
@@ -40,8 +40,8 @@ def gathering(lead) -> Iterator[Future[None]]:
             lead.close()
 
 
-def connected(seat: Seat) -> socket.socket:
-    return socket.create_connection((seat.host, seat.port), timeout=HANG_S)
+def connected(rank_info: RankInfo) -> socket.socket:
+    return socket.create_connection((rank_info.host, rank_info.port), timeout=HANG_S)
 
 
 def nonce_of(line: socket.socket) -> bytes:
@@ -56,55 +56,62 @@ def cut(line: socket.socket) -> bool:
         return True
 
 
-def join(lead: Lead, gathering: Future[None]) -> None:
+def join(lead: RankZero, gathering: Future[None]) -> None:
     """The genuine ranks join, and there is no other."""
     with ExitStack() as ending:
-        for seat in lead.seats:
-            ending.enter_context(closing(Lifeline(seat)))
+        for rank_info in lead.rank_infos:
+            ending.enter_context(closing(ControlChannel(rank_info)))
         gathering.result(HANG_S)
         assert lead.machines == [HOST] * 3
         lead.check()
 
 
-def answer(seat: Seat, nonce: bytes, *, purpose: str | None = None, role: Role = "caller") -> bytes:
+def answer(
+    rank_info: RankInfo, nonce: bytes, *, purpose: str | None = None, role: Role = "caller"
+) -> bytes:
     handshake = Handshake(
-        seat.token, purpose or f"rank {seat.rank} of {seat.size}", nonce, bytes(NONCE_BYTES)
+        rank_info.token,
+        purpose or f"rank {rank_info.rank} of {rank_info.size}",
+        nonce,
+        bytes(NONCE_BYTES),
     )
-    return struct.pack("<I", seat.rank) + bytes(NONCE_BYTES) + handshake.proof(role)
+    return struct.pack("<I", rank_info.rank) + bytes(NONCE_BYTES) + handshake.proof(role)
 
 
-def old_hello(seat: Seat, nonce: bytes) -> bytes:
+def old_hello(rank_info: RankInfo, nonce: bytes) -> bytes:
     """As the protocol was before: the token itself."""
-    words = json.dumps({"rank": seat.rank, "token": seat.token}).encode()
+    words = json.dumps({"rank": rank_info.rank, "token": rank_info.token}).encode()
     return struct.pack("<I", len(words)) + words.ljust(ANSWER_BYTES)
 
 
-ATTACKS: dict[str, Callable[[Seat, bytes], bytes]] = {
-    "a guessed token": lambda seat, nonce: answer(replace(seat, token="guess"), nonce),
-    "a rank that is none": lambda seat, nonce: answer(replace(seat, rank=7), nonce),
-    "the first rank": lambda seat, nonce: answer(replace(seat, rank=0), nonce),
-    "another rank's proof": lambda seat, nonce: answer(seat, nonce, purpose="rank 2 of 3"),
-    "another size": lambda seat, nonce: answer(seat, nonce, purpose="rank 1 of 2"),
-    "the other role": lambda seat, nonce: answer(seat, nonce, role="listener"),
-    "a proof for another nonce": lambda seat, nonce: answer(seat, bytes(NONCE_BYTES)),
-    "the challenge, echoed": lambda seat, nonce: b"\1\0\0\0" + nonce + nonce,
+ATTACKS: dict[str, Callable[[RankInfo, bytes], bytes]] = {
+    "a guessed token": lambda rank_info, nonce: answer(replace(rank_info, token="guess"), nonce),
+    "a rank that is none": lambda rank_info, nonce: answer(replace(rank_info, rank=7), nonce),
+    "the first rank": lambda rank_info, nonce: answer(replace(rank_info, rank=0), nonce),
+    "another rank's proof": lambda rank_info, nonce: answer(
+        rank_info, nonce, purpose="rank 2 of 3"
+    ),
+    "another size": lambda rank_info, nonce: answer(rank_info, nonce, purpose="rank 1 of 2"),
+    "the other role": lambda rank_info, nonce: answer(rank_info, nonce, role="listener"),
+    "a proof for another nonce": lambda rank_info, nonce: answer(rank_info, bytes(NONCE_BYTES)),
+    "the challenge, echoed": lambda rank_info, nonce: b"\1\0\0\0" + nonce + nonce,
     "the protocol without proofs": old_hello,
-    "noise": lambda seat, nonce: b"\xff" * 10_000,
+    "noise": lambda rank_info, nonce: b"\xff" * 10_000,
 }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_stranger_is_cut_and_takes_the_place_of_no_rank(lead, gathering, name) -> None:
-    with connected(lead.seats[0]) as line:
-        line.sendall(ATTACKS[name](lead.seats[0], nonce_of(line)))
+    with connected(lead.rank_infos[0]) as line:
+        line.sendall(ATTACKS[name](lead.rank_infos[0], nonce_of(line)))
         assert cut(line)
     join(lead, gathering)
 
 
 def test_the_proof_of_an_earlier_connection_is_refused(lead, gathering) -> None:
-    seat = lead.seats[0]
-    with connected(seat) as first, connected(seat) as second:
-        recorded = answer(seat, nonce_of(first))
+    rank_info = lead.rank_infos[0]
+    with connected(rank_info) as first, connected(rank_info) as second:
+        recorded = answer(rank_info, nonce_of(first))
         assert nonce_of(second) not in recorded
         second.sendall(recorded)
         assert cut(second)
@@ -112,10 +119,10 @@ def test_the_proof_of_an_earlier_connection_is_refused(lead, gathering) -> None:
 
 
 def test_a_rank_joins_once(lead, gathering) -> None:
-    with closing(Lifeline(lead.seats[0])), connected(lead.seats[0]) as line:
-        line.sendall(answer(lead.seats[0], nonce_of(line)))
+    with closing(ControlChannel(lead.rank_infos[0])), connected(lead.rank_infos[0]) as line:
+        line.sendall(answer(lead.rank_infos[0], nonce_of(line)))
         assert cut(line)
-        with closing(Lifeline(lead.seats[1])):
+        with closing(ControlChannel(lead.rank_infos[1])):
             gathering.result(HANG_S)
             lead.check()
 
@@ -125,7 +132,7 @@ def test_strangers_that_hold_back_their_proof_delay_no_rank(lead, monkeypatch) -
     monkeypatch.setattr(admission, "_HANDSHAKE_S", HANG_S)
     with ExitStack() as strangers, ThreadPoolExecutor(1) as pool:
         for count in range(3):
-            line = strangers.enter_context(connected(lead.seats[0]))
+            line = strangers.enter_context(connected(lead.rank_infos[0]))
             line.sendall(b"\1" * count)
         join(lead, pool.submit(lead.gather))
 
@@ -133,7 +140,7 @@ def test_strangers_that_hold_back_their_proof_delay_no_rank(lead, monkeypatch) -
 def test_a_handshake_that_trickles_is_cut_at_its_deadline(lead, gathering, monkeypatch) -> None:
     """Each byte arrives in time; the handshake as a whole does not."""
     monkeypatch.setattr(admission, "_HANDSHAKE_S", 0.3)
-    with connected(lead.seats[0]) as line:
+    with connected(lead.rank_infos[0]) as line:
         nonce_of(line)
         stop = threading.Event()
 
@@ -158,7 +165,7 @@ def test_half_open_handshakes_are_few_and_the_oldest_makes_room(lead, monkeypatc
     monkeypatch.setattr(admission, "_HANDSHAKE_S", HANG_S)
     monkeypatch.setattr(admission, "_MAX_HALF_OPEN", 3)
     with ExitStack() as strangers, ThreadPoolExecutor(1) as pool:
-        lines = [strangers.enter_context(connected(lead.seats[0])) for _ in range(5)]
+        lines = [strangers.enter_context(connected(lead.rank_infos[0])) for _ in range(5)]
         gathering = pool.submit(lead.gather)
         for line in lines:
             nonce_of(line)
@@ -167,7 +174,7 @@ def test_half_open_handshakes_are_few_and_the_oldest_makes_room(lead, monkeypatc
 
 
 def test_closing_ends_the_wait_for_ranks(lead, gathering) -> None:
-    with connected(lead.seats[0]) as line:
+    with connected(lead.rank_infos[0]) as line:
         nonce_of(line)
         lead.close()
         with pytest.raises(EngineDeadError, match="before all others have joined"):
@@ -181,7 +188,9 @@ class Impostor:
     def __init__(self, reply: Callable[[socket.socket, bytes], None]) -> None:
         self._reply = reply
         self._door = socket.create_server((HOST, 0))
-        self.seat = Seat(1, 2, HOST, self._door.getsockname()[1], "the token of the first rank")
+        self.rank_info = RankInfo(
+            1, 2, HOST, self._door.getsockname()[1], "the token of the first rank"
+        )
         self.heard: list[bytes] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -218,20 +227,20 @@ REPLIES: dict[str, Callable[[socket.socket, bytes], None]] = {
 def test_a_rank_refuses_a_first_rank_that_does_not_know_the_token(name) -> None:
     with closing(Impostor(REPLIES[name])) as impostor:
         with pytest.raises(EngineDeadError, match="does not know the token"):
-            Lifeline(impostor.seat)
+            ControlChannel(impostor.rank_info)
         wait_until(lambda: impostor.heard)
     assert [len(heard) for heard in impostor.heard] == [ANSWER_BYTES]
-    assert impostor.seat.token.encode() not in impostor.heard[0]
+    assert impostor.rank_info.token.encode() not in impostor.heard[0]
 
 
 def test_a_rank_does_not_wait_forever_for_a_first_rank_that_is_silent(monkeypatch) -> None:
-    monkeypatch.setattr(lifeline, "_JOIN_S", 0.3)
+    monkeypatch.setattr(control_channel, "_JOIN_S", 0.3)
     with (
         closing(Impostor(lambda line, heard: None)) as impostor,
         pytest.raises(EngineDeadError, match="does not reach the first one"),
     ):
-        Lifeline(impostor.seat)
+        ControlChannel(impostor.rank_info)
 
 
 def test_the_token_is_not_in_the_representation_of_a_seat(lead) -> None:
-    assert lead.seats[0].token not in repr(lead.seats[0])
+    assert lead.rank_infos[0].token not in repr(lead.rank_infos[0])

@@ -11,7 +11,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.patience import until
 from tests.unit.runtime.pretend import PretendRunner, answer
@@ -20,7 +20,7 @@ from tests.unit.runtime.test_engine import LIMITS, token_bytes
 
 @contextlib.contextmanager
 def running(runner: PretendRunner | None = None, **options):
-    scheduler = Scheduler(PageLedger([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
+    scheduler = Scheduler(KVCacheManager([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
     engine = AsyncEngine(
         Engine(
             scheduler, runner or PretendRunner(), token_bytes=token_bytes, limits=LIMITS, depth=2

@@ -8,10 +8,10 @@ import pytest
 
 from runtime.engine.engine import admissible
 from runtime.engine.request import (
-    Begun,
     Delta,
     FinishReason,
     GenerationRequest,
+    ResumeState,
     Sampled,
     SamplingParams,
     StopRules,
@@ -45,7 +45,9 @@ def asked(count: int = 20, *, logprobs: int | None = None, **stop) -> Generation
     )
 
 
-def at_every_delta(one: GenerationRequest, box: list[Delta]) -> list[tuple[Begun, Delta, Delta]]:
+def at_every_delta(
+    one: GenerationRequest, box: list[Delta]
+) -> list[tuple[ResumeState, Delta, Delta]]:
     """Where the reader stood between two deltas: what may be gone on from, what there is, what
     has to follow."""
     found = []
@@ -53,7 +55,7 @@ def at_every_delta(one: GenerationRequest, box: list[Delta]) -> list[tuple[Begun
     for count in range(1, len(box)):
         had, rest = whole(box[:count]), whole(box[count:])
         told = len(had.logprobs) if scored else len(had.tokens)
-        found.append((Begun(had.tokens[:told], len(had.text)), had, rest))
+        found.append((ResumeState(had.tokens[:told], len(had.text)), had, rest))
     return found
 
 
@@ -76,7 +78,7 @@ def test_an_answer_goes_on_from_any_delta_as_if_nothing_had_happened(
     assert ended.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     held_back = 0
     for begun, had, rest in at_every_delta(one, box):
-        engine, ledger = make_engine()
+        engine, cache_manager = make_engine()
         [continued] = run(engine, dataclasses.replace(one, begun=begun))
         told = whole(continued)
         drawn_again = len(had.tokens) - len(begun.tokens)
@@ -85,7 +87,7 @@ def test_an_answer_goes_on_from_any_delta_as_if_nothing_had_happened(
         assert told.tokens[drawn_again:] == rest.tokens
         assert told.logprobs == rest.logprobs
         assert told.finish is ended.finish
-        ledger.check_idle()
+        cache_manager.check_idle()
     assert bool(held_back) == (logprobs is not None)
 
 
@@ -93,7 +95,7 @@ def test_it_costs_what_it_would_have_cost_in_one_piece() -> None:
     [box] = run(make_engine()[0], asked(12))
     usage = whole(box).usage
     engine, _ = make_engine()
-    begun = Begun(tuple(answer(PROMPT, 12)[:7]), len(whole(box[:7]).text))
+    begun = ResumeState(tuple(answer(PROMPT, 12)[:7]), len(whole(box[:7]).text))
     [continued] = run(engine, dataclasses.replace(asked(12), begun=begun))
     again = whole(continued).usage
     assert usage is not None and again is not None
@@ -105,18 +107,20 @@ def test_what_the_cache_has_of_the_answer_is_no_part_of_the_prompt() -> None:
     engine, _ = make_engine()
     drawn = answer(PROMPT, 24)
     run(engine, asked(20))
-    [box] = run(engine, dataclasses.replace(asked(24), begun=Begun(tuple(drawn[:18]))))
+    [box] = run(engine, dataclasses.replace(asked(24), begun=ResumeState(tuple(drawn[:18]))))
     usage = whole(box).usage
     assert usage is not None and usage.cached_tokens == len(PROMPT)
 
 
 def test_the_last_token_that_may_be_drawn_is_drawn_and_no_further() -> None:
     drawn = answer(PROMPT, 12)
-    [box] = run(make_engine()[0], dataclasses.replace(asked(12), begun=Begun(tuple(drawn[:11]))))
+    [box] = run(
+        make_engine()[0], dataclasses.replace(asked(12), begun=ResumeState(tuple(drawn[:11])))
+    )
     assert whole(box).tokens == (drawn[11],)
     assert whole(box).finish is FinishReason.LENGTH
     with pytest.raises(RequestError, match="12 tokens already; it may have 12"):
-        admissible(dataclasses.replace(asked(12), begun=Begun(tuple(drawn))), LIMITS, live=0)
+        admissible(dataclasses.replace(asked(12), begun=ResumeState(tuple(drawn))), LIMITS, live=0)
 
 
 def test_the_first_delta_tells_the_cost_so_far() -> None:
@@ -127,13 +131,15 @@ def test_the_first_delta_tells_the_cost_so_far() -> None:
 
 
 def test_who_had_a_place_elsewhere_is_not_refused_for_want_of_one() -> None:
-    assert admissible(dataclasses.replace(asked(), begun=Begun()), LIMITS, live=LIMITS.max_live)
+    assert admissible(
+        dataclasses.replace(asked(), begun=ResumeState()), LIMITS, live=LIMITS.max_live
+    )
     with pytest.raises(OverloadedError):
         admissible(asked(), LIMITS, live=LIMITS.max_live)
 
 
 def test_a_token_that_the_model_does_not_have_is_refused() -> None:
-    begun = Begun((VOCABULARY,))
+    begun = ResumeState((VOCABULARY,))
     with pytest.raises(RequestError, match="outside the vocabulary"):
         admissible(dataclasses.replace(asked(), begun=begun), LIMITS, live=0)
 
@@ -142,7 +148,7 @@ def test_who_had_its_turn_elsewhere_goes_before_those_that_wait_for_their_first(
     scheduler = scheduler_of(slots=1)
     scheduler.add(request("a", 3, count=1))
     scheduler.add(request("bb", 3, count=1))
-    scheduler.add(request("ccc", 3, begun=Begun((8,))))
+    scheduler.add(request("ccc", 3, begun=ResumeState((8,))))
     plan = scheduler.plan()
     assert shape(plan) == [("ccc", 0, 4, True)]
     scheduler.retire(plan, results(plan))
@@ -151,7 +157,7 @@ def test_who_had_its_turn_elsewhere_goes_before_those_that_wait_for_their_first(
 def test_who_only_waited_elsewhere_waits_behind_those_that_wait_here() -> None:
     scheduler = scheduler_of(slots=1)
     scheduler.add(request("a", 3, count=1))
-    scheduler.add(request("bb", 3, begun=Begun(had_turn=False)))
+    scheduler.add(request("bb", 3, begun=ResumeState(had_turn=False)))
     scheduler.add(request("ccc", 3, count=1))
     assert [each.request.id for each in scheduler.waiting] == ["a", "bb", "ccc"]
 

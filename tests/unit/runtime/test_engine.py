@@ -6,7 +6,7 @@ from runtime.engine.engine import Engine, EngineLimits, admissible
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer
 
@@ -18,8 +18,8 @@ def token_bytes(token: int) -> bytes:
 
 
 def make_engine(*, depth: int = 2, pages: int = 40, runner: PretendRunner | None = None):
-    ledger = PageLedger([Full()], [pages], page_tokens=4)
-    scheduler = Scheduler(ledger, slots=4, step_tokens=16)
+    cache_manager = KVCacheManager([Full()], [pages], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=4, step_tokens=16)
     engine = Engine(
         scheduler,
         runner or PretendRunner(),
@@ -27,7 +27,7 @@ def make_engine(*, depth: int = 2, pages: int = 40, runner: PretendRunner | None
         limits=LIMITS,
         depth=depth,
     )
-    return engine, ledger
+    return engine, cache_manager
 
 
 def request(name: str, prompt: tuple[int, ...], count: int, **stop) -> GenerationRequest:
@@ -55,7 +55,7 @@ def whole(box: list[Delta]) -> Delta:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_requests_in_a_crowd_get_what_they_get_alone(depth: int) -> None:
-    engine, ledger = make_engine(depth=depth, pages=24)
+    engine, cache_manager = make_engine(depth=depth, pages=24)
     prompts = [tuple(range(i, i + 3 + 5 * i)) for i in range(8)]
     boxes = run(engine, *[request(str(i), p, 20 - i) for i, p in enumerate(prompts)])
     for i, (prompt, box) in enumerate(zip(prompts, boxes, strict=True)):
@@ -66,12 +66,12 @@ def test_requests_in_a_crowd_get_what_they_get_alone(depth: int) -> None:
         assert delta.usage is not None and delta.usage.completion_tokens == 20 - i
         assert delta.usage.prompt_tokens == len(prompt)
     assert engine.statistics().preemptions_total > 0
-    ledger.check_idle()
+    cache_manager.check_idle()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_an_end_token_is_counted_and_not_shown(depth: int) -> None:
-    engine, ledger = make_engine(depth=depth)
+    engine, cache_manager = make_engine(depth=depth)
     expected = answer((1, 2, 3), 10)
     end = expected[4]
     cut = expected.index(end)
@@ -81,19 +81,19 @@ def test_an_end_token_is_counted_and_not_shown(depth: int) -> None:
     assert delta.text.encode() == b"".join(map(token_bytes, expected[:cut]))
     assert delta.finish is FinishReason.STOP
     assert delta.usage is not None and delta.usage.completion_tokens == cut + 1
-    ledger.check_idle()
+    cache_manager.check_idle()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_stop_string_across_tokens_ends_the_text_before_it(depth: int) -> None:
-    engine, ledger = make_engine(depth=depth)
+    engine, cache_manager = make_engine(depth=depth)
     expected = answer((1, 2, 3), 10)
     stop = f"{expected[3]}><{expected[4]}"
     [box] = run(engine, request("a", (1, 2, 3), 10, strings=(stop,)))
     delta = whole(box)
     assert delta.text == "".join(f"<{t}>" for t in expected[:3]) + "<"
     assert delta.finish is FinishReason.STOP
-    ledger.check_idle()
+    cache_manager.check_idle()
 
 
 def test_logprobs_come_only_where_asked_for() -> None:
@@ -115,14 +115,14 @@ def test_a_second_request_reports_the_prefix_it_found() -> None:
 
 
 def test_an_abort_frees_slot_and_pages_at_once() -> None:
-    engine, ledger = make_engine(depth=3)
+    engine, cache_manager = make_engine(depth=3)
     box: list[Delta] = []
     engine.add(request("a", tuple(range(10)), 50), box.append, arrived=0)
     for _ in range(5):
         engine.step()
     engine.abort("a")
     assert box[-1].finish is FinishReason.ABORTED
-    ledger.check_idle()
+    cache_manager.check_idle()
     while engine.step():
         pass
     assert sum(delta.finish is not None for delta in box) == 1

@@ -14,17 +14,17 @@ from runtime.engine.engine import Engine, EngineLimits, admissible
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, RequestError
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from runtime.vision.encoder import LocalEncoder
 from runtime.vision.feature_cache import FeatureStore
 from tests.patience import HANG_S, until
-from tests.unit.runtime.eyes import PretendTower, picture
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer
 from tests.unit.runtime.test_aio import collect, request
 from tests.unit.runtime.test_engine import token_bytes
 from tests.unit.runtime.test_features import ManualEncoder, store_of
 from tests.unit.runtime.test_vision import CPU
+from tests.unit.runtime.vision import PretendTower, picture
 
 ROWS = 3
 LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=40, image_rows=ROWS)
@@ -44,7 +44,9 @@ def looking_at(name: str, *numbers: int, count: int = 10, ask: int = 1) -> Gener
 
 
 def engine_of(store: FeatureStore, *, slots: int = 4, depth: int = 2) -> Engine:
-    scheduler = Scheduler(PageLedger([Full()], [64], page_tokens=4), slots=slots, step_tokens=16)
+    scheduler = Scheduler(
+        KVCacheManager([Full()], [64], page_tokens=4), slots=slots, step_tokens=16
+    )
     return Engine(
         scheduler,
         PretendRunner(),
@@ -250,7 +252,7 @@ def test_spans_that_cannot_be_never_reach_the_engine(change) -> None:
 
 
 def test_a_model_that_sees_nothing_takes_no_images() -> None:
-    scheduler = Scheduler(PageLedger([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
+    scheduler = Scheduler(KVCacheManager([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
     limits = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=8)
     engine = AsyncEngine(
         Engine(scheduler, PretendRunner(), token_bytes=token_bytes, limits=limits, depth=1)

@@ -8,7 +8,7 @@ import torch
 from runtime.errors import GenerationFailedError
 from runtime.vision.encoder import ImageLimits, PreparedImage
 from runtime.vision.feature_cache import FeatureStore
-from tests.unit.runtime.eyes import features_of, picture
+from tests.unit.runtime.vision import features_of, picture
 
 WIDTH = 4
 ROW_BYTES = 4 * WIDTH

@@ -17,7 +17,7 @@ from runtime.engine.memory_plan import (
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 
@@ -239,8 +239,8 @@ def test_sequences_run_in_the_pages_reserved_for_them(kinds, depth, slots):
         depth=depth,
     )
     assert memory.pages[-1] < slots * context // page_tokens
-    ledger = PageLedger(kinds, memory.pages, page_tokens=page_tokens)
-    scheduler = Scheduler(ledger, slots=slots, step_tokens=step_tokens)
+    cache_manager = KVCacheManager(kinds, memory.pages, page_tokens=page_tokens)
+    scheduler = Scheduler(cache_manager, slots=slots, step_tokens=step_tokens)
     for n in range(3 * slots):
         prompt = tuple(range(200)) + (n,) * (20 * n)
         scheduler.add(GenerationRequest(str(n), prompt, StopRules(context - len(prompt))))
@@ -256,8 +256,8 @@ def test_a_chat_of_a_hundred_windows_stays_within_the_bound_of_one(depth):
     )
     pages = layout.held_pages(context, depth * step_tokens)
     assert pages[1] <= 1 + -(-(window + depth * step_tokens) // page_tokens)
-    ledger = PageLedger(layout.kinds, pages, page_tokens=page_tokens)
-    scheduler = Scheduler(ledger, slots=1, step_tokens=step_tokens)
+    cache_manager = KVCacheManager(layout.kinds, pages, page_tokens=page_tokens)
+    scheduler = Scheduler(cache_manager, slots=1, step_tokens=step_tokens)
     turns, cached = tuple(range(300)), 0
     while len(turns) < 100 * window:
         sequence = scheduler.add(GenerationRequest(str(len(turns)), turns, StopRules(150)))
@@ -265,7 +265,7 @@ def test_a_chat_of_a_hundred_windows_stays_within_the_bound_of_one(depth):
         cached += sequence.cached
         turns = (*sequence.tokens, *range(40))
     assert cached > 300, "later turns find what earlier ones left"
-    assert scheduler.preemptions == 0 and ledger.pages_owned == 0
+    assert scheduler.preemptions == 0 and cache_manager.pages_owned == 0
 
 
 def run(scheduler: Scheduler, depth: int) -> None:

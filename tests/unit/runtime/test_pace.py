@@ -5,8 +5,8 @@ import pytest
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, StopRules
 from runtime.engine.scheduler import Scheduler
-from runtime.engine.throughput import SECOND_NS, Pace
-from runtime.kv.cache_manager import PageLedger
+from runtime.engine.throughput import SECOND_NS, Throughput
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full, Sliding
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner
 
@@ -26,7 +26,7 @@ class Clock:
 
 def make_engine(clock: Clock, *, slots: int = 4, depth: int = 1) -> Engine:
     return Engine(
-        Scheduler(PageLedger([Full()], [400], page_tokens=4), slots=slots, step_tokens=16),
+        Scheduler(KVCacheManager([Full()], [400], page_tokens=4), slots=slots, step_tokens=16),
         PretendRunner(clock.step),
         token_bytes=lambda token: b"x",
         limits=EngineLimits(context_tokens=200, vocab_size=VOCABULARY, max_live=8),
@@ -105,7 +105,7 @@ def test_the_wait_for_a_place_is_part_of_the_time_to_the_first_token() -> None:
 
 
 def test_first_tokens_of_long_ago_are_forgotten() -> None:
-    pace = Pace(16)
+    pace = Throughput(16)
     pace.begin(0, queue_ns=80 * SECOND_NS, ttft_ns=90 * SECOND_NS)
     pace.begin(29 * SECOND_NS, queue_ns=0, ttft_ns=SECOND_NS)
     assert pace.waits is not None and pace.waits.ttft_s == 90
@@ -114,7 +114,7 @@ def test_first_tokens_of_long_ago_are_forgotten() -> None:
 
 
 def test_one_in_twenty_may_have_waited_longer() -> None:
-    pace = Pace(16)
+    pace = Throughput(16)
     for seconds in [99, 98, *[2] * 38]:
         pace.begin(0, queue_ns=SECOND_NS, ttft_ns=seconds * SECOND_NS)
     assert pace.waits is not None and pace.waits.ttft_s == 98
@@ -123,8 +123,8 @@ def test_one_in_twenty_may_have_waited_longer() -> None:
 
 
 def test_the_fullest_group_of_pages_is_what_counts() -> None:
-    ledger = PageLedger([Full(), Sliding(4)], [10, 40], page_tokens=4)
-    scheduler = Scheduler(ledger, slots=1, step_tokens=64)
+    cache_manager = KVCacheManager([Full(), Sliding(4)], [10, 40], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=1, step_tokens=64)
     scheduler.add(GenerationRequest("a", tuple(range(20)), StopRules(1)))
     scheduler.plan()
-    assert ledger.occupancy == 0.5
+    assert cache_manager.occupancy == 0.5

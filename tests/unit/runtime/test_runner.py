@@ -16,7 +16,7 @@ from runtime.engine.request import (
 )
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError, ModelFileError
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.worker.model import Batch, KVCache
@@ -112,8 +112,8 @@ class Bench:
             context_tokens=CONTEXT,
             device=CPU,
         )
-        ledger = PageLedger(model.kinds, (pages, pages), page_tokens=PAGE_TOKENS)
-        self.scheduler = Scheduler(ledger, slots=slots, step_tokens=step_tokens)
+        cache_manager = KVCacheManager(model.kinds, (pages, pages), page_tokens=PAGE_TOKENS)
+        self.scheduler = Scheduler(cache_manager, slots=slots, step_tokens=step_tokens)
         self.depth = depth
         self.results: dict[str, list[Sampled]] = {}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.worker.model import Batch, KVCache
@@ -121,8 +121,8 @@ def run(model: MixedModel, requests: list[GenerationRequest], **sizes) -> tuple[
         **common,
     )
     runner.warm_up()
-    ledger = PageLedger(layout.kinds, pages, page_tokens=PAGE_TOKENS)
-    scheduler = Scheduler(ledger, step_image_rows=layout.image_rows, **common)
+    cache_manager = KVCacheManager(layout.kinds, pages, page_tokens=PAGE_TOKENS)
+    scheduler = Scheduler(cache_manager, step_image_rows=layout.image_rows, **common)
     sequences = [scheduler.add(request) for request in requests]
     flying: deque = deque()
     while scheduler.waiting or scheduler.running:
@@ -167,7 +167,7 @@ def test_a_crowd_on_four_kinds_gets_the_dense_answers(device, lead_in, depth, pa
     assert len({token for answer in expected for token in answer}) > 10
     assert (scheduler.preemptions > 0) == (pages == 44)
     assert sum(cached for _, cached in results) > 0 or pages == 44
-    scheduler.ledger.check_idle()
+    scheduler.cache_manager.check_idle()
 
 
 @pytest.mark.parametrize("lead_in", [True, False])

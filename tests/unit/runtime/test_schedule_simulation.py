@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from runtime.engine.request import Begun, GenerationRequest, ImageSpan, Sampled, StopRules
+from runtime.engine.request import GenerationRequest, ImageSpan, ResumeState, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler, State, StepPlan
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 
 VOCABULARY = 50
@@ -266,7 +266,7 @@ def begun(
 ) -> GenerationRequest:
     """The request as another engine left it, somewhere in its answer."""
     drawn = answer_alone(request, kinds)[len(request.prompt) :]
-    return replace(request, begun=Begun(tuple(drawn[: r.randrange(len(drawn))])))
+    return replace(request, begun=ResumeState(tuple(drawn[: r.randrange(len(drawn))])))
 
 
 def random_spans(r: random.Random, length: int, beside: bool) -> tuple[ImageSpan, ...]:
@@ -303,9 +303,9 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     kinds = random_kinds(r, size)
     beside = any(isinstance(kind, Cross) for kind in kinds)
     pages = [-(-(kind.capacity(LONGEST) + 2) // size) + r.randint(1, 30) for kind in kinds]
-    ledger = PageLedger(kinds, pages, page_tokens=size, prefix_cache=prefix_cache)
+    cache_manager = KVCacheManager(kinds, pages, page_tokens=size, prefix_cache=prefix_cache)
     scheduler = Scheduler(
-        ledger, slots=slots, step_tokens=budget, step_image_rows=IMAGES * IMAGE_ROWS
+        cache_manager, slots=slots, step_tokens=budget, step_image_rows=IMAGES * IMAGE_ROWS
     )
     device = PretendDevice(kinds, pages, size, slots)
     base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
@@ -327,8 +327,8 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
         tally.reused += sequence.cached
         if beside:
             tally.images_reused += sum(s.start < sequence.cached for s in sequence.spans)
-    ledger.check_idle()
-    assert ledger.pages_owned == 0
+    cache_manager.check_idle()
+    assert cache_manager.pages_owned == 0
     tally.preemptions += scheduler.preemptions
 
 

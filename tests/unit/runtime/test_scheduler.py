@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
 from runtime.engine.scheduler import PageWrite, Scheduler, State, StepPlan
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Cross, Full, Sliding
 
 
 def scheduler_of(*, pages: int = 16, slots: int = 3, step_tokens: int = 8) -> Scheduler:
-    ledger = PageLedger([Full()], [pages], page_tokens=4)
-    return Scheduler(ledger, slots=slots, step_tokens=step_tokens)
+    cache_manager = KVCacheManager([Full()], [pages], page_tokens=4)
+    return Scheduler(cache_manager, slots=slots, step_tokens=step_tokens)
 
 
 def request(name: str, length: int, count: int = 5, **more) -> GenerationRequest:
@@ -106,7 +106,7 @@ def test_a_finished_sequence_s_orphan_step_is_dropped() -> None:
     scheduler.finish(sequence)
     assert scheduler.retire(second, results(second)) == []
     assert sequence.tokens[3:] == [9]
-    scheduler.ledger.check_idle()
+    scheduler.cache_manager.check_idle()
 
 
 def test_a_chunk_never_ends_inside_a_whole_image() -> None:
@@ -123,8 +123,8 @@ def test_a_chunk_never_ends_inside_a_whole_image() -> None:
 
 
 def test_a_step_fills_no_more_rows_of_images_than_it_has_room_for() -> None:
-    ledger = PageLedger([Full(), Cross(2, 6, alignment=4)], [16, 16], page_tokens=4)
-    scheduler = Scheduler(ledger, slots=3, step_tokens=30, step_image_rows=12)
+    cache_manager = KVCacheManager([Full(), Cross(2, 6, alignment=4)], [16, 16], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=3, step_tokens=30, step_image_rows=12)
 
     def images(*starts: int) -> tuple[ImageSpan, ...]:
         return tuple(ImageSpan(at, 1, False, bytes([at]), cross_rows=6) for at in starts)
@@ -140,8 +140,8 @@ def test_a_step_fills_no_more_rows_of_images_than_it_has_room_for() -> None:
 
 
 def test_a_sequence_waits_for_its_own_steps_rather_than_lose_its_pages() -> None:
-    ledger = PageLedger([Sliding(4)], [4], page_tokens=4)
-    scheduler = Scheduler(ledger, slots=1, step_tokens=8)
+    cache_manager = KVCacheManager([Sliding(4)], [4], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=1, step_tokens=8)
     scheduler.add(request("a", 30))
     first, second = scheduler.plan(), scheduler.plan()
     assert shape(first) == [("a", 0, 8, False)] and shape(second) == [("a", 8, 8, False)]

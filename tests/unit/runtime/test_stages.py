@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.distributed.layer_placement import Stages, by_room, by_shares
+from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares
 from runtime.errors import ConfigurationError
 
 
@@ -60,4 +60,4 @@ def test_no_device_gets_more_than_its_room_and_one_layer_more_would_not_fit(seed
 
 def test_each_device_is_named_once_and_the_main_one_first() -> None:
     host, one, other = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
-    assert Stages((host, one, one, other), other).all == (other, host, one)
+    assert LayerPlacement((host, one, one, other), other).all == (other, host, one)

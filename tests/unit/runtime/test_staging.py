@@ -12,7 +12,7 @@ from runtime.engine.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepP
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.vision.image_rows import FeatureRows, places
-from runtime.worker.input_preparer import Stage
+from runtime.worker.input_preparer import InputPreparer
 from runtime.worker.model import ImageWrite, RowSpan
 from runtime.worker.sampler import Path, Sampler
 
@@ -26,7 +26,7 @@ class Picture:
     digest: bytes
 
 
-def stage_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> Stage:
+def stage_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> InputPreparer:
     layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
     pool = KVPool(
         layout,
@@ -37,7 +37,7 @@ def stage_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> Stage:
         device=CPU,
     )
     sampler = Sampler(slots=SLOTS, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)
-    return Stage(
+    return InputPreparer(
         layout,
         pool,
         sampler,
@@ -50,7 +50,7 @@ def stage_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> Stage:
 
 
 @pytest.fixture
-def stage() -> Stage:
+def stage() -> InputPreparer:
     return stage_of(KINDS)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler, Sequence, State, StepPlan
-from runtime.kv.cache_manager import PageLedger
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
 
@@ -42,17 +42,17 @@ def sequence_of(tokens: range) -> Sequence:
 
 @pytest.mark.parametrize("kinds", [[Full()], [Full(), Recurrent()]], ids=["full", "hybrid"])
 def test_where_a_group_has_states_no_prefix_is_taken_from_any(kinds) -> None:
-    ledger = PageLedger(kinds, [20] * len(kinds), page_tokens=4)
+    cache_manager = KVCacheManager(kinds, [20] * len(kinds), page_tokens=4)
     first, second = sequence_of(range(20)), sequence_of(range(20))
-    assert ledger.reserve(first, 20) is not None
+    assert cache_manager.reserve(first, 20) is not None
     first.confirmed = 20
-    ledger.publish(first)
-    ledger.trim(first)
-    assert ledger.cached_prefix(second) == (16 if len(kinds) == 1 else 0)
-    assert ledger.adopt(second)[0] == (16 if len(kinds) == 1 else 0)
+    cache_manager.publish(first)
+    cache_manager.trim(first)
+    assert cache_manager.cached_prefix(second) == (16 if len(kinds) == 1 else 0)
+    assert cache_manager.adopt(second)[0] == (16 if len(kinds) == 1 else 0)
     for sequence in (first, second):
-        ledger.release(sequence)
-    ledger.check_idle()
+        cache_manager.release(sequence)
+    cache_manager.check_idle()
 
 
 def grown(state: int, token: int) -> int:
@@ -118,8 +118,8 @@ def trial(seed: int, depth: int) -> tuple[int, int]:
     r.shuffle(kinds)
     few = LONGEST // size + 1
     pages = [r.randint(1, slots) if kind.by_sequence else r.randint(few, 3 * few) for kind in kinds]
-    ledger = PageLedger(kinds, pages, page_tokens=size)
-    scheduler = Scheduler(ledger, slots=slots, step_tokens=budget)
+    cache_manager = KVCacheManager(kinds, pages, page_tokens=size)
+    scheduler = Scheduler(cache_manager, slots=slots, step_tokens=budget)
     number = kinds.index(Recurrent())
     device = PretendDevice(number, pages[number], slots)
     base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
@@ -143,7 +143,7 @@ def trial(seed: int, depth: int) -> tuple[int, int]:
     for sequence in finished:
         assert sequence.tokens == answer_alone(sequence.request), (seed, depth)
         assert sequence.cached == 0
-    ledger.check_idle()
+    cache_manager.check_idle()
     return len(finished), scheduler.preemptions
 
 

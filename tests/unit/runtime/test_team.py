@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from runtime.distributed import rank_group as team_module
-from runtime.distributed.control_channel import Lead, Seat
-from runtime.distributed.rank_group import Member, Team
+from runtime.distributed.control_channel import RankInfo, RankZero
+from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError
@@ -50,26 +50,28 @@ def stop(memory: MemoryPlan, *_: Any) -> None:
 def joined(monkeypatch):
     """A function from the memory of each rank to what all ranks learn when they join."""
 
-    def join(device: torch.device, memories: Sequence[str]) -> tuple[Team, list[Member]]:
+    def join(device: torch.device, memories: Sequence[str]) -> tuple[RankGroup, list[Member]]:
         names = {"rank-0": memories[0]}
         monkeypatch.setattr(
             team_module, "memory_name", lambda _: names[threading.current_thread().name]
         )
-        lead = Lead(HOST, len(memories))
+        lead = RankZero(HOST, len(memories))
         members: list[Member] = []
 
-        def sit(seat: Seat) -> None:
-            members.append(Member(seat, device))
+        def sit(rank_info: RankInfo) -> None:
+            members.append(Member(rank_info, device))
 
         threads = []
-        for seat, memory in zip(lead.seats, memories[1:], strict=True):
-            names[f"rank-{seat.rank}"] = memory
-            threads.append(threading.Thread(target=sit, args=(seat,), name=f"rank-{seat.rank}"))
-        found: list[Team | Exception] = []
+        for rank_info, memory in zip(lead.rank_infos, memories[1:], strict=True):
+            names[f"rank-{rank_info.rank}"] = memory
+            threads.append(
+                threading.Thread(target=sit, args=(rank_info,), name=f"rank-{rank_info.rank}")
+            )
+        found: list[RankGroup | Exception] = []
 
         def gather() -> None:
             try:
-                found.append(Team(lead, device))
+                found.append(RankGroup(lead, device))
             except ConfigurationError as error:
                 found.append(error)
                 lead.close()
@@ -80,10 +82,10 @@ def joined(monkeypatch):
         for thread in threads:
             thread.join()
         lead.close()
-        (team,) = found
-        if isinstance(team, Exception):
-            raise team
-        return team, sorted(members, key=lambda member: member.lifeline.seat.rank)
+        (rank_group,) = found
+        if isinstance(rank_group, Exception):
+            raise rank_group
+        return rank_group, sorted(members, key=lambda member: member.control_channel.rank_info.rank)
 
     class NoGroup:
         """Instead of a process group, of which a process has one at most."""
@@ -95,14 +97,14 @@ def joined(monkeypatch):
 
 
 def test_ranks_with_a_gpu_each_share_the_machine_and_no_memory(joined) -> None:
-    team, members = joined(CUDA, ["GPU-a", "GPU-b", "GPU-c"])
-    assert [rank.device_ranks for rank in (team, *members)] == [1, 1, 1]
-    assert [rank.machine_ranks for rank in (team, *members)] == [3, 3, 3]
+    rank_group, members = joined(CUDA, ["GPU-a", "GPU-b", "GPU-c"])
+    assert [rank.device_ranks for rank in (rank_group, *members)] == [1, 1, 1]
+    assert [rank.machine_ranks for rank in (rank_group, *members)] == [3, 3, 3]
 
 
 def test_ranks_on_processors_share_their_machines_memory(joined) -> None:
-    team, members = joined(CPU, ["host", "host"])
-    assert [rank.device_ranks for rank in (team, *members)] == [2, 2]
+    rank_group, members = joined(CPU, ["host", "host"])
+    assert [rank.device_ranks for rank in (rank_group, *members)] == [2, 2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -128,10 +130,10 @@ def test_ranks_of_one_memory_divide_it(monkeypatch) -> None:
 
 
 def planned_by_first(*, device: torch.device = CUDA, **ranks: int) -> MemoryPlan:
-    team: Any = SimpleNamespace(agree=stop, **ranks)
+    rank_group: Any = SimpleNamespace(agree=stop, **ranks)
     decoder: Any = DECODER
     with pytest.raises(Planned) as planned:
-        assemble(decoder, lambda token: b"", device=device, options=OPTIONS, team=team)
+        assemble(decoder, lambda token: b"", device=device, options=OPTIONS, rank_group=rank_group)
     return planned.value.memory
 
 
@@ -140,8 +142,8 @@ def planned_by_follower(*, device: torch.device = CUDA, **ranks: int) -> MemoryP
         name: getattr(OPTIONS, name) for name in ("context_tokens", "max_sequences", "step_tokens")
     }
     told |= {"depth": 2, "kv_dtype": "bfloat16"}
-    lifeline = SimpleNamespace(received_words=lambda: told)
-    member: Any = SimpleNamespace(agree=stop, lifeline=lifeline, **ranks)
+    control_channel = SimpleNamespace(received_words=lambda: told)
+    member: Any = SimpleNamespace(agree=stop, control_channel=control_channel, **ranks)
     decoder: Any = DECODER
     with pytest.raises(Planned) as planned:
         compute_part(decoder, member, device=device)

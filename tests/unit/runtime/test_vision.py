@@ -11,7 +11,7 @@ from runtime.errors import UnsupportedModelError
 from runtime.vision.encoder import ForeseenEncoder, LocalEncoder, PreparedImage
 from tests.memory_profile import peak_bytes
 from tests.patience import HANG_S
-from tests.unit.runtime.eyes import PretendTower, features_of, picture
+from tests.unit.runtime.vision import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from serve_app.autoscaling.decision import Rules, Seen, State, decide
+from serve_app.autoscaling.decision import Observation, Rules, State, decide
 from serve_app.autoscaling.load_metrics import Report
 
 STEP_S = 0.5
@@ -106,7 +106,7 @@ class Cluster:
         self.replicas = [
             Replica(f"r{i}", 0.0 if i < places else inf, self.costs) for i in range(least)
         ]
-        self.leaving: list[Replica] = []
+        self.draining: list[Replica] = []
         self.held: deque[Job] = deque()
         self.jobs: list[Job] = []
         self.targets: list[tuple[float, int]] = [(0.0, least)]
@@ -136,7 +136,7 @@ class Cluster:
             self._place()
             arrivals(self)
             self._give()
-            for replica in [*self.running, *self.leaving]:
+            for replica in [*self.running, *self.draining]:
                 replica.advance(self.now)
             if self.now % self.costs.report_s < STEP_S:
                 for replica in self.running:
@@ -166,7 +166,7 @@ class Cluster:
         if self.target == 0:  # as Serve does it
             target = 1 if self.held else 0
         else:
-            seen = Seen(
+            seen = Observation(
                 self.now,
                 self.target,
                 self.least,
@@ -192,4 +192,4 @@ class Cluster:
         idle = [replica for replica in self.replicas if replica not in running]
         replica = (idle or running)[-1]
         self.replicas.remove(replica)
-        self.leaving.append(replica)
+        self.draining.append(replica)

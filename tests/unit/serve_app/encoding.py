@@ -12,7 +12,7 @@ from serve_app.transport.wire import Address
 from serve_app.vision.encoder import EncoderReplica
 from serve_app.vision.encoder_pool import PoolEncoder, PoolRules
 from tests.patience import HANG_S
-from tests.unit.runtime.eyes import PretendTower, features_of
+from tests.unit.runtime.vision import PretendTower, features_of
 
 CPU = torch.device("cpu")
 NAME = b"the file with the weights"

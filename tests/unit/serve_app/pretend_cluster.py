@@ -28,7 +28,7 @@ from serve_app.on_demand.management import Management
 from serve_app.on_demand.model_pool import Found, Limits, Loader, ModelPool, Sizes
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.on_demand.store_manager import Keeper
+from serve_app.on_demand.store_manager import StoreManager
 from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, Loaded, OneReplica
@@ -59,7 +59,7 @@ class StoreBackedLoader(PretendLoader):
 class Process:
     """One of them; `alive` False: it is gone, and nobody has noticed."""
 
-    keeper: Keeper
+    store_manager: StoreManager
     loader: Any
     server: StreamServer
     alive: bool = True
@@ -81,10 +81,10 @@ class Cluster:
         self.asked[method] = self.asked.get(method, 0) + 1
         living = [process for process in self.processes if process.alive]
         if method == "report":
-            return [await process.keeper.report() for process in living]
+            return [await process.store_manager.report() for process in living]
         replicas, command = arguments
-        chosen = [p for p in living if p.keeper.address.replica in replicas]
-        return [await p.keeper.answer(command) for p in chosen]
+        chosen = [p for p in living if p.store_manager.address.replica in replicas]
+        return [await p.store_manager.answer(command) for p in chosen]
 
     async def await_one(self) -> None:
         self.awaited += 1
@@ -116,7 +116,7 @@ async def cluster_of(
             server = StreamServer(pool.generate)
             opened.push_async_callback(server.close, drain_s=0)
             address = changed(await server.start("127.0.0.1"), replica=f"p{number}")
-            keeper = Keeper(
+            store_manager = StoreManager(
                 pool,
                 store,
                 address,
@@ -125,8 +125,8 @@ async def cluster_of(
                 max_upload_bytes=1 << 24,
                 environment=environment,
             )
-            opened.callback(keeper.close)
-            processes.append(Process(keeper, loader, server))
+            opened.callback(store_manager.close)
+            processes.append(Process(store_manager, loader, server))
         yield Cluster(processes)
 
 

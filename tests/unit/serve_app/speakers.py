@@ -32,7 +32,7 @@ class Speaker:
         dies_at: int | None = None,
         halts_at: int | None = None,
         error: CaravanError | None = None,
-        beat_s: float = 0.05,
+        heartbeat_s: float = 0.05,
         model: str = "one",
     ) -> None:
         self.dies_at = dies_at
@@ -43,7 +43,7 @@ class Speaker:
         self.halted = 0
         self.tasks: list[ChatTask] = []
         self.at_work = 0
-        self.server = StreamServer(self.generate, beat_s=beat_s)
+        self.server = StreamServer(self.generate, heartbeat_s=heartbeat_s)
         self.dying: asyncio.Task[None] | None = None
 
     async def start(self) -> Address:

@@ -16,7 +16,7 @@ from serve_app.autoscaling.serve_policy import (
     scaling_rules,
 )
 from serve_app.config.sections import AutoscalingSettings
-from serve_app.on_demand.pool_load import Gauge
+from serve_app.on_demand.pool_load import PoolLoad
 
 SETTINGS = AutoscalingSettings(min_replicas=0, max_replicas=8, upscale_delay_s=0)
 BUSY = EngineStatistics(
@@ -87,7 +87,7 @@ def context(*told, target=None, now=100.0, state=None, queued=0.0):
 def test_every_measure_of_a_report_is_told_by_replicas():
     of_models_on_demand = {"room_used", "room_lacking"}
     assert set(engine_stats(BUSY)) == set(MEASURES) - of_models_on_demand
-    pool = Gauge().read({"a": BUSY}, held=0, used=0.5)
+    pool = PoolLoad().read({"a": BUSY}, held=0, used=0.5)
     assert set(pool) == set(MEASURES)
     told = encoder_stats(images_waiting=3, images_encoded_total=9, images_known_total=1)
     assert told.keys() <= set(MEASURES)
@@ -107,7 +107,7 @@ def test_the_policy_sees_what_the_replicas_told():
 
 def test_the_queue_of_a_model_on_demand_is_seen_as_that_of_any_other():
     idle = EngineStatistics(slots=64, tokens_per_s=10.0)
-    told = Gauge().read({"a": BUSY, "b": idle}, held=0, used=0.5)
+    told = PoolLoad().read({"a": BUSY, "b": idle}, held=0, used=0.5)
     assert policy()(context(told))[0] == 4
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
-from runtime.engine.request import Begun, SamplingParams
+from runtime.engine.request import ResumeState, SamplingParams
 from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
-from serve_app.routing.prefix_hashes import IMAGE_TOKENS, WHOLE_BYTES, chain_of_task
+from serve_app.routing.prefix_hashes import IMAGE_TOKENS, WHOLE_BYTES, prefix_hashes_of
 
 SYSTEM = Message("system", "You know the desert and all who cross it. " * 20)
 QUESTION = Message("user", "How far does a camel walk in a day without water? " * 10)
@@ -24,16 +24,16 @@ def talk(*messages: Message, **facts) -> ChatTask:
 
 
 def shared_tokens(one: ChatTask, other: ChatTask) -> int:
-    first, second = chain_of_task(one), chain_of_task(other)
+    first, second = prefix_hashes_of(one), prefix_hashes_of(other)
     same = sum(a == b for a, b in zip(first.keys, second.keys, strict=False))
     return first.ends[same - 1] if same else 0
 
 
 def test_the_next_turn_begins_with_all_that_the_last_one_was():
     first, second = talk(SYSTEM, QUESTION), talk(SYSTEM, QUESTION, ANSWER, MORE)
-    keys = chain_of_task(first).keys
+    keys = prefix_hashes_of(first).keys
     assert len(keys) > 8
-    assert chain_of_task(second).keys[: len(keys)] == keys
+    assert prefix_hashes_of(second).keys[: len(keys)] == keys
 
 
 def test_conversations_share_their_system_message_only():
@@ -61,7 +61,7 @@ def test_what_changes_the_prompt_from_its_beginning_shares_nothing(other):
 def test_template_variables_share_a_beginning_whatever_their_order():
     one, other = {"a": 1, "b": [True, None]}, {"b": [True, None], "a": 1}
     first, second = talk(QUESTION, variables=one), talk(QUESTION, variables=other)
-    assert chain_of_task(first) == chain_of_task(second)
+    assert prefix_hashes_of(first) == prefix_hashes_of(second)
 
 
 @pytest.mark.parametrize(
@@ -93,28 +93,28 @@ def test_images_count_by_their_bytes_and_as_many_tokens(size):
 
     assert shared_tokens(about(same), talk(Message("user", (same, "And here?")))) > IMAGE_TOKENS / 2
     assert shared_tokens(about(same), about(end)) == shared_tokens(about(same), about(longer)) == 0
-    assert IMAGE_TOKENS < chain_of_task(about(same)).tokens < IMAGE_TOKENS + 30
+    assert IMAGE_TOKENS < prefix_hashes_of(about(same)).tokens < IMAGE_TOKENS + 30
 
 
 def test_tokens_count_one_by_one():
-    chain = chain_of_task(chat(TokenIds(tuple(range(1000)))))
+    chain = prefix_hashes_of(chat(TokenIds(tuple(range(1000)))))
     assert 1000 <= chain.tokens < 1010
 
 
 def test_an_answer_that_goes_on_elsewhere_is_longer_and_begins_alike():
     task = talk(SYSTEM, QUESTION)
-    begun = replace(task, begun=Begun(tuple(range(50)), 120))
-    whole, rest = chain_of_task(task), chain_of_task(begun)
+    begun = replace(task, begun=ResumeState(tuple(range(50)), 120))
+    whole, rest = prefix_hashes_of(task), prefix_hashes_of(begun)
     assert rest.keys == whole.keys
     assert rest.tokens == whole.tokens + 50
 
 
 def test_texts_for_vectors_share_nothing_but_count():
     task = EmbeddingTask("t", "demo", (RawText("salt " * 100), TokenIds((1, 2, 3))))
-    chain = chain_of_task(task)
+    chain = prefix_hashes_of(task)
     assert chain.keys == ()
     assert chain.tokens == (500 + 12 + 3) // 4
 
 
 def test_a_lone_surrogate_is_no_error():
-    assert chain_of_task(chat(RawText("\ud800 " * 100))).tokens > 100
+    assert prefix_hashes_of(chat(RawText("\ud800 " * 100))).tokens > 100

@@ -15,18 +15,20 @@ from runtime.errors import (
     UnsupportedModelError,
 )
 from runtime.vision.encoder import PreparedImage
-from serve_app.transport.features import AskFeatures
+from serve_app.transport.features import EncodeRequest
 from serve_app.vision.encoder import SENT_AT_ONCE, EncoderReplica, OutgoingTower
 from tests.patience import HANG_S, until
-from tests.unit.runtime.eyes import PretendTower, features_of, picture
+from tests.unit.runtime.vision import PretendTower, features_of, picture
 from tests.unit.serve_app.encoding import CPU, NAME, encoder_of
 
 LARGEST_BYTES = 8 * 16 * 2
 
 
-def ask(image: PreparedImage, **change) -> AskFeatures:
-    asked = AskFeatures(NAME, image.digest, tuple(image.pixels.shape), image.grid, image.rows)
-    return AskFeatures(**{name: getattr(asked, name) for name in asked.__struct_fields__} | change)
+def ask(image: PreparedImage, **change) -> EncodeRequest:
+    asked = EncodeRequest(NAME, image.digest, tuple(image.pixels.shape), image.grid, image.rows)
+    return EncodeRequest(
+        **{name: getattr(asked, name) for name in asked.__struct_fields__} | change
+    )
 
 
 async def visited(encoder: EncoderReplica, image: PreparedImage) -> torch.Tensor:

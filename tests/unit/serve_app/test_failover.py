@@ -7,7 +7,7 @@ import time
 import pytest
 
 from model_zoo.chat.messages import Message
-from runtime.engine.request import Begun, FinishReason
+from runtime.engine.request import FinishReason, ResumeState
 from runtime.errors import (
     EngineDeadError,
     ModelUnavailableError,
@@ -47,7 +47,7 @@ async def test_a_stream_goes_on_elsewhere_from_its_tokens(dies_at):
     assert answer.tokens == tuple(range(len(WORDS)))
     (again,) = second.tasks
     said = "".join(WORDS[:dies_at])
-    assert again.begun == Begun(tuple(range(dies_at)), len(said))
+    assert again.begun == ResumeState(tuple(range(dies_at)), len(said))
 
 
 async def test_everything_else_that_decides_an_answer_is_the_same_elsewhere():
@@ -104,7 +104,7 @@ async def test_log_probabilities_that_the_reader_lacks_are_drawn_again():
     """Three tokens were drawn and two of them shown: the second replica draws the third again."""
     shown = TokenLogprob(Candidate("a", b"a", -0.5))
     first, second = Speaker(), Speaker()
-    seen: list[Begun | None] = []
+    seen: list[ResumeState | None] = []
 
     async def dies_holding_back(task):
         yield ChatDelta("ab", (0, 1, 2), (shown, shown))
@@ -120,7 +120,7 @@ async def test_log_probabilities_that_the_reader_lacks_are_drawn_again():
     task = dataclasses.replace(TASK, sampling=dataclasses.replace(TASK.sampling, logprobs=0))
     async with following(first, second) as (backend, _):
         answer = await answered(backend, task)
-    assert seen == [Begun((0, 1), 2)]
+    assert seen == [ResumeState((0, 1), 2)]
     assert answer.tokens == (0, 1, 2, 3, 4)
     assert (answer.text, len(answer.logprobs)) == ("abc", 4)
 
@@ -181,11 +181,11 @@ async def test_an_engine_that_was_dead_before_costs_no_retry():
 
 async def test_a_silent_replica_is_lost(monkeypatch):
     """As when its machine is gone, or the process stands still: no connection breaks."""
-    first, second = Speaker(dies_at=5, beat_s=60), Speaker()
+    first, second = Speaker(dies_at=5, heartbeat_s=60), Speaker()
     monkeypatch.setattr(first, "die", lambda: None)
     async with following(first, second, rules=FailoverRules(silence_s=0.2)) as (backend, _):
         assert (await answered(backend)).text == TEXT
-    assert second.tasks[0].begun == Begun(tuple(range(5)), len("".join(WORDS[:5])))
+    assert second.tasks[0].begun == ResumeState(tuple(range(5)), len("".join(WORDS[:5])))
 
 
 async def test_a_slow_replica_that_gives_signs_of_life_is_not_lost():
@@ -206,7 +206,7 @@ async def test_a_replica_that_leaves_hands_its_streams_over_at_no_charge():
         async with asyncio.timeout(HANG_S):
             await first.server.close(drain_s=60)
         assert (await answer).text == TEXT
-    assert second.tasks[0].begun == Begun(tuple(range(4)), len("".join(WORDS[:4])))
+    assert second.tasks[0].begun == ResumeState(tuple(range(4)), len("".join(WORDS[:4])))
 
 
 async def test_a_replica_that_leaves_answers_on_where_there_is_no_other():
@@ -268,7 +268,7 @@ async def test_a_task_that_waited_at_a_replica_that_leaves_is_not_refused_by_a_f
         await until(lambda: len(full.tasks) > 2)
         full.error = None
         assert (await answer).text == TEXT
-    assert full.tasks[0].begun == Begun(had_turn=False), "which engines never refuse"
+    assert full.tasks[0].begun == ResumeState(had_turn=False), "which engines never refuse"
 
 
 async def test_what_a_replica_cannot_finish_before_it_goes_waits_for_the_next():

@@ -15,7 +15,7 @@ from serve_app.transport.client import ConnectionLost
 from serve_app.transport.feature_client import FeatureClient, LostAtWork
 from serve_app.transport.line import MAX_MESSAGE_BYTES, PIECE_BYTES, PURPOSE, Line
 from tests.patience import HANG_S, until
-from tests.unit.runtime.eyes import PretendTower, picture
+from tests.unit.runtime.vision import PretendTower, picture
 from tests.unit.serve_app.encoding import CPU, NAME, encoder_of, rounded, served
 
 LIMITS = PretendTower().limits
@@ -25,9 +25,9 @@ def client(**change) -> FeatureClient:
     return FeatureClient(LIMITS, **{"tower": NAME, "device": CPU, "patience_s": HANG_S, **change})
 
 
-def ask(**change) -> features.AskFeatures:
+def ask(**change) -> features.EncodeRequest:
     given = {"tower": NAME, "digest": b"\1", "shape": (3,), "grid": (1, 3), "rows": 3}
-    return features.AskFeatures(**{**given, **change})
+    return features.EncodeRequest(**{**given, **change})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -105,7 +105,7 @@ async def test_a_caller_that_leaves_is_waited_for_no_longer() -> None:
 
 
 async def test_who_waits_hears_that_the_encoder_lives(monkeypatch) -> None:
-    monkeypatch.setattr(wire, "BEAT_S", 0.02)
+    monkeypatch.setattr(wire, "HEARTBEAT_S", 0.02)
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)
     async with served(encoder_of(tower)) as (_, address):
@@ -177,8 +177,8 @@ HOSTILE = {
     "no message": b"\0\0\0\4\xc1\xc1\xc1\xc1",
     "too long": (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"),
     "a length of four gigabytes": b"\xff\xff\xff\xff",
-    "another kind": wire.frame(features.BringPixels()),
-    "a task": wire.frame(wire.Beat()),
+    "another kind": wire.frame(features.SendPixels()),
+    "a task": wire.frame(wire.Heartbeat()),
     "no dimensions": wire.frame(ask(shape=())),
     "too many dimensions": wire.frame(ask(shape=(1,) * 9)),
     "a negative size": wire.frame(ask(shape=(-3,))),
@@ -203,7 +203,7 @@ async def test_a_caller_that_brings_half_the_pixels_gives_its_place_to_the_next(
         for number, leaves in ((1, True), (2, False)):
             caller = await Caller.to(address)
             caller.say(ask(digest=bytes([number])))
-            assert isinstance(await caller.heard(), features.BringPixels)
+            assert isinstance(await caller.heard(), features.SendPixels)
             caller.writer.write(b"\0\0\0\0")
             if leaves:
                 caller.writer.close()
@@ -216,7 +216,7 @@ async def test_a_caller_that_speaks_out_of_turn_is_cut_off() -> None:
     async with served(encoder := encoder_of(PretendTower(gate=gate))) as (_, address):
         caller = await Caller.to(address)
         caller.say(ask())
-        assert isinstance(await caller.heard(), features.BringPixels)
+        assert isinstance(await caller.heard(), features.SendPixels)
         caller.writer.write(struct.pack("<3f", 1, 1, 1) + b"more")
         assert await caller.closed()
         assert encoder.statistics().images_waiting == 0
@@ -238,7 +238,7 @@ async def test_an_encoder_that_answers_nonsense_is_lost(name, asks_pixels) -> No
         await handshake.admit(send, receive, token="token", purpose=PURPOSE)
         await reader.readexactly(struct.unpack(">I", await reader.readexactly(4))[0])
         if asks_pixels:
-            writer.write(wire.frame(features.BringPixels()))
+            writer.write(wire.frame(features.SendPixels()))
             await reader.readexactly(12)
         writer.write(wire.frame(BAD_ANSWERS[name]))
         await reader.read()

@@ -4,7 +4,7 @@ import pytest
 
 from runtime.engine.engine import EngineStatistics
 from serve_app.autoscaling.load_metrics import MEASURES, Pressure, Report, Speeds, Targets, pressure
-from serve_app.on_demand.pool_load import LACKING_S, RECENT_S, Gauge
+from serve_app.on_demand.pool_load import LACKING_S, RECENT_S, PoolLoad
 
 TARGETS = Targets(queue_s=5.0, sequence_occupancy=1.0, kv_occupancy=1.0)
 FULL = EngineStatistics(
@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-def read(gauge: Gauge, held: int = 0, **engines: EngineStatistics) -> dict[str, float]:
+def read(gauge: PoolLoad, held: int = 0, **engines: EngineStatistics) -> dict[str, float]:
     return gauge.read(engines, held=held, used=0.0)
 
 
@@ -33,9 +33,9 @@ def borne(told: dict[str, float]) -> Pressure:
 
 @pytest.mark.parametrize("others", [{}, {"b": IDLE}, {"b": CALM}, {"b": CALM, "c": IDLE}])
 def test_a_process_bears_what_the_model_bears_that_bears_most(others):
-    expected = borne(read(Gauge(), a=FULL))
+    expected = borne(read(PoolLoad(), a=FULL))
     assert expected == Pressure(prompts=4.0, sequences=3.0, memory=1.5)
-    found = borne(read(Gauge(), a=FULL, **others))
+    found = borne(read(PoolLoad(), a=FULL, **others))
     for name in ("prompts", "sequences", "memory"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
 
@@ -43,35 +43,35 @@ def test_a_process_bears_what_the_model_bears_that_bears_most(others):
 def test_each_measure_may_be_that_of_another_model():
     wide = EngineStatistics(running=1, slots=64, kv_occupancy=0.9)
     slow = EngineStatistics(running=1, slots=64, queued_tokens=400, tokens_per_s=10.0)
-    found = borne(read(Gauge(), a=wide, b=slow, c=FULL))
+    found = borne(read(PoolLoad(), a=wide, b=slow, c=FULL))
     assert found.memory == pytest.approx(1.5) and found.prompts == pytest.approx(8.0)
     assert found.sequences == pytest.approx(3.0)
 
 
 def test_whoever_waits_for_a_model_to_be_loaded_waits_but_takes_no_place():
-    told = read(Gauge(), held=50, a=CALM)
+    told = read(PoolLoad(), held=50, a=CALM)
     assert told["waiting"] == 50.0
-    assert borne(told).sequences == pytest.approx(borne(read(Gauge(), a=CALM)).sequences)
+    assert borne(told).sequences == pytest.approx(borne(read(PoolLoad(), a=CALM)).sequences)
     assert borne(told).memory == pytest.approx(0.1)
-    assert borne(read(Gauge(), held=50)) == Pressure()
-    assert Report(0.0, **read(Gauge(), held=50)).requests == 50, "so it is not taken for idle"
+    assert borne(read(PoolLoad(), held=50)) == Pressure()
+    assert Report(0.0, **read(PoolLoad(), held=50)).requests == 50, "so it is not taken for idle"
 
 
 def test_an_empty_process_bears_nothing():
-    assert set(read(Gauge()).values()) == {0.0}
-    assert set(read(Gauge())) == set(MEASURES)
+    assert set(read(PoolLoad()).values()) == {0.0}
+    assert set(read(PoolLoad())) == set(MEASURES)
 
 
 def test_a_speed_that_one_model_does_not_know_yet_is_left_to_the_others():
     unknown = EngineStatistics(running=1, slots=4, queued_tokens=700)
-    assert borne(read(Gauge(), a=unknown)).prompts == 0.0
-    told = read(Gauge(), a=unknown, b=CALM)
+    assert borne(read(PoolLoad(), a=unknown)).prompts == 0.0
+    told = read(PoolLoad(), a=unknown, b=CALM)
     assert told["queued_tokens"] == 1200.0 and borne(told).prompts == pytest.approx(0.1)
 
 
 def test_what_was_refused_for_want_of_room_counts_for_a_while_and_once():
     clock = Clock()
-    gauge = Gauge(clock=clock)
+    gauge = PoolLoad(clock=clock)
     for _ in range(5):
         gauge.note_refused("big", 0.5)
     gauge.note_refused("small", 0.25)
@@ -89,7 +89,7 @@ def test_what_was_refused_for_want_of_room_counts_for_a_while_and_once():
 
 def test_waits_are_those_of_the_model_whose_queue_is_longest_while_they_are_news():
     clock = Clock()
-    gauge = Gauge(clock=clock)
+    gauge = PoolLoad(clock=clock)
     queueing = EngineStatistics(first_tokens_total=3, ttft_s=12.0, ttft_queue_s=11.0)
     slow = EngineStatistics(first_tokens_total=9, ttft_s=30.0, ttft_queue_s=0.5)
     told = read(gauge, a=queueing, b=slow)
@@ -102,7 +102,7 @@ def test_waits_are_those_of_the_model_whose_queue_is_longest_while_they_are_news
 
 
 def test_totals_never_fall():
-    gauge = Gauge()
+    gauge = PoolLoad()
     done = EngineStatistics(
         computed_tokens_total=5, images_encoded_total=6, first_tokens_total=7, steps_total=8
     )

@@ -12,7 +12,7 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.failover import FailoverRules, Journey
+from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
@@ -61,12 +61,12 @@ async def check_cuts(replicas, task: ChatTask) -> ChatDelta:
     whole = merge(deltas)
     cuts = range(0, len(deltas), -(-len(deltas) // CUTS))
     for cut in cuts:
-        journey = Journey(task, FailoverRules())
-        journey.begin(HERE)
-        had = [journey.taken(delta) for delta in deltas[:cut]]
-        journey.lost("it is gone", at_work=True)
-        journey.begin(THERE)
-        rest = [journey.taken(delta) for delta in await deltas_of(there, journey.task)]
+        failover = FailoverState(task, FailoverRules())
+        failover.begin(HERE)
+        had = [failover.taken(delta) for delta in deltas[:cut]]
+        failover.lost("it is gone", at_work=True)
+        failover.begin(THERE)
+        rest = [failover.taken(delta) for delta in await deltas_of(there, failover.task)]
         found = merge([*had, *rest])
         assert dataclasses.replace(found, usage=None) == dataclasses.replace(whole, usage=None), cut
         assert found.usage is not None and whole.usage is not None

@@ -10,7 +10,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal import vision as seeing_module
-from model_zoo.multimodal.image_cache import Album
+from model_zoo.multimodal.image_cache import ImageCache
 from runtime.errors import (
     ConfigurationError,
     DoesNotFitError,
@@ -68,7 +68,7 @@ def running(given: ModelSettings, budget: int | None = None) -> Iterator[ModelRe
     """`budget`: smaller than settings may ask for."""
     replica = load_replica(given)
     if budget is not None:
-        replica._preparer.album = Album(budget_bytes=budget)
+        replica._preparer.image_cache = ImageCache(budget_bytes=budget)
     try:
         yield replica
     finally:

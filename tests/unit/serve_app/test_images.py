@@ -358,7 +358,7 @@ def test_images_cross_the_direct_stream_as_bytes() -> None:
         task = dataclasses.replace(TASK, prompt=prompt)
         framed = wire.frame(wire.asking(task))
         assert framed.count(data) == 1 and len(framed) < len(data) + 1000
-        assert wire.decode(framed[4:]) == wire.Ask(task)
+        assert wire.decode(framed[4:]) == wire.GenerateRequest(task)
 
 
 async def test_an_image_of_megabytes_arrives_whole() -> None:

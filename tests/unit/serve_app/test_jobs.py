@@ -7,7 +7,7 @@ import pytest
 
 from model_zoo.sources.pull import PullProgress
 from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
-from serve_app.on_demand.operations import Jobs
+from serve_app.on_demand.operations import Operations
 from tests.patience import HANG_S, wait_until
 
 
@@ -24,13 +24,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def jobs(clock):
-    made = Jobs(lease_s=15.0, most_at_once=2, clock=clock)
+def operations(clock):
+    made = Operations(lease_s=15.0, most_at_once=2, clock=clock)
     yield made
     made.close()
 
 
-def test_a_job_is_joined_by_its_key_and_told_from_where_one_has_got_to(jobs):
+def test_a_job_is_joined_by_its_key_and_told_from_where_one_has_got_to(operations):
     may_end = threading.Event()
 
     def work(progress) -> None:
@@ -40,37 +40,37 @@ def test_a_job_is_joined_by_its_key_and_told_from_where_one_has_got_to(jobs):
         assert may_end.wait(HANG_S)
         progress(PullProgress("three"))
 
-    job = jobs.begin("a", work)
-    assert jobs.begin("a", work) == job != jobs.begin("b", lambda progress: None)
-    wait_until(lambda: len(jobs.follow(job, 0).steps) == 2)
-    account = jobs.follow(job, 0)
+    operation = operations.begin("a", work)
+    assert operations.begin("a", work) == operation != operations.begin("b", lambda progress: None)
+    wait_until(lambda: len(operations.follow(operation, 0).steps) == 2)
+    account = operations.follow(operation, 0)
     assert [step.status for step in account.steps] == ["one", "two"] and not account.done
     assert account.steps[1].completed == 2
     may_end.set()
-    wait_until(lambda: jobs.follow(job, 2).done)
-    account = jobs.follow(job, 2)
+    wait_until(lambda: operations.follow(operation, 2).done)
+    account = operations.follow(operation, 2)
     assert (account.first, [step.status for step in account.steps]) == (1, ["two", "three"])
 
 
-def test_what_a_job_fails_with_is_told_to_who_follows(jobs):
+def test_what_a_job_fails_with_is_told_to_who_follows(operations):
     def work(progress) -> None:
         raise SourceError("it is not there")
 
-    job = jobs.begin("a", work)
+    operation = operations.begin("a", work)
 
     def failed() -> bool:
         try:
-            return jobs.follow(job, 0).done
+            return operations.follow(operation, 0).done
         except SourceError as error:
             assert str(error) == "it is not there"
             return True
 
     wait_until(failed)
     with pytest.raises(ModelNotFoundError, match="is not known"):
-        jobs.follow("nobody", 0)
+        operations.follow("nobody", 0)
 
 
-def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(jobs, clock):
+def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(operations, clock):
     ended: list[str] = []
 
     def work_of(name: str):
@@ -84,21 +84,21 @@ def test_a_job_that_nobody_follows_ends_and_one_that_is_followed_goes_on(jobs, c
 
         return work
 
-    jobs.begin("left", work_of("left"))
-    followed = jobs.begin("followed", work_of("followed"))
+    operations.begin("left", work_of("left"))
+    followed = operations.begin("followed", work_of("followed"))
 
     def only_one_ended() -> bool:
         clock.now += 1.0
-        jobs.follow(followed, 0)
+        operations.follow(followed, 0)
         return ended == ["left"]
 
     wait_until(only_one_ended)
 
 
-def test_only_so_many_are_at_work_at_once(jobs):
+def test_only_so_many_are_at_work_at_once(operations):
     may_end = threading.Event()
     for key in ("a", "b"):
-        jobs.begin(key, lambda progress: may_end.wait(HANG_S))
+        operations.begin(key, lambda progress: may_end.wait(HANG_S))
     with pytest.raises(OverloadedError, match="at work already"):
-        jobs.begin("c", lambda progress: None)
+        operations.begin("c", lambda progress: None)
     may_end.set()

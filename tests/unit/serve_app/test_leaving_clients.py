@@ -63,7 +63,7 @@ async def _answering(url: str) -> None:
 async def test_a_client_that_leaves_a_long_single_reply_is_noticed(tmp_path, monkeypatch):
     """Many clients send headers and body apart, and then HAProxy notices only by writing."""
     monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.5)
-    monkeypatch.setattr(reply_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(reply_module, "HEARTBEAT_S", 0.05)
     replica = PretendReplica()
     replica.waits.clear()
     async with ingress(replica) as app, listening(app) as port, haproxy(port, tmp_path) as url:

@@ -10,13 +10,13 @@ from serve_app.on_demand.management import Management
 STEPS = tuple(map(PullProgress, ("pulling manifest", "pulling layer", "success")))
 
 
-class Jobs:
+class Operations:
     """Stands for the processes: of each job, how many steps it has done at each poll."""
 
     def __init__(self, done: dict[str, Sequence[int]]) -> None:
         self._done: dict[str, Iterator[int]] = {name: iter(each) for name, each in done.items()}
 
-    async def keepers(self) -> list[str]:
+    async def store_managers(self) -> list[str]:
         return [*self._done]
 
     async def order(self, replicas: list[str], command: Command) -> list[Answer]:
@@ -33,6 +33,6 @@ class Jobs:
 
 async def test_progress_begins_with_the_first_step_even_if_one_store_begins_late(monkeypatch):
     monkeypatch.setattr(management_module, "LOOK_S", 0.0)
-    jobs = Jobs({"early": [2, 2, 3], "late": [0, 3, 3]})
-    told = [step async for step in Management(jobs, []).pull("x")]  # type: ignore[arg-type]
+    operations = Operations({"early": [2, 2, 3], "late": [0, 3, 3]})
+    told = [step async for step in Management(operations, []).pull("x")]  # type: ignore[arg-type]
     assert told == [*STEPS]

@@ -141,9 +141,11 @@ async def test_what_is_made_of_a_configured_model_is_pulled_with_the_token(tiny,
         async with cluster_of(root, environment=environment) as cluster:
             (process,) = cluster.processes
             definition = Definition(base=parse_source("hf://org/repo"))
-            job = (await process.keeper.answer(Create("x", definition, configured=True))).result()
+            operation = (
+                await process.store_manager.answer(Create("x", definition, configured=True))
+            ).result()
             async with asyncio.timeout(HANG_S):
-                while not (await process.keeper.answer(Follow(job))).result().done:
+                while not (await process.store_manager.answer(Follow(operation))).result().done:
                     await asyncio.sleep(0.01)
         assert shown(server) == {f"Bearer {TOKEN}"}
     assert Store(root).find(ModelName.parse("x")) is not None

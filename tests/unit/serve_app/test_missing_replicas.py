@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.autoscaling.decision import Rules, Seen, State, decide
+from serve_app.autoscaling.decision import Observation, Rules, State, decide
 from serve_app.autoscaling.load_metrics import Report, Targets
 from tests.unit.serve_app.elastic import STEP_S, Cluster, Costs
 
@@ -47,7 +47,7 @@ def follow(rules, moments, *, target, least=0):
             for name, report in running.items()
         }
         told = {name: history or () for name, history in reports.items()}
-        target, state = decide(rules, Seen(now, target, least, 10, told, held), state)
+        target, state = decide(rules, Observation(now, target, least, 10, told, held), state)
         targets.append((now, target))
     return targets
 
@@ -209,7 +209,7 @@ def test_a_replica_stopped_for_want_of_work_is_no_lost_one():
     rules, state = Rules(), State()
     for now in (1.0, 400.0):
         idle = {"a": (replace(IDLE, at=now),)}
-        target, state = decide(rules, Seen(now, 1, 0, 10, idle), state)
+        target, state = decide(rules, Observation(now, 1, 0, 10, idle), state)
     assert target == 0
     told = [(float(now), {}) for now in range(500, 530)]
     told += [(float(now), {"b": FULL, "c": IDLE, "d": FULL}) for now in range(530, 650)]
@@ -219,7 +219,7 @@ def test_a_replica_stopped_for_want_of_work_is_no_lost_one():
             name: (replace(report, at=now - 2.0), replace(report, at=now))
             for name, report in running.items()
         }
-        target, state = decide(rules, Seen(now, 3, 0, 10, histories), state)
+        target, state = decide(rules, Observation(now, 3, 0, 10, histories), state)
         assert target == 3
 
 

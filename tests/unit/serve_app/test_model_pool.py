@@ -228,11 +228,11 @@ async def test_whoever_leaves_while_it_loads_does_not_take_it_from_others():
     loader = PretendLoader(**SMALL)
     loader.may_load.clear()
     async with pool_of(loader) as pool:
-        leaving, staying = (asyncio.create_task(ask(pool, "a")) for _ in range(2))
+        draining, staying = (asyncio.create_task(ask(pool, "a")) for _ in range(2))
         await asyncio.sleep(0.05)
-        leaving.cancel()
+        draining.cancel()
         with suppress(asyncio.CancelledError):
-            await leaving
+            await draining
         loader.may_load.set()
         assert await staying == "a" and len(loader.loads) == 1
 
@@ -263,9 +263,9 @@ async def test_a_model_that_nobody_waited_for_goes_after_its_time():
     loader = PretendLoader(**SMALL)
     loader.may_load.clear()
     async with pool_of(loader, keep_alive_s=0.05) as pool:
-        leaving = asyncio.create_task(ask(pool, "a"))
+        draining = asyncio.create_task(ask(pool, "a"))
         await asyncio.sleep(0.05)
-        leaving.cancel()
+        draining.cancel()
         loader.may_load.set()
         await until(lambda: loader.unloads == ["a"])
 

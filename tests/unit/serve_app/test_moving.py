@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from runtime.engine.request import Begun
+from runtime.engine.request import ResumeState
 from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.gateway.failover import MOST_MOVES, FailoverRules
 from serve_app.gateway.tasks import EmbeddingTask, RawText
@@ -49,7 +49,7 @@ async def test_a_task_that_waits_goes_where_it_begins_earlier_at_no_charge():
         await until(lambda: not first.at_work)
     assert whole.text == TEXT and whole.usage.queue_ns > 1_000, "both waits are one"
     (again,) = second.tasks
-    assert again.begun == Begun(had_turn=False), "it is not refused there, and waits its turn"
+    assert again.begun == ResumeState(had_turn=False), "it is not refused there, and waits its turn"
     assert dataclasses.replace(again, begun=None) == first.tasks[0]
 
 

@@ -35,7 +35,7 @@ async def test_an_answer_whose_process_dies_goes_on_in_another_which_loads_the_m
         model.may_end.clear()
         model.waiting = 0
         answer = asyncio.create_task(chat(client, "both"))
-        await until(lambda: first.keeper.pool.residents()[0].users)
+        await until(lambda: first.store_manager.pool.residents()[0].users)
         await asyncio.sleep(0.1)  # until it has said something
         await first.die()
         told = (await answer).json()
@@ -48,7 +48,7 @@ async def test_what_a_process_that_ends_was_asked_for_a_model_the_next_one_is(ro
     async with cluster_of(*roots) as cluster:
         pool = PoolDirectory(cluster)
         first = (await pool.choose(task("both"))).replica
-        (dead,) = [p for p in cluster.processes if p.keeper.address.replica == first]
+        (dead,) = [p for p in cluster.processes if p.store_manager.address.replica == first]
         (other,) = [p for p in cluster.processes if p is not dead]
         dead.alive = False
         if what == "describe":

@@ -8,7 +8,7 @@ from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
 from runtime.errors import ModelUnavailableError
 from serve_app.gateway.directory import ModelDirectory
-from serve_app.gateway.schedulability import Need, Placement, View, problem_of
+from serve_app.gateway.schedulability import Need, Schedulability, View, problem_of
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S
@@ -102,10 +102,10 @@ class Cluster:
 
 
 async def test_who_waits_for_a_replica_hears_at_once_that_there_can_be_none():
-    placement = Placement({"m": need()}, Cluster(view(SMALL)))
+    placement = Schedulability({"m": need()}, Cluster(view(SMALL)))
 
     async def wait() -> None:
-        async with placement.hopeful("m"):
+        async with placement.schedulable("m"):
             await asyncio.Event().wait()
 
     async with asyncio.timeout(HANG_S):
@@ -121,13 +121,13 @@ async def test_who_waits_for_a_replica_hears_at_once_that_there_can_be_none():
 
 
 async def test_who_waits_for_another_one_is_left_alone(monkeypatch):
-    placement = Placement({"m": need(), "n": need({"CPU": 1})}, Cluster(view(SMALL)))
+    placement = Schedulability({"m": need(), "n": need({"CPU": 1})}, Cluster(view(SMALL)))
     placement.note(view(SMALL))
     for name in ("n", "unknown"):
-        async with placement.hopeful(name):
+        async with placement.schedulable(name):
             await asyncio.sleep(0)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01), placement.hopeful("n"):
+        async with asyncio.timeout(0.01), placement.schedulable("n"):
             await asyncio.Event().wait()
 
 
@@ -135,7 +135,7 @@ async def test_a_place_that_comes_is_seen_and_a_failed_look_changes_nothing(monk
     monkeypatch.setattr("serve_app.gateway.schedulability.LOOK_S", 0.01)
     monkeypatch.setattr("serve_app.gateway.schedulability.CALM_LOOK_S", 0.01)
     cluster = Cluster(view(SMALL), View(), view(SMALL, BIG))
-    placement = Placement({"m": need()}, cluster)
+    placement = Schedulability({"m": need()}, cluster)
     async with asyncio.timeout(HANG_S):
         watching = asyncio.create_task(placement.watch())
         while placement.problem("m") is None:
@@ -146,7 +146,9 @@ async def test_a_place_that_comes_is_seen_and_a_failed_look_changes_nothing(monk
 
 
 async def test_images_that_nobody_can_encode_are_refused_and_texts_are_answered():
-    placement = Placement({"m": need({"CPU": 1}), "eyes": need({"GPU": 9})}, Cluster(view(SMALL)))
+    placement = Schedulability(
+        {"m": need({"CPU": 1}), "eyes": need({"GPU": 9})}, Cluster(view(SMALL))
+    )
     placement.note(view(SMALL))
     address = Address("127.0.0.1", 1, "token")
     directory = ModelDirectory(

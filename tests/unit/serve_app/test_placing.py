@@ -5,10 +5,10 @@ import torch
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
-from runtime.distributed.layer_placement import Stages
+from runtime.distributed.layer_placement import LayerPlacement
 from runtime.errors import ConfigurationError
 from serve_app.config.settings import ModelSettings, read_settings
-from serve_app.replica.device_map import LayerPlacing, placing_of
+from serve_app.replica.device_map import DeviceMapOptions, placing_of
 from tests.serve_configs import DEMO, deployments
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -92,9 +92,9 @@ def outline(tmp_path_factory):
     return file, decoder
 
 
-def placed(outline, free: list[int], *, count: int = 2, **change) -> Stages | None:
+def placed(outline, free: list[int], *, count: int = 2, **change) -> LayerPlacement | None:
     said = {"tensor_split": None, "num_gpu": None, "main_gpu": 0, **change}
-    placing = LayerPlacing(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)
+    placing = DeviceMapOptions(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)
     return placing.among(GPUS[:count], free, *outline)
 
 
@@ -107,18 +107,20 @@ def test_a_model_that_fits_no_gpu_alone_is_divided_by_their_memory(outline) -> N
     file, decoder = outline
     working = decoder.activation_bytes(8, 2)
     half = int((working + file.size_bytes * 0.62) / 0.9)
-    stages = placed(outline, [half, half])
-    assert stages is not None and set(stages.layers) == set(GPUS[:2])
-    assert stages.main == GPUS[0] and len(stages.layers) == LAYERS
+    layer_placement = placed(outline, [half, half])
+    assert layer_placement is not None and set(layer_placement.layers) == set(GPUS[:2])
+    assert layer_placement.main == GPUS[0] and len(layer_placement.layers) == LAYERS
     nothing = placed(outline, [working, working])
-    assert nothing == Stages((HOST,) * LAYERS, GPUS[0])
+    assert nothing == LayerPlacement((HOST,) * LAYERS, GPUS[0])
 
 
 def test_what_the_settings_say_of_layers_counts_whatever_is_free(outline) -> None:
-    stages = placed(outline, [0, 0], tensor_split=(1, 1))
-    assert stages is not None and stages.layers.count(GPUS[0]) == (LAYERS + 1) // 2
-    stages = placed(outline, [1 << 40, 1 << 40], num_gpu=1)
-    assert stages == Stages((HOST,) * (LAYERS - 1) + (GPUS[0],), GPUS[0])
+    layer_placement = placed(outline, [0, 0], tensor_split=(1, 1))
+    assert (
+        layer_placement is not None and layer_placement.layers.count(GPUS[0]) == (LAYERS + 1) // 2
+    )
+    layer_placement = placed(outline, [1 << 40, 1 << 40], num_gpu=1)
+    assert layer_placement == LayerPlacement((HOST,) * (LAYERS - 1) + (GPUS[0],), GPUS[0])
     with pytest.raises(ConfigurationError, match="names 3 devices; this replica has 2"):
         placed(outline, [1, 1], tensor_split=(1, 1, 1))
 
@@ -132,6 +134,6 @@ def test_kernels_are_compiled_where_the_host_computes_layers(
     monkeypatch.setattr("serve_app.replica.device_map.available_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     said = {"tensor_split": (1.0, 1.0), "num_gpu": num_gpu, "main_gpu": 0}
-    placing = LayerPlacing(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)
+    placing = DeviceMapOptions(**said, tokens=64, rows=8, sequences=2, kv_dtype=torch.bfloat16)
     assert placing(*outline) is not None
     assert len(calls) == compiled

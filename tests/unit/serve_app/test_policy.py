@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.routing.policy import Load, RoutingPolicy, Rules
-from serve_app.routing.prefixes import Chain, PrefixMemory, chain_of
+from serve_app.routing.prefixes import PrefixHashes, PrefixMemory, chain_of
 
 IDLE = Load(slots=16, tokens_per_s=1000.0, cache_tokens=100_000)
 
 
-def prompt(name: str, tokens: int = 400) -> Chain:
+def prompt(name: str, tokens: int = 400) -> PrefixHashes:
     """Of prompts with the same name the shorter begins the longer."""
     text = (f"{name} says: " * (4 * tokens))[: 4 * tokens]
     return chain_of(text.encode())

@@ -16,7 +16,7 @@ from serve_app.transport.wire import Address
 from serve_app.vision.encoder import EncoderReplica
 from serve_app.vision.encoder_choice import EncoderDirectory, KnownEncoders
 from tests.patience import HANG_S, until
-from tests.unit.runtime.eyes import PretendTower, picture
+from tests.unit.runtime.vision import PretendTower, picture
 from tests.unit.serve_app.encoding import (
     HASTY,
     Encoders,

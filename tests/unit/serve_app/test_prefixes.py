@@ -5,7 +5,13 @@ from hashlib import blake2b
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.routing.prefixes import BOUNDARIES, BYTES_PER_TOKEN, Chain, PrefixMemory, chain_of
+from serve_app.routing.prefixes import (
+    BOUNDARIES,
+    BYTES_PER_TOKEN,
+    PrefixHashes,
+    PrefixMemory,
+    chain_of,
+)
 
 TEXT = b"The caravan carries salt over the pass, and dates on its way back. " * 200
 
@@ -113,9 +119,9 @@ def test_memory_is_bounded_and_what_is_held_is_a_prefix(prompts, at_most):
             assert known.held_tokens(other, chain) in (0, *chain.ends)
 
 
-def path_chain(path: list[int]) -> Chain:
+def path_chain(path: list[int]) -> PrefixHashes:
     keys = tuple(hash(tuple(path[: end + 1])) for end in range(len(path)))
-    return Chain(keys, tuple(range(1, len(path) + 1)), len(path))
+    return PrefixHashes(keys, tuple(range(1, len(path) + 1)), len(path))
 
 
 def test_of_a_full_memory_the_oldest_goes_first():

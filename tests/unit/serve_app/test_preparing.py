@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
-from model_zoo.multimodal.image_cache import Album
+from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.request import ImageSpan
 from runtime.errors import OverloadedError, RequestError
 from serve_app.gateway.tasks import Conversation, RawText, TokenIds
@@ -37,7 +37,7 @@ class SlowModel:
         self._lock = threading.Lock()
 
     def prepare(
-        self, messages, *, thinking=None, variables=None, at_most=None, now=None, loan=None
+        self, messages, *, thinking=None, variables=None, at_most=None, now=None, lease=None
     ) -> Prompt:
         with self._lock:
             self.at_once += 1
@@ -49,13 +49,13 @@ class SlowModel:
             self.at_once -= 1
         return Prompt((1,))
 
-    def prepare_text(self, text, images=(), *, at_most=None, loan=None) -> Prompt:
+    def prepare_text(self, text, images=(), *, at_most=None, lease=None) -> Prompt:
         return self.prepare((), at_most=at_most)
 
 
 async def made(preparer: Preparer, source, at_most: int = 9) -> Prompt:
-    with closing(preparer.lend(source)) as loan:
-        return await preparer.prompt(source, at_most=at_most, loan=loan)
+    with closing(preparer.lease(source)) as lease:
+        return await preparer.prompt(source, at_most=at_most, lease=lease)
 
 
 async def running(model: SlowModel, count: int) -> None:
@@ -150,36 +150,36 @@ async def test_tokens_of_an_earlier_answer_take_of_the_room() -> None:
 
 async def test_files_of_waiting_prompts_take_of_the_budget_until_their_turn_is_over() -> None:
     model = SlowModel()
-    preparer = Preparer(model, Album(budget_bytes=100))
+    preparer = Preparer(model, ImageCache(budget_bytes=100))
     source = RawText("[img-0]", (ImagePart(bytes(30)),))
     asked = [asyncio.create_task(made(preparer, source)) for _ in range(3)]
     await running(model, preparing.IMAGE_THREADS)
-    assert preparer.album.used_bytes == 90
+    assert preparer.image_cache.used_bytes == 90
     with pytest.raises(OverloadedError, match="no room for 30 more"):
-        preparer.lend(source)
+        preparer.lease(source)
     with pytest.raises(RequestError, match="at most 100"):
-        preparer.lend(RawText("[img-0]", (ImagePart(bytes(101)),)))
+        preparer.lease(RawText("[img-0]", (ImagePart(bytes(101)),)))
     assert (await made(preparer, BLIND[2])).tokens == (1,), "texts need no room"
     asked[2].cancel()  # before its turn
     await asyncio.wait({asked[2]})
-    assert preparer.album.used_bytes == 60
+    assert preparer.image_cache.used_bytes == 60
     model.may.set()
     await asyncio.gather(*asked[:2])
-    assert preparer.album.used_bytes == 0
+    assert preparer.image_cache.used_bytes == 0
     preparer.close()
 
 
 async def test_who_leaves_gives_room_back_once_the_work_is_done() -> None:
     model = SlowModel()
-    preparer = Preparer(model, Album(budget_bytes=100))
+    preparer = Preparer(model, ImageCache(budget_bytes=100))
     asked = asyncio.create_task(made(preparer, RawText("[img-0]", (ImagePart(bytes(60)),))))
     await running(model, 1)
     asked.cancel()
     await asyncio.wait({asked})
-    assert preparer.album.used_bytes == 60
+    assert preparer.image_cache.used_bytes == 60
     model.may.set()
     await until(lambda: not preparer.at_work)
-    assert preparer.album.used_bytes == 0
+    assert preparer.image_cache.used_bytes == 0
     preparer.close()
 
 

@@ -16,10 +16,10 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
 from runtime.engine.request import (
     Alternative,
-    Begun,
     Delta,
     FinishReason,
     ImageSpan,
+    ResumeState,
     Sampled,
     SamplingParams,
 )
@@ -30,7 +30,7 @@ from runtime.errors import (
     ReplicaLostError,
 )
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds, merge
-from serve_app.replica.prompt_defaults import Opening
+from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, USAGE
@@ -65,7 +65,7 @@ class PretendModel:
     )
 
     def prepare(
-        self, messages, *, thinking=None, variables=None, at_most=None, now=None, loan=None
+        self, messages, *, thinking=None, variables=None, at_most=None, now=None, lease=None
     ) -> Prompt:
         self.prepared += 1
         self.now, self.variables = now, variables
@@ -77,7 +77,7 @@ class PretendModel:
         places = (9,) * 2 * len(images)
         return Prompt((100, *tokens, *places, int(thinking is False)), spans, images[:1])
 
-    def prepare_text(self, text: str, images=(), *, at_most=None, loan=None) -> Prompt:
+    def prepare_text(self, text: str, images=(), *, at_most=None, lease=None) -> Prompt:
         return Prompt(tuple(map(ord, text)))
 
 
@@ -196,7 +196,7 @@ async def test_additive_penalties_count_the_prompt_or_the_answer_alone(penalise_
 async def test_variables_reach_the_template_beside_the_models_own_opening():
     model, variables = PretendModel(), {"enable_thinking": False}
     conversation = Conversation((Message("user", "hi"),), variables=variables)
-    replica = ModelReplica(model, PretendEngine(END), CARD, Opening("Be brief."))
+    replica = ModelReplica(model, PretendEngine(END), CARD, PromptDefaults("Be brief."))
     async with aclosing(replica.generate(dataclasses.replace(TASK, prompt=conversation))) as deltas:
         [delta async for delta in deltas]
     assert model.variables == variables
@@ -266,7 +266,7 @@ def test_a_verbose_description_has_the_arrays():
 
 
 async def test_an_answer_goes_on_from_what_another_replica_has_begun_at_the_time_of_asking():
-    engine, model, begun = PretendEngine(END), PretendModel(), Begun((7, 8), 2)
+    engine, model, begun = PretendEngine(END), PretendModel(), ResumeState((7, 8), 2)
     asked_at = datetime(2031, 5, 4, 3, 2, 1)
     conversation = Conversation((Message("user", "hi"),))
     task = dataclasses.replace(TASK, prompt=conversation, begun=begun, now=asked_at)

@@ -13,8 +13,8 @@ from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import SamplingParams
 from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.routing.load_reports import CHAINS_KEPT, Reporter
-from serve_app.routing.prefix_hashes import chain_of_task
-from serve_app.routing.replica_set import CensusRouter, Crowd, HandleDirectory
+from serve_app.routing.prefix_hashes import prefix_hashes_of
+from serve_app.routing.replica_set import HandleDirectory, ListingRouter, ReplicaSet
 from serve_app.transport.client import StreamClient
 from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S
@@ -44,7 +44,9 @@ class Running:
         self.statistics = IDLE
         self.replica = PretendReplica()
         self.reporter = Reporter(self.replica.generate, lambda: self.statistics)
-        self.server = StreamServer(self.reporter.generate, report=self.reporter.report, beat_s=0.2)
+        self.server = StreamServer(
+            self.reporter.generate, report=self.reporter.report, heartbeat_s=0.2
+        )
 
     async def start(self) -> "Running":
         self.replica_metadata = asdict(await self.server.start("127.0.0.1"))
@@ -58,7 +60,7 @@ class PretendHandle:
         self.replicas = list(replicas)
         self.there = asyncio.Event()
         self.knocks = 0
-        self.router = object.__new__(CensusRouter)
+        self.router = object.__new__(ListingRouter)
 
     def become(self, *replicas: Running) -> None:
         self.replicas = list(replicas)
@@ -96,14 +98,14 @@ async def running(*names: str):
 
 @asynccontextmanager
 async def crowd(handle: PretendHandle):
-    made = Crowd(handle)
+    made = ReplicaSet(handle)
     try:
         yield made
     finally:
         made.close()
 
 
-async def chosen(crowd: Crowd, asked: ChatTask, avoid: frozenset[str] = frozenset()) -> str:
+async def chosen(crowd: ReplicaSet, asked: ChatTask, avoid: frozenset[str] = frozenset()) -> str:
     async with asyncio.timeout(HANG_S):
         return (await crowd.choose(asked, avoid)).replica
 
@@ -180,13 +182,13 @@ async def test_a_replica_that_drains_is_passed_over():
         client.close()
 
 
-async def both_chosen(known: Crowd) -> None:
+async def both_chosen(known: ReplicaSet) -> None:
     """And both are heard of: choosing has made the connections."""
     assert {await chosen(known, task(f"{n}")) for n in range(8)} == {"a", "b"}
     await asyncio.sleep(NEWS_S)
 
 
-async def only_chosen(known: Crowd, name: str) -> bool:
+async def only_chosen(known: ReplicaSet, name: str) -> bool:
     """For prompts that nobody holds, which both would be given."""
     asked = [await chosen(known, task(f"{number}", 10)) for number in range(12)]
     return set(asked) == {name}
@@ -274,7 +276,7 @@ async def test_who_dies_while_a_model_is_described_leaves_that_to_another():
 
 
 async def test_calls_for_control_go_to_two_at_random_and_then_to_all():
-    router = object.__new__(CensusRouter)
+    router = object.__new__(ListingRouter)
     pending = SimpleNamespace(kwargs={}, routing_context=SimpleNamespace(should_backoff=False))
     replicas = list("abcdef")
     ranks = [await router.choose_replicas(replicas, pending) for _ in range(100)]
@@ -290,8 +292,8 @@ def test_a_newcomer_is_told_of_the_latest_tasks_and_then_of_new_ones():
         reporter.generate(task(f"{n}"))
     first = reporter.report(0)
     assert first.load.queued_tokens == 7
-    expected = [chain_of_task(task(f"{n}")) for n in range(10, CHAINS_KEPT + 10)]
+    expected = [prefix_hashes_of(task(f"{n}")) for n in range(10, CHAINS_KEPT + 10)]
     assert list(first.chains) == expected
     assert reporter.report(first.taken).chains == ()
     reporter.generate(task("new"))
-    assert reporter.report(first.taken).chains == (chain_of_task(task("new")),)
+    assert reporter.report(first.taken).chains == (prefix_hashes_of(task("new")),)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.autoscaling.decision import Rules, Seen, State, decide
+from serve_app.autoscaling.decision import Observation, Rules, State, decide
 from serve_app.autoscaling.load_metrics import Report, Targets
 from tests.unit.serve_app.elastic import STEP_S, Cluster, Costs
 
@@ -24,7 +24,7 @@ def seen(*reports, target=None, now=100.0, least=0, most=10, held=0.0, skew=0.0)
         f"r{i}": () if report is None else tuple(replace(report, at=at) for at in times)
         for i, report in enumerate(reports)
     }
-    return Seen(now, len(reports) if target is None else target, least, most, running, held)
+    return Observation(now, len(reports) if target is None else target, least, most, running, held)
 
 
 def queued(tokens):
@@ -106,7 +106,7 @@ def test_nobody_needs_more_replicas_than_there_are_requests():
 
 def test_an_encoder_scales_by_the_images_that_wait():
     told = [Report(2.0 * i, queued_images=60 - 4 * i, encoded_images_total=4 * i) for i in range(5)]
-    now = Seen(8.0, 1, 1, 10, {"e": tuple(told)})
+    now = Observation(8.0, 1, 1, 10, {"e": tuple(told)})
     assert decide(AT_ONCE, now, State())[0] == 5  # 44 images, two a second, five seconds
 
 
@@ -145,7 +145,7 @@ def stream(tokens_per_s, waiting_tokens, *, now=100.0, target=1):
         )
         for after in times
     )
-    return Seen(now, target, 1, 10, {"r0": history})
+    return Observation(now, target, 1, 10, {"r0": history})
 
 
 def test_of_what_keeps_coming_there_are_enough_at_once():

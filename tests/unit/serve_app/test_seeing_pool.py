@@ -9,7 +9,7 @@ import torch
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.multimodal.loading import PREFIXES
-from model_zoo.multimodal.vision import Eyes
+from model_zoo.multimodal.vision import VisionModel
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import batch_bytes
@@ -47,11 +47,11 @@ def local(files) -> Iterator[ModelReplica]:
 
 
 @pytest.fixture(scope="module")
-def eyes(files) -> Eyes:
+def vision(files) -> VisionModel:
     path, projector = files
     model = load(path, projector=projector, device=CPU, dtype=torch.float32)
-    assert model.eyes is not None
-    return model.eyes
+    assert model.vision is not None
+    return model.vision
 
 
 @asynccontextmanager
@@ -76,12 +76,12 @@ async def test_the_answers_are_those_of_the_models_own_eyes(files, local) -> Non
             assert likelihoods(pooled) == pytest.approx(likelihoods(own), abs=0.02)
 
 
-async def test_features_differ_from_local_ones_by_their_rounding_alone(files, eyes) -> None:
-    (image,) = eyes.see([png(30, 40)], at_most=CONTEXT).images
-    own = eyes.tower.encode(image.pixels[None], image.grid)[0]
+async def test_features_differ_from_local_ones_by_their_rounding_alone(files, vision) -> None:
+    (image,) = vision.see([png(30, 40)], at_most=CONTEXT).images
+    own = vision.tower.encode(image.pixels[None], image.grid)[0]
     async with (
         served(load_encoder(settings(*files))) as (_, address),
-        pool_of(Encoders([address]), eyes.tower, name=eyes.name) as pool,
+        pool_of(Encoders([address]), vision.tower, name=vision.name) as pool,
     ):
         found = await encoded(pool, image)
     assert own.dtype is found.dtype is torch.float32 and own.shape == (ROWS, WIDTH)
@@ -126,11 +126,11 @@ def test_an_encoder_reads_the_tower_alone_and_tells_how_far_it_is(files, fetched
 
 
 def test_a_replica_with_a_pool_reads_no_tower_and_reserves_nothing_for_one(
-    files, fetched, eyes, local, capsys
+    files, fetched, vision, local, capsys
 ) -> None:
     replica = load_replica(settings(*files), Encoders())
     assert fetched and not any(name.startswith(PREFIXES) for name in fetched)
-    spared = eyes.tower.weight_bytes + batch_bytes(eyes.tower, 1)
+    spared = vision.tower.weight_bytes + batch_bytes(vision.tower, 1)
     arriving = 2 * ROWS * WIDTH * 2
     card, own = replica.describe(), local.describe()
     replica.close()

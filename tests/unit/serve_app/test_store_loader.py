@@ -50,8 +50,8 @@ def store(tmp_path_factory) -> Store:
     folder = tmp_path_factory.mktemp("seeing")
     projector = write_tiny_seeing(folder / "tiny.gguf", flavour="llama.cpp")
     assert projector is not None
-    eyes = {"model": (folder / "tiny.gguf").read_bytes(), "projector": projector.read_bytes()}
-    put(store, "seeing", eyes)
+    vision = {"model": (folder / "tiny.gguf").read_bytes(), "projector": projector.read_bytes()}
+    put(store, "seeing", vision)
     write_tiny_llama(folder / "text.gguf", type="F16")
     put(store, "tiny", {"model": (folder / "text.gguf").read_bytes()})
     return store

@@ -116,7 +116,7 @@ async def test_a_task_without_proof_gets_no_answer():
     replica = PretendReplica()
     async with connected(replica) as (_, address, _):
         reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(wire.frame(wire.Ask(TASK)))
+        writer.write(wire.frame(wire.GenerateRequest(TASK)))
         async with asyncio.timeout(HANG_S):
             await wire.read_message(reader, 1024)  # the challenge
             assert await reader.read() == b""
@@ -155,7 +155,7 @@ async def test_closing_lets_a_running_answer_end():
 
 
 def test_frames_cut_anywhere_come_out_whole():
-    messages = [wire.Told(ChatDelta("é" * n, (n,))) for n in range(5)]
+    messages = [wire.DeltaMessage(ChatDelta("é" * n, (n,))) for n in range(5)]
     data = b"".join(map(wire.frame, messages))
     splitter = wire.FrameSplitter(1024)
     out = [message for byte in data for message in splitter.feed(bytes([byte]))]
@@ -191,13 +191,13 @@ def test_the_check_of_an_incomplete_frame_copies_nothing_of_it() -> None:
 
 def test_the_frames_of_one_read_do_not_copy_what_follows_them() -> None:
     splitter = wire.FrameSplitter(2 * PENDING_BYTES)
-    beats = wire.frame(wire.Beat()) * 100
+    beats = wire.frame(wire.Heartbeat()) * 100
     data = beats + wire.LENGTH.pack(2 * PENDING_BYTES) + bytes(PENDING_BYTES)
     assert allocated_by(lambda: splitter.feed(data)) < 1.5 * PENDING_BYTES
 
 
 def test_a_whole_frame_is_decoded_where_it_lies() -> None:
-    message = wire.Told(ChatDelta("x" * PENDING_BYTES))
+    message = wire.DeltaMessage(ChatDelta("x" * PENDING_BYTES))
     splitter = wire.FrameSplitter(2 * PENDING_BYTES)
     data = wire.frame(message)
     assert allocated_by(lambda: splitter.feed(data)) < 2.5 * PENDING_BYTES  # buffer and text
@@ -216,7 +216,7 @@ async def test_deltas_that_nobody_reads_are_merged_once(monkeypatch) -> None:
         monkeypatch.setattr(f"{module}.merge", counting, raising=False)
     connection = _Connection()
     for token in range(500):
-        connection._take(wire.Told(ChatDelta("x", (token,))))
+        connection._take(wire.DeltaMessage(ChatDelta("x", (token,))))
     told = await connection.receive()
     assert isinstance(told, ChatDelta) and told.tokens == tuple(range(500))
     assert merged == 500

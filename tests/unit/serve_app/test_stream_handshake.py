@@ -18,7 +18,7 @@ from serve_app.transport.feature_client import FeatureClient
 from serve_app.transport.server import StreamServer
 from serve_app.transport.watch import Listener, Watcher
 from tests.patience import HANG_S, until
-from tests.unit.runtime.eyes import PretendTower, picture
+from tests.unit.runtime.vision import PretendTower, picture
 from tests.unit.serve_app.encoding import CPU, NAME, encoder_of, served
 from tests.unit.serve_app.pretend import PretendReplica
 
@@ -117,7 +117,7 @@ async def guesses_the_proof(peer: Peer) -> None:
 async def goes_on_without_proof(peer: Peer) -> None:
     peer.send(wire.Challenge(bytes(32)))
     await peer.body()
-    peer.send(wire.Beat())
+    peer.send(wire.Heartbeat())
 
 
 async def announces_a_long_message(peer: Peer) -> None:
@@ -256,7 +256,7 @@ async def proves_as_the_protocol_did_before(peer: Peer, token: str) -> None:
 
 async def skips_the_proof(peer: Peer, token: str) -> None:
     await peer.message()
-    peer.send(wire.Ask(TASK))
+    peer.send(wire.GenerateRequest(TASK))
 
 
 HOSTILE_CALLERS = [
@@ -299,7 +299,7 @@ async def test_the_proof_of_another_connection_is_refused() -> None:
         peer = await Peer.to(address)
         await peer.message()
         peer.writer.write(proof)
-        peer.send(wire.Ask(TASK))
+        peer.send(wire.GenerateRequest(TASK))
         assert await peer.ended()
     assert replica.tasks == []
 
