@@ -131,6 +131,8 @@ class GenerationRequest:
 
     `begun`: the answer goes on from there, as if all of it were drawn here. If it had its turn
     elsewhere, it goes before those that wait for their first one.
+
+    `tenant`: on whose behalf; those that wait are served by turns over their tenants.
     """
 
     id: str
@@ -141,6 +143,7 @@ class GenerationRequest:
     pooling: Pooling | None = None
     images: tuple[RequestImage, ...] = ()
     begun: ResumeState | None = None
+    tenant: str = ""
 
     @property
     def known(self) -> tuple[int, ...]:

@@ -4,8 +4,8 @@ There are no phases. A sequence's launched count chases its token count; chunked
 hits, decoding and resumption after preemption are all that one chase.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -18,6 +18,7 @@ from runtime.engine.request import (
     Sampled,
     SamplingParams,
 )
+from runtime.fairness import FairQueue
 from runtime.kv.cache_manager import KVCacheManager, PageGrant, PageKey
 
 # Whether the features of the image with this digest are there.
@@ -55,6 +56,12 @@ class Sequence:
     @property
     def spans(self) -> tuple[ImageSpan, ...]:
         return self.request.spans
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it has had its turn, here or on a replica that was lost, and goes on."""
+        begun = self.request.begun
+        return self.epoch > 0 or (begun is not None and begun.had_turn)
 
     @property
     def length(self) -> int:
@@ -173,6 +180,8 @@ class _Draft:
 class Scheduler:
     """Continuous batching over a fixed number of slots and a token budget per step.
 
+    Sequences that go on after a preemption or a lost replica are admitted first, the others by
+    turns over their tenants (`FairQueue`). Nothing is preempted for the sake of fairness.
     `step_image_rows`: rows of images that a step fills at most, as many as one sequence may have.
     `wanted`: images of the plan made last, then those that next chunks need, the most urgent first.
     """
@@ -187,7 +196,8 @@ class Scheduler:
     ) -> None:
         assert 0 < slots <= step_tokens
         self.cache_manager = cache_manager
-        self.waiting: deque[Sequence] = deque()
+        self._resuming: deque[Sequence] = deque()
+        self._arriving: FairQueue[Sequence] = FairQueue()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.wanted: tuple[Wanted, ...] = ()
@@ -196,6 +206,10 @@ class Scheduler:
         self._step_image_rows = step_image_rows
         self._free_slots = list(reversed(range(slots)))
 
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return (*self._resuming, *self._arriving)
+
     def add(self, request: GenerationRequest) -> Sequence:
         """Queue a request. A step has room for each whole span, and for all rows of images."""
         assert request.prompt and request.stop.max_tokens > 0
@@ -203,8 +217,10 @@ class Scheduler:
         sequence = Sequence(request, list(request.known))
         rows = self.cache_manager.image_rows(sequence, 0, len(request.prompt))
         assert rows <= self._step_image_rows, f"{rows} rows of images"
-        first = request.begun is not None and request.begun.had_turn
-        self.waiting.insert(0 if first else len(self.waiting), sequence)
+        if sequence.resumes:
+            self._resuming.appendleft(sequence)
+        else:
+            self._arriving.add(request.tenant, sequence)
         return sequence
 
     def plan(self, ready: Ready = lambda digest: True) -> StepPlan | None:
@@ -251,8 +267,10 @@ class Scheduler:
             return
         if sequence.state is State.RUNNING:
             self._leave_slot(sequence)
+        elif sequence.resumes:
+            self._resuming.remove(sequence)
         else:
-            self.waiting.remove(sequence)
+            self._arriving.remove(sequence.request.tenant, sequence)
         sequence.state = State.FINISHED
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
@@ -274,15 +292,20 @@ class Scheduler:
         self._launch(sequence, count, grants, draft)
 
     def _admit_waiting(self, draft: _Draft) -> None:
-        """In order, but none waits for another one's images; the first of them are looked after
-        even while there is no place."""
+        """In turn, but none waits for another one's images; those of the first sequences are
+        requested even while there is no place."""
         admitting = True
-        for index, sequence in enumerate(tuple(self.waiting)):
+        for index, sequence in enumerate(self._in_turn()):
             admitting &= bool(self._free_slots and draft.budget and not draft.short)
             if not admitting and index >= self.slots:
                 return
             if not self._held_up(sequence, draft, admitting) and admitting:
                 admitting = self._admit(sequence, draft)
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        yield from tuple(self._resuming)
+        running = Counter(sequence.request.tenant for sequence in self.running)
+        yield from self._arriving.in_turn(running)
 
     def _held_up(self, sequence: Sequence, draft: _Draft, admitting: bool) -> bool:
         """Whether a waiting sequence lacks the features that its first chunk cannot do without."""
@@ -307,7 +330,10 @@ class Scheduler:
             self.cache_manager.release(sequence)
             sequence.launched = sequence.confirmed = 0
             return False
-        self.waiting.remove(sequence)
+        if sequence.resumes:
+            self._resuming.remove(sequence)
+        else:
+            self._arriving.serve(sequence.request.tenant, sequence)
         self.running.append(sequence)
         sequence.state = State.RUNNING
         sequence.slot = slot = self._free_slots.pop()
@@ -366,7 +392,7 @@ class Scheduler:
         sequence.launched = sequence.confirmed = 0
         sequence.epoch += 1
         sequence.awaited = None
-        self.waiting.appendleft(sequence)
+        self._resuming.appendleft(sequence)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

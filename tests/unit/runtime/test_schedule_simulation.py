@@ -3,6 +3,7 @@
 Every sequence must get exactly the tokens that it gets alone, recomputed from scratch, and no row
 may see a cell that does not hold what this row's own sequence has at that index. In half of the
 trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
+Requests belong to a few tenants; test_fair_scheduling.py checks in which order they are admitted.
 """
 
 import random
@@ -20,6 +21,7 @@ VOCABULARY = 50
 LONGEST = 40
 IMAGES, IMAGE_ROWS = 3, 9
 SEEDS = 200
+TENANTS = ("one", "two", "three")
 
 Row = tuple[bytes, int]
 
@@ -249,7 +251,9 @@ def random_request(
     ends = frozenset([r.randrange(VOCABULARY)]) if r.random() < 0.7 else frozenset()
     stop = StopRules(max_tokens=r.randint(1, LONGEST - length), end_tokens=ends)
     images = tuple(Picture(digest) for digest in {span.digest for span in spans})
-    return GenerationRequest(str(number), prompt, stop, spans=spans, images=images)
+    return GenerationRequest(
+        str(number), prompt, stop, spans=spans, images=images, tenant=r.choice(TENANTS)
+    )
 
 
 def follow_up(
@@ -258,7 +262,7 @@ def follow_up(
     """The second one's text behind the first one's, with the first one's images."""
     prompt = (first.prompt + second.prompt)[: r.randint(len(first.prompt), LONGEST - 2)]
     stop = StopRules(r.randint(1, LONGEST - len(prompt)), second.stop.end_tokens)
-    return GenerationRequest(second.id, prompt, stop, spans=first.spans, images=first.images)
+    return replace(second, prompt=prompt, stop=stop, spans=first.spans, images=first.images)
 
 
 def begun(

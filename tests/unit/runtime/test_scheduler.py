@@ -157,9 +157,9 @@ class Picture:
     digest: bytes
 
 
-def looking(name: str, length: int, *spans: ImageSpan) -> GenerationRequest:
+def looking(name: str, length: int, *spans: ImageSpan, **more) -> GenerationRequest:
     images = {span.digest: Picture(span.digest) for span in spans}
-    return request(name, length, spans=spans, images=tuple(images.values()))
+    return request(name, length, spans=spans, images=tuple(images.values()), **more)
 
 
 def wanted(scheduler: Scheduler) -> list[tuple[str, bytes]]:
