@@ -90,6 +90,7 @@ def assemble(
         most_images=layout.most_images,
         image_rows=encoder.limits.rows if encoder else 0,
         step_tokens=options.step_tokens,
+        slots=options.max_sequences,
     )
     engine = Engine(
         scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth, features=features

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,7 +66,7 @@ class AsyncEngine:
         self._stall_s, self._clock = stall_s, clock
         self._changed = threading.Condition()
         self._inbox: list[_Submit | _Abort] = []
-        self._open_streams = 0
+        self._open_streams: Counter[str] = Counter()  # of each tenant
         self._closing = False
         self._woken = False
         self._death: str | None = None
@@ -141,14 +142,21 @@ class AsyncEngine:
             self.check()
             if self._closing:
                 raise EngineDeadError("The engine is closing.")
-            request = admissible(request, self._engine.limits, live=self._open_streams)
-            self._open_streams += 1
+            request = admissible(
+                request,
+                self._engine.limits,
+                live=self._open_streams.total(),
+                own=self._open_streams[request.tenant],
+            )
+            self._open_streams[request.tenant] += 1
             self._inbox.append(_Submit(request, deliver, time.monotonic_ns()))
             self._changed.notify()
 
     def _leave(self, request: GenerationRequest, *, ended: bool) -> None:
         with self._changed:
-            self._open_streams -= 1
+            self._open_streams[request.tenant] -= 1
+            if not self._open_streams[request.tenant]:
+                del self._open_streams[request.tenant]
             if not ended:
                 self._inbox.append(_Abort(request.id))
                 self._changed.notify()

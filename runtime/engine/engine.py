@@ -20,6 +20,7 @@ from runtime.engine.scheduler import Advance, Scheduler, Sequence, StepPlan, Wan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
+from runtime.fairness import may_enter
 from runtime.vision.encoder import PreparedImage
 from runtime.vision.feature_cache import FeatureStore
 
@@ -39,7 +40,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a request must respect. `max_live` bounds running and waiting requests together.
+    """What a request must respect. `max_live` bounds running and waiting requests together, of
+    which one tenant may have as many as are still free beside `slots` of them (`may_enter`).
 
     `most_images`: how many images a request may bring for cross-attention, None for any number.
     `image_rows`: how many rows of features an image has at most, 0 where the model sees none.
@@ -52,6 +54,7 @@ class EngineLimits:
     most_images: int | None = None
     image_rows: int = 0
     step_tokens: int | None = None
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +311,13 @@ class Engine:
         )
 
 
-def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -> GenerationRequest:
-    """The request with its answer's length cut to the context, or an error that says why not."""
+def admissible(
+    request: GenerationRequest, limits: EngineLimits, *, live: int, own: int = 0
+) -> GenerationRequest:
+    """The request with its answer's length cut to the context, or an error that says why not.
+
+    `live`: requests that run and wait already; `own`: those of the request's tenant among them.
+    """
     length = len(request.prompt)
     if length == 0:
         raise RequestError("The prompt has no tokens.")
@@ -333,10 +341,8 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
             f"The conversation has {images:,} images; the model takes {limits.most_images:,}. "
             "Leave some out."
         )
-    if live >= limits.max_live and request.begun is None:  # whoever had a place keeps one
-        raise OverloadedError(
-            f"{live:,} requests run and wait here already, the most that this replica takes."
-        )
+    if request.begun is None:  # whoever had a place keeps one
+        _check_places(limits, live, own)
     if request.pooling is not None:
         return request
     stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
@@ -346,6 +352,18 @@ def admissible(request: GenerationRequest, limits: EngineLimits, *, live: int) -
             f"The answer has {drawn:,} tokens already; it may have {stop.max_tokens:,}."
         )
     return dataclasses.replace(request, stop=stop)
+
+
+def _check_places(limits: EngineLimits, live: int, own: int) -> None:
+    if live >= limits.max_live:
+        raise OverloadedError(
+            f"{live:,} requests run and wait here already, the most that this replica takes."
+        )
+    if not may_enter(own, live, limits.max_live, reserved=limits.slots):
+        raise OverloadedError(
+            f"{own:,} requests of this client run and wait here already; of the places left, "
+            f"{limits.max_live - live:,} are kept for other clients."
+        )
 
 
 def _check_spans(request: GenerationRequest, limits: EngineLimits) -> None:

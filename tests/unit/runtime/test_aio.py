@@ -7,23 +7,23 @@ import threading
 import pytest
 
 from runtime.engine.async_engine import AsyncEngine
-from runtime.engine.engine import Engine
+from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.patience import until
-from tests.unit.runtime.pretend import PretendRunner, answer
+from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer
 from tests.unit.runtime.test_engine import LIMITS, token_bytes
 
 
 @contextlib.contextmanager
-def running(runner: PretendRunner | None = None, **options):
+def running(runner: PretendRunner | None = None, limits: EngineLimits = LIMITS, **options):
     scheduler = Scheduler(KVCacheManager([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
     engine = AsyncEngine(
         Engine(
-            scheduler, runner or PretendRunner(), token_bytes=token_bytes, limits=LIMITS, depth=2
+            scheduler, runner or PretendRunner(), token_bytes=token_bytes, limits=limits, depth=2
         ),
         **options,
     )
@@ -34,8 +34,8 @@ def running(runner: PretendRunner | None = None, **options):
         engine.close()
 
 
-def request(name: str, count: int = 20) -> GenerationRequest:
-    return GenerationRequest(name, (1, 2, len(name)), StopRules(count))
+def request(name: str, count: int = 20, tenant: str = "") -> GenerationRequest:
+    return GenerationRequest(name, (1, 2, len(name)), StopRules(count), tenant=tenant)
 
 
 async def collect(engine: AsyncEngine, one: GenerationRequest) -> Delta:
@@ -73,6 +73,37 @@ def test_one_request_too_many_is_refused_and_the_others_go_on() -> None:
             assert (await collect(engine, request("more"))).finish is FinishReason.LENGTH
 
     asyncio.run(main())
+
+
+def test_528_requests_of_one_tenant_delay_another_until_a_slot_is_free() -> None:
+    """Those beyond the tenant's share of the queue are refused; the other tenant is not."""
+    gate = threading.Semaphore(0)
+    limits = EngineLimits(64, VOCABULARY, max_live=4 + 524, slots=4)
+    ended: list[str] = []
+
+    async def ask(engine: AsyncEngine, name: str, tenant: str) -> bool:
+        try:
+            await collect(engine, request(name, 8, tenant))
+        except OverloadedError:
+            return False
+        ended.append(tenant)
+        return True
+
+    async def main() -> None:
+        with running(PretendRunner(gate.acquire), limits) as engine:
+            flood = [
+                asyncio.create_task(ask(engine, f"flood {number}", "flood"))
+                for number in range(528)
+            ]
+            await asyncio.sleep(0)
+            other = asyncio.create_task(ask(engine, "other", "other"))
+            await asyncio.sleep(0)
+            gate.release(10_000)
+            assert await other
+            assert sum(await asyncio.gather(*flood)) == 4 + 262
+
+    asyncio.run(main())
+    assert ended.index("other") <= 2 * 4, "at most those that ran before, and those beside it"
 
 
 def test_leaving_a_stream_frees_its_slot_and_pages() -> None:

@@ -1,16 +1,25 @@
 """The loop delivers what each request would get alone, and ends every request exactly once."""
 
+from dataclasses import replace
+
 import pytest
 
 from runtime.engine.engine import Engine, EngineLimits, admissible
-from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+from runtime.engine.request import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    ResumeState,
+    SamplingParams,
+    StopRules,
+)
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.unit.runtime.pretend import VOCABULARY, PretendRunner, answer
 
-LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=8)
+LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=8, slots=8)
 
 
 def token_bytes(token: int) -> bytes:
@@ -157,3 +166,13 @@ def test_what_cannot_be_served_is_refused_with_its_numbers() -> None:
 
 def test_max_tokens_is_cut_to_what_the_context_has_room_for() -> None:
     assert admissible(request("a", (1,) * 60, 50), LIMITS, live=0).stop.max_tokens == 4
+
+
+def test_a_tenant_that_fills_the_queue_is_refused_before_others_are() -> None:
+    limits = replace(LIMITS, max_live=528, slots=16)
+    flood = request("a", (1,), 5)
+    assert admissible(flood, limits, live=271, own=271)
+    with pytest.raises(OverloadedError, match=r"272 requests of this client.* 256 are kept"):
+        admissible(flood, limits, live=272, own=272)
+    assert admissible(request("b", (1,), 5), limits, live=272, own=0)
+    assert admissible(replace(flood, begun=ResumeState((2,))), limits, live=528, own=272)

@@ -27,7 +27,7 @@ from tests.unit.runtime.test_vision import CPU
 from tests.unit.runtime.vision import PretendTower, picture
 
 ROWS = 3
-LIMITS = EngineLimits(context_tokens=64, vocab_size=VOCABULARY, max_live=40, image_rows=ROWS)
+LIMITS = EngineLimits(64, VOCABULARY, max_live=40, image_rows=ROWS, slots=40)
 
 
 def looking_at(name: str, *numbers: int, count: int = 10, ask: int = 1) -> GenerationRequest:

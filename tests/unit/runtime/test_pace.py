@@ -29,7 +29,7 @@ def make_engine(clock: Clock, *, slots: int = 4, depth: int = 1) -> Engine:
         Scheduler(KVCacheManager([Full()], [400], page_tokens=4), slots=slots, step_tokens=16),
         PretendRunner(clock.step),
         token_bytes=lambda token: b"x",
-        limits=EngineLimits(context_tokens=200, vocab_size=VOCABULARY, max_live=8),
+        limits=EngineLimits(context_tokens=200, vocab_size=VOCABULARY, max_live=8, slots=8),
         depth=depth,
         clock=clock,
     )
