@@ -45,9 +45,9 @@ class ImageCache:
         """The same, and the images that nobody has."""
         return self._used + self._unused
 
-    def lease(self, file_bytes: int = 0) -> "ImageLease":
+    def lease(self, file_bytes: int = 0, *, salt: bytes = b"") -> "ImageLease":
         """A lease for a request with `file_bytes` of images; raises as `ImageLease.reserve`."""
-        lease = ImageLease(self)
+        lease = ImageLease(self, salt)
         lease.reserve(file_bytes)
         return lease
 
@@ -102,9 +102,11 @@ class ImageLease:
 
     A thread that still works for it then is stopped by a CancelledError at its next step; between
     `begin_work` and `end_work` nothing is given back, since what the thread has cannot be freed.
+    `salt`, at most 64 bytes: images are named so that only loans with the same one share them.
     """
 
-    def __init__(self, image_cache: ImageCache) -> None:
+    def __init__(self, image_cache: ImageCache, salt: bytes = b"") -> None:
+        self.salt = salt
         self._image_cache = image_cache
         self._names: list[bytes] = []
         self._reserved = 0

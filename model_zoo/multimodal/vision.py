@@ -47,7 +47,7 @@ class VisionModel:
                 f"{self.most_images:,}. Send fewer."
             )
         lease = lease or ImageCache().lease()
-        names = self._names(files)
+        names = self._names(files, lease.salt)
         sketched = self._sketched(files, names, at_most, lease)
         images = self._prepared(dict(zip(names, files, strict=True)), sketched, lease)
         in_order = [images[name] for name in names]
@@ -55,13 +55,14 @@ class VisionModel:
         different = {image.digest: image for image in in_order}
         return PromptImages(tuple(shown), tuple(different.values()))
 
-    def _names(self, files: Sequence[bytes]) -> list[bytes]:
-        """Of each file: what the same processor makes of the same bytes has the same name."""
+    def _names(self, files: Sequence[bytes], salt: bytes) -> list[bytes]:
+        """Of each file: what the same processor makes of the same bytes has the same name, under
+        the same salt."""
         settings = repr(self.processor).encode()
         named: dict[bytes, bytes] = {}
         for data in files:
             if data not in named:
-                digest = blake2b(self.name, digest_size=DIGEST_BYTES)
+                digest = blake2b(self.name, digest_size=DIGEST_BYTES, key=salt)
                 digest.update(len(settings).to_bytes(8, "little") + settings)
                 digest.update(data)
                 named[data] = digest.digest()
@@ -94,10 +95,12 @@ class VisionModel:
         outlines = [known for known in sketched.values() if isinstance(known, Outline)]
         lease.reserve(sum(outline.nbytes for outline in outlines))
         images: dict[bytes, PreparedImage] = {}
+        # Part of the images' digests, and so of the names of their features in all caches.
+        tower = blake2b(self.name, key=lease.salt).digest() if lease.salt else self.name
         for name, known in sketched.items():
             if isinstance(known, Outline):
                 pixels = decode(files[name], self.limits)
-                known = lease.add(name, self.processor.prepare(pixels, tower=self.name))
+                known = lease.add(name, self.processor.prepare(pixels, tower=tower))
             images[name] = known
         return images
 

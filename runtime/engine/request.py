@@ -132,7 +132,8 @@ class GenerationRequest:
     `begun`: the answer goes on from there, as if all of it were drawn here. If it had its turn
     elsewhere, it goes before those that wait for their first one.
 
-    `tenant`: on whose behalf; those that wait are served by turns over their tenants.
+    `tenant`: on whose behalf; those that wait are served by turns over their tenants. Cached
+    prefixes are shared only among requests with equal `cache_salt`, at most 64 bytes.
     """
 
     id: str
@@ -144,6 +145,7 @@ class GenerationRequest:
     images: tuple[RequestImage, ...] = ()
     begun: ResumeState | None = None
     tenant: str = ""
+    cache_salt: bytes = b""
 
     @property
     def known(self) -> tuple[int, ...]:

@@ -58,6 +58,10 @@ class Sequence:
         return self.request.spans
 
     @property
+    def cache_salt(self) -> bytes:
+        return self.request.cache_salt
+
+    @property
     def resumes(self) -> bool:
         """Whether it has had its turn, here or on a replica that was lost, and goes on."""
         begun = self.request.begun

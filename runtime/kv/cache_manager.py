@@ -13,7 +13,10 @@ PageKey = bytes
 
 
 class Owner(Protocol):
-    """What the ledger needs to know of a sequence. `page_keys` is the ledger's own memo."""
+    """What the ledger needs to know of a sequence. `page_keys` is the ledger's own memo.
+
+    Prefixes are shared only among owners with equal `cache_salt`, at most 64 bytes.
+    """
 
     tokens: list[int]
     confirmed: int
@@ -24,6 +27,9 @@ class Owner(Protocol):
 
     @property
     def inserted(self) -> tuple[ImageSpan, ...]: ...
+
+    @property
+    def cache_salt(self) -> bytes: ...
 
     def may_end_at(self, position: int) -> bool: ...
 
@@ -283,18 +289,18 @@ class KVCacheManager:
         content = group.kind.content(begin, begin + self._page_tokens, owner.spans)
         if content is None:
             return owner.page_keys[index]
-        return blake2b(content, digest_size=16).digest()
+        return blake2b(content, digest_size=16, key=owner.cache_salt).digest()
 
     def _extend_keys(self, owner: Owner, length: int) -> int:
         """Make sure the owner's full pages within `length` have keys; how many these are.
 
-        Each key names the whole prefix that ends with its page.
+        Each key names the owner's salt and the whole prefix that ends with its page.
         """
         keys, size = owner.page_keys, self._page_tokens
         for index in range(len(keys), length // size):
             before = keys[-1] if keys else self._foreseen(owner)
             content = _content(owner, index * size, (index + 1) * size)
-            keys.append(blake2b(before + content, digest_size=16).digest())
+            keys.append(blake2b(before + content, digest_size=16, key=owner.cache_salt).digest())
         return length // size
 
     def _foreseen(self, owner: Owner) -> bytes:

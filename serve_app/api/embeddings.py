@@ -21,6 +21,7 @@ from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
+from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import ServedModel
@@ -81,7 +82,7 @@ class Embeddings:
             return JSONResponse(reply(together([])))
         context = self._bodies.options(body.options).over(model.options).num_ctx
         keep_s = keep_alive_s(body.keep_alive)
-        tasks = _tasks(model, inputs, body.truncate, context, keep_s)
+        tasks = _tasks(model, inputs, body.truncate, context, keep_s, tenant=tenant_id(request))
         return Reply(self._vectors(tasks), _native(reply), stream=False)
 
     async def older(self, request: Request) -> Response:
@@ -92,7 +93,8 @@ class Embeddings:
             return JSONResponse({"embedding": []})
         context = self._bodies.options(body.options).over(model.options).num_ctx
         keep_s = keep_alive_s(body.keep_alive)
-        tasks = _tasks(model, [RawText(body.prompt)], True, context, keep_s)
+        text = RawText(body.prompt)
+        tasks = _tasks(model, [text], True, context, keep_s, tenant=tenant_id(request))
         return Reply(self._vectors(tasks), _native(older_reply), stream=False)
 
     async def openai(self, request: Request) -> Response:
@@ -108,7 +110,7 @@ class Embeddings:
         context = model.options.num_ctx
         # Ollama's endpoint of this name cuts what is too long; OpenAI's refuses it, but its clients
         # know the limits of OpenAI's models, and none of ours.
-        tasks = _tasks(model, inputs, True, context)
+        tasks = _tasks(model, inputs, True, context, tenant=tenant_id(request))
         reply = partial(
             openai_reply,
             model=body.model,
@@ -222,10 +224,12 @@ def _tasks(
     truncate: bool,
     context_tokens: int | None,
     keep_s: float | None = None,
+    *,
+    tenant: str,
 ) -> list[EmbeddingTask]:
     groups = [tuple(inputs[begin : begin + GROUP]) for begin in range(0, len(inputs), GROUP)]
     return [
-        EmbeddingTask(uuid.uuid4().hex, model.name, group, truncate, context_tokens, keep_s)
+        EmbeddingTask(uuid.uuid4().hex, model.name, group, truncate, context_tokens, keep_s, tenant)
         for group in groups
     ]
 

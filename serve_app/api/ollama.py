@@ -20,6 +20,7 @@ from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
 from serve_app.api.request_images import ImageReader, Unread, check_total
+from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS
 from serve_app.gateway.backend import ChatBackend
@@ -99,7 +100,7 @@ class OllamaChat:
         for index, each in enumerate(body.messages):
             _check_role(index, each)
             unread += _unread(f"messages[{index}].images", each.images)
-        task = self._task(model, body)
+        task = self._task(model, body, request)
         messages = await self._messages(model, body.messages, unread)
         return self._reply(task, body, Conversation(messages, _thinking(body)), encoder)
 
@@ -111,7 +112,7 @@ class OllamaChat:
             raise RequestError("raw mode does not support template, system, or context")
         if not body.prompt and not body.images:
             return await self._loaded(model, body, encoder)
-        task = self._task(model, body)
+        task = self._task(model, body, request)
         prompt = await self._prompt(model, body)
         return self._reply(task, body, prompt, encoder)
 
@@ -151,7 +152,7 @@ class OllamaChat:
         messages = await self._messages(model, [*system, user], unread)
         return Conversation(messages, _thinking(body), tuple(body.context))
 
-    def _task(self, model: ServedModel, body: _Generation) -> ChatTask:
+    def _task(self, model: ServedModel, body: _Generation, request: Request) -> ChatTask:
         """The task but for its prompt: what can be refused is, before images are read."""
         options = self._bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
         return ChatTask(
@@ -164,6 +165,7 @@ class OllamaChat:
             context_tokens=options.num_ctx,
             prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
             keep_alive_s=keep_alive_s(body.keep_alive),
+            tenant=tenant_id(request),
         )
 
     def _reply(

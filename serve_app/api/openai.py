@@ -119,7 +119,12 @@ def configured(body: Common, model: ServedModel, max_tokens: int | None) -> Opti
 
 
 def task_for(
-    model: ServedModel, options: Options, prompt: PromptSource, *, logprobs: int | None
+    model: ServedModel,
+    options: Options,
+    prompt: PromptSource,
+    *,
+    logprobs: int | None,
+    tenant: str,
 ) -> ChatTask:
     return ChatTask(
         id=uuid.uuid4().hex,
@@ -130,6 +135,7 @@ def task_for(
         stop=options.stop or (),
         context_tokens=options.num_ctx,
         penalise_prompt=False,
+        tenant=tenant,
     )
 
 

@@ -24,6 +24,7 @@ from serve_app.api.openai import (
 )
 from serve_app.api.reply import Reply
 from serve_app.api.request_images import ImageReader, Unread, from_url
+from serve_app.api.tenant import tenant_id
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
@@ -106,7 +107,7 @@ class OpenAIChat:
         images = iter(await self._images.read(model, unread))
         messages = tuple(draft.message(images) for draft in drafts)
         prompt = Conversation(messages, _thinking(body), variables=variables)
-        task = task_for(model, options, prompt, logprobs=logprobs)
+        task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant_id(request))
         encoder = ChatEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
 

@@ -18,6 +18,7 @@ from serve_app.api.openai import (
     task_for,
 )
 from serve_app.api.reply import Reply
+from serve_app.api.tenant import tenant_id
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import (
@@ -49,7 +50,13 @@ class OpenAICompletions:
         body = await self._bodies.read(CompletionBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
         options = configured(body, model, _count(body, "max_tokens"))
-        task = task_for(model, options, _prompt(body.prompt), logprobs=_count(body, "logprobs"))
+        task = task_for(
+            model,
+            options,
+            _prompt(body.prompt),
+            logprobs=_count(body, "logprobs"),
+            tenant=tenant_id(request),
+        )
         encoder = CompletionEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
 

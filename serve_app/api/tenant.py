@@ -1,8 +1,11 @@
 """Which tenant a request belongs to: limits, queues and caches are kept apart by tenant."""
 
+from hashlib import blake2b
+
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+ID_BYTES = 16
 # Requests that tell nothing of their sender, such as those over a Unix socket, share one tenant.
 UNKNOWN = "unknown"
 
@@ -32,3 +35,11 @@ def set_tenant(scope: Scope, tenant: str) -> None:
 def tenant_of(request: Request) -> str:
     """The tenant that a middleware has set: the name of an API key, or a client address."""
     return request.state.tenant
+
+
+def tenant_id(request: Request) -> str:
+    """A digest of the tenant's name, which is the same in all processes.
+
+    Tasks carry this: a client address is personal data.
+    """
+    return blake2b(tenant_of(request).encode(), digest_size=ID_BYTES).hexdigest()

@@ -194,6 +194,7 @@ class AppSettings(Section):
     pages that may use the server, beside those of the browser's own machine. `allowed_hosts`: names
     of the server, beside those that nobody outside can own; None: these alone, or any where there
     are API keys. See `serve_app.api.cross_site`.
+    `share_caches`: whether the holders of API keys share cached prefixes and images.
     """
 
     on_demand: OnDemandSettings | None = None
@@ -201,6 +202,7 @@ class AppSettings(Section):
     manage_models: bool | None = None
     api_keys_file: str | None = Field(default=None, min_length=1)
     concurrent_requests: int | None = Field(default=256, ge=1)
+    share_caches: bool = False
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)
@@ -267,6 +269,10 @@ class AppSettings(Section):
         if manage and others.data.get("on_demand") is None:
             raise ValueError("there is no `on_demand`, whose models could be managed")
         return manage
+
+    def caches_are_private(self, *, keyed: bool) -> bool:
+        """Without keys all clients share one cache. `keyed`: whether there are API keys."""
+        return keyed and not self.share_caches
 
     def models_are_managed(self, *, keyed: bool) -> bool:
         """`keyed`: whether there are API keys."""

@@ -55,7 +55,8 @@ class Directory(Protocol):
 class ChatBackend:
     """Follows each request to the replica that answers it, and on to others.
 
-    `start_timeout_s`: how long a request may be without a replica, each time.
+    `start_timeout_s`: how long a request may be without a replica, each time. `private_caches`:
+    whether each tenant has cached prefixes and images of its own.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class ChatBackend:
         *,
         start_timeout_s: float,
         failover: FailoverRules | None = None,
+        private_caches: bool = False,
     ) -> None:
         self.catalogue = catalogue
         self._directory = directory
         self._start_timeout_s = start_timeout_s
         self._failover = failover or FailoverRules()
+        self._private_caches = private_caches
         self._client = StreamClient(silence_s=self._failover.silence_s)
 
     async def model(self, name: str, allowed: AllowedModels) -> ServedModel:
@@ -109,7 +112,8 @@ class ChatBackend:
         there.
         """
         if isinstance(task, ChatTask):
-            task = replace(task, now=datetime.now())
+            salt = task.tenant if self._private_caches else ""
+            task = replace(task, now=datetime.now(), cache_salt=salt)
         failover = FailoverState(task, self._failover)
         waiting = _Waiting(self._start_timeout_s)
         ended = False

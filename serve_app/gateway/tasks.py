@@ -60,6 +60,9 @@ class ChatTask:
     told, None leaves that to the replica. `begun`: what another replica has answered already.
 
     `keep_alive_s`: how long a model on demand stays loaded after it; None: nothing was said.
+
+    `tenant`: a digest of the name of the API key or client address (`tenant_id`); queues serve
+    tenants in turn. `cache_salt`: caches are shared only among tasks with the same one.
     """
 
     id: str
@@ -74,6 +77,8 @@ class ChatTask:
     now: datetime | None = None
     begun: ResumeState | None = None
     keep_alive_s: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class EmbeddingTask:
     """Texts of which one model is asked for their vectors.
 
     `truncate`: what is longer than the context is cut at its end, else it is refused.
-    `context_tokens` and `keep_alive_s` as in `ChatTask`.
+    `context_tokens`, `keep_alive_s` and `tenant` as in `ChatTask`. Nothing of it is cached.
     """
 
     id: str
@@ -90,6 +95,7 @@ class EmbeddingTask:
     truncate: bool = True
     context_tokens: int | None = None
     keep_alive_s: float | None = None
+    tenant: str = ""
 
 
 Task = ChatTask | EmbeddingTask

@@ -225,6 +225,7 @@ class Ingress:
             directory,
             start_timeout_s=settings.start_timeout_s,
             failover=settings.failover.rules,
+            private_caches=settings.caches_are_private(keyed=self._keys is not None),
         )
         management = None
         if pool is not None and settings.models_are_managed(keyed=self._keys is not None):

@@ -59,7 +59,7 @@ class TextEmbedder:
 
         async def vector(tokens: tuple[int, ...]) -> ChatDelta:
             async with at_once:
-                return await self._vector(f"{task.id}/{next(self._numbers)}", tokens)
+                return await self._vector(task, tokens)
 
         asked = [asyncio.create_task(vector(tokens)) for tokens in prompts]
         try:
@@ -124,16 +124,17 @@ class TextEmbedder:
         unstated = Pooling.LAST if model.decoder.causal else Pooling.MEAN
         return Pooling(model.description.pooling or unstated)
 
-    async def _vector(self, id: str, tokens: tuple[int, ...]) -> ChatDelta:
+    async def _vector(self, task: EmbeddingTask, tokens: tuple[int, ...]) -> ChatDelta:
         decoder = self._model.decoder
         whole = ImageSpan(0, len(tokens), whole=True, digest=b"")
         request = GenerationRequest(
-            id,
+            f"{task.id}/{next(self._numbers)}",
             tokens,
             StopRules(max_tokens=1),
             SamplingParams(),
             spans=() if decoder.causal else (whole,),
             pooling=self._pooling(),
+            tenant=task.tenant,
         )
         async with aclosing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:

@@ -31,9 +31,13 @@ class Preparer:
         self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
         self.at_work = 0
 
-    def lease(self, source: PromptSource) -> ImageLease:
-        """For as long as the request lasts; raises where there is no room for its images."""
-        return self.image_cache.lease(sum(len(image.data) for image in images_of(source)))
+    def lease(self, source: PromptSource, *, salt: str = "") -> ImageLease:
+        """For as long as the request lasts; raises where there is no room for its images.
+
+        Prepared images are shared only among requests with the same `salt`.
+        """
+        file_bytes = sum(len(image.data) for image in images_of(source))
+        return self.image_cache.lease(file_bytes, salt=salt.encode())
 
     async def prompt(
         self, source: PromptSource, *, at_most: int, lease: ImageLease, now: datetime | None = None

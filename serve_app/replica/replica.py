@@ -79,7 +79,7 @@ class ModelReplica:
         task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
         self._refuse_oversized(task)
         limit = self._context_limit(task)
-        with closing(self._preparer.lease(task.prompt)) as lease:
+        with closing(self._preparer.lease(task.prompt, salt=task.cache_salt)) as lease:
             prompt = await self._preparer.prompt(
                 task.prompt, at_most=limit, lease=lease, now=task.now
             )
@@ -157,6 +157,8 @@ class ModelReplica:
             spans=prompt.spans,
             images=prompt.images,
             begun=task.begun,
+            tenant=task.tenant,
+            cache_salt=task.cache_salt.encode(),
         )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:

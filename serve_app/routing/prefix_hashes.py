@@ -36,7 +36,9 @@ def prefix_hashes_of(task: Task) -> PrefixHashes:
     if isinstance(task, EmbeddingTask):
         size = sum(len(piece) for text in task.texts for piece in _content(text))
         return PrefixHashes((), (), -(-size // BYTES_PER_TOKEN))
-    chain = chain_of(b"".join((task.model.encode(), END, *_content(task.prompt))))
+    # Prompts under different salts have no beginning in common, since no cache has.
+    head = task.model.encode() + END + task.cache_salt.encode() + END
+    chain = chain_of(b"".join((head, *_content(task.prompt))))
     if task.begun is None:
         return chain
     return replace(chain, tokens=chain.tokens + len(task.begun.tokens))

@@ -45,8 +45,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return files
 
 
-def asked(model: ChatModel, image_cache: ImageCache, talk: Any, **options: Any) -> Prompt:
-    with closing(image_cache.lease()) as lease:
+def asked(
+    model: ChatModel, image_cache: ImageCache, talk: Any, *, salt: bytes = b"", **options: Any
+) -> Prompt:
+    with closing(image_cache.lease(salt=salt)) as lease:
         return model.prepare(talk, lease=lease, **options)
 
 
@@ -77,6 +79,14 @@ def test_other_settings_and_other_towers_have_images_of_their_own(decoded: list[
         vision = dataclasses.replace(model.vision, **change)
         asked(dataclasses.replace(model, vision=vision), image_cache, TURN[:1])
     assert decoded == [ONE.data] * 3, "the second has the settings of the first"
+
+
+def test_images_are_shared_only_under_the_same_salt(decoded: list[bytes]) -> None:
+    model, image_cache = seeing("gemma3"), ImageCache()
+    prompts = [asked(model, image_cache, TURN[:1], salt=s) for s in (b"", b"one", b"two", b"one")]
+    assert decoded == [ONE.data] * 3
+    assert len({prompt.images[0].digest for prompt in prompts}) == 3
+    assert all(prompt.spans[0].digest == prompt.images[0].digest for prompt in prompts)
 
 
 def test_two_files_of_the_same_pixels_are_one_image(decoded: list[bytes]) -> None:

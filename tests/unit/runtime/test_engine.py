@@ -176,3 +176,14 @@ def test_a_tenant_that_fills_the_queue_is_refused_before_others_are() -> None:
         admissible(flood, limits, live=272, own=272)
     assert admissible(request("b", (1,), 5), limits, live=272, own=0)
     assert admissible(replace(flood, begun=ResumeState((2,))), limits, live=528, own=272)
+
+
+@pytest.mark.parametrize("salt, cached", [(b"two", 0), (b"one", 12)])
+def test_cached_tokens_tell_nothing_of_requests_with_another_salt(salt: bytes, cached: int) -> None:
+    engine, _ = make_engine()
+    first = request("a", (1,) * 14, 5)
+    run(engine, replace(first, cache_salt=b"one"))
+    [box] = run(engine, replace(first, id="b", cache_salt=salt))
+    usage = whole(box).usage
+    assert usage is not None and usage.cached_tokens == cached
+    assert list(whole(box).tokens) == answer((1,) * 14, 5)

@@ -14,6 +14,7 @@ class Owner:
     spans: tuple[ImageSpan, ...] = ()
     page_keys: list[bytes] = field(default_factory=list)
     inserted: tuple[ImageSpan, ...] = ()
+    cache_salt: bytes = b""
 
     def may_end_at(self, position: int) -> bool:
         return not any(s.whole and s.start < position < s.end for s in self.spans)
@@ -73,6 +74,22 @@ def test_equal_pages_after_different_prefixes_are_not_confused() -> None:
     cache_manager, first = ledger_of(Full()), Owner([1, 1, 1, 1, 5, 6, 7, 8])
     compute(cache_manager, first, 8)
     assert cache_manager.adopt(Owner([2, 2, 2, 2, 5, 6, 7, 8, 9]))[0] == 0
+
+
+def test_a_prefix_is_shared_only_under_the_same_salt() -> None:
+    cache_manager, first = ledger_of(Full(), Sliding(6)), Owner([1] * 12, cache_salt=b"one")
+    compute(cache_manager, first, 12)
+    for salt, shared in ((b"two", 0), (b"", 0), (b"one", 8)):
+        assert cache_manager.adopt(Owner([1] * 12, cache_salt=salt))[0] == shared, salt
+
+
+def test_rows_of_images_are_shared_only_under_the_same_salt() -> None:
+    image = ImageSpan(1, 1, False, b"x", cross_rows=4)
+    cache_manager = ledger_of(Full(), Cross(1, 4, alignment=4))
+    compute(cache_manager, Owner([1] * 12, spans=(image,), cache_salt=b"one"), 12)
+    for salt, shared in ((b"two", 0), (b"one", 8)):
+        owner = Owner([1] * 12, spans=(image,), cache_salt=salt)
+        assert cache_manager.adopt(owner)[0] == shared, salt
 
 
 def test_a_sliding_group_keeps_a_bounded_number_of_pages() -> None:

@@ -125,12 +125,17 @@ def backend_of(
     card: ModelCard = CARD,
     start_timeout_s: float = HANG_S,
     failover: FailoverRules | None = None,
+    private_caches: bool = False,
 ) -> ChatBackend:
     """A backend in front of configured models, by default one without options."""
     models = models or (ServedModel("demo", Options()),)
     known = ModelDirectory(directory, {model.name: Loaded(card) for model in models})
     return ChatBackend(
-        Catalogue(models, known), known, start_timeout_s=start_timeout_s, failover=failover
+        Catalogue(models, known),
+        known,
+        start_timeout_s=start_timeout_s,
+        failover=failover,
+        private_caches=private_caches,
     )
 
 
@@ -167,13 +172,15 @@ async def ingress(
     image_rules: ImageRules | None = None,
     card: ModelCard = CARD,
     management: Any = None,
+    private_caches: bool = False,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
     them."""
     server = StreamServer(replica.generate)
     directory = OneReplica(await server.start("127.0.0.1"), card)
-    backend = backend_of(directory, ServedModel("demo", options or Options()), card=card)
+    model = ServedModel("demo", options or Options())
+    backend = backend_of(directory, model, card=card, private_caches=private_caches)
     try:
         yield ingress_app(
             backend,

@@ -46,6 +46,7 @@ def test_conversations_share_their_system_message_only():
     "other",
     [
         replace(talk(SYSTEM, QUESTION), model="other"),
+        replace(talk(SYSTEM, QUESTION), cache_salt="another tenant"),
         talk(SYSTEM, QUESTION, thinking=False),
         talk(SYSTEM, QUESTION, variables={"enable_thinking": False}),
         talk(SYSTEM, QUESTION, after=(1, 2, 3)),

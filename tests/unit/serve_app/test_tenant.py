@@ -6,7 +6,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from serve_app.api.auth import RequireKey
-from serve_app.api.tenant import UNKNOWN, TenantByAddress, client_address, tenant_of
+from serve_app.api.tenant import UNKNOWN, TenantByAddress, client_address, tenant_id, tenant_of
 from tests.unit.serve_app.api_keys import api_key
 
 
@@ -34,3 +34,16 @@ def test_with_keys_each_key_is_a_tenant() -> None:
 
 def test_a_scope_without_an_address_has_the_shared_tenant() -> None:
     assert client_address({"type": "http", "client": None}) == UNKNOWN
+
+
+def test_what_tasks_carry_of_a_tenant_is_a_digest_without_its_address() -> None:
+    def shown(address: str) -> str:
+        app = Starlette(routes=[Route("/", identified)], middleware=[Middleware(TenantByAddress)])
+        return TestClient(app, client=(address, 1234)).get("/").text
+
+    async def identified(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(tenant_id(request))
+
+    first, second = shown("192.0.2.7"), shown("192.0.2.8")
+    assert first == shown("192.0.2.7") != second
+    assert len(first) == 32 and "192.0" not in first
