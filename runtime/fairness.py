@@ -24,7 +24,7 @@ class FairQueue(Generic[T]):
         return sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[T]:
-        return self.in_turn({})
+        return (item for _, item in self.in_turn({}))
 
     def count(self, tenant: str) -> int:
         return len(self._queues.get(tenant, ()))
@@ -46,27 +46,28 @@ class FairQueue(Generic[T]):
         if not queue:
             del self._queues[tenant], self._turns[tenant]
 
-    def in_turn(self, running: Mapping[str, int]) -> Iterator[T]:
-        """All items in the order in which they are served if each one is as soon as it is yielded.
+    def in_turn(self, running: Mapping[str, int]) -> Iterator[tuple[str, T]]:
+        """All items, with their tenants, in the order in which they are served if each one is as
+        soon as it is yielded.
 
         `running`: items of each tenant that are being served already. The queue may lose items
         that have been yielded while this runs.
         """
         turn = self._next_turn
         heap = [
-            (running.get(tenant, 0), self._turns[tenant], iter(tuple(queue)))
+            (running.get(tenant, 0), self._turns[tenant], tenant, iter(tuple(queue)))
             for tenant, queue in self._queues.items()
         ]
         heapq.heapify(heap)
         while heap:
-            count, _, items = heap[0]
+            count, _, tenant, items = heap[0]
             item = next(items, None)
             if item is None:
                 heapq.heappop(heap)
                 continue
-            heapq.heapreplace(heap, (count + 1, turn, items))
+            heapq.heapreplace(heap, (count + 1, turn, tenant, items))
             turn += 1
-            yield item
+            yield tenant, item
 
     def _end_turn(self, tenant: str) -> None:
         self._turns[tenant] = self._next_turn

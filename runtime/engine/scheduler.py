@@ -309,7 +309,8 @@ class Scheduler:
     def _in_turn(self) -> Iterator[Sequence]:
         yield from tuple(self._resuming)
         running = Counter(sequence.request.tenant for sequence in self.running)
-        yield from self._arriving.in_turn(running)
+        for _, sequence in self._arriving.in_turn(running):
+            yield sequence
 
     def _held_up(self, sequence: Sequence, draft: _Draft, admitting: bool) -> bool:
         """Whether a waiting sequence lacks the features that its first chunk cannot do without."""
