@@ -56,6 +56,11 @@ class EngineLimits:
     step_tokens: int | None = None
     slots: int = 0
 
+    @property
+    def tenant_share(self) -> int:
+        """How many requests a tenant may have while there are no others."""
+        return -(-(self.slots + self.max_live) // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:

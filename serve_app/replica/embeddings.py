@@ -16,9 +16,11 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import PromptTooLongError, RequestError
+from serve_app.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
-AT_ONCE = 16
+TOKENIZED_AT_ONCE = 2
+MOST_WAITING = 16_384  # texts, beside those that the engine has
 # More tokens than WordPiece makes of a word at most.
 LAST_WORD = 128
 # How many times longer a text may be than tokens are if each is the longest.
@@ -26,7 +28,7 @@ GROWTH = 64
 
 
 class TextEmbedder:
-    """Computes the vectors of an `EmbeddingTask`, several texts at a time.
+    """Computes the vectors of an `EmbeddingTask`, several texts at a time, tenants in turn.
 
     `name`: under which clients know the model. `context_limit`: the tokens of the longest text that
     a task may have, at most what the engine takes.
@@ -45,6 +47,11 @@ class TextEmbedder:
         self._engine = engine
         self._context_limit = context_limit
         self._numbers = itertools.count()
+        self._tokenizing = FairGate(TOKENIZED_AT_ONCE)
+        # As many texts as one tenant may have in the engine: none is refused because of others.
+        self._computing = FairGate(
+            engine.limits.tenant_share, max_waiting=MOST_WAITING, things="texts"
+        )
 
     async def deltas(self, task: EmbeddingTask) -> AsyncGenerator[ChatDelta, None]:
         """One delta with all vectors. What is wrong with one text is the answer for all."""
@@ -52,13 +59,13 @@ class TextEmbedder:
 
     async def _embed(self, task: EmbeddingTask) -> ChatDelta:
         limit = self._context_limit(task)
-        prompts = await asyncio.to_thread(
-            lambda: [self._tokens(text, limit, truncate=task.truncate) for text in task.texts]
-        )
-        at_once = asyncio.Semaphore(AT_ONCE)
+        async with self._tokenizing.place(task.tenant):
+            prompts = await asyncio.to_thread(
+                lambda: [self._tokens(text, limit, truncate=task.truncate) for text in task.texts]
+            )
 
         async def vector(tokens: tuple[int, ...]) -> ChatDelta:
-            async with at_once:
+            async with self._computing.place(task.tenant):
                 return await self._vector(task, tokens)
 
         asked = [asyncio.create_task(vector(tokens)) for tokens in prompts]

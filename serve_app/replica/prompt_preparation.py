@@ -1,7 +1,7 @@
 """Making prompts in threads of each model's own, so that a slow template delays no other model.
 
 Prompts with images have fewer, for decoding takes memory. What images take meanwhile, and as long
-as their requests last, is lent by the model's album.
+as their requests last, is lent by the model's album. Tenants are served in turn.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from datetime import datetime
 from model_zoo.chat.messages import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
-from runtime.errors import OverloadedError
+from serve_app.fair_gate import FairGate
 from serve_app.gateway.tasks import Conversation, PromptSource, RawText, TokenIds
 
 TEXT_THREADS = 4
@@ -29,7 +29,15 @@ class Preparer:
         self.image_cache = image_cache or ImageCache()
         self._texts = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
-        self.at_work = 0
+        self._text_gate = FairGate(TEXT_THREADS)
+        self._image_gate = FairGate(
+            IMAGE_THREADS, max_waiting=MOST_WAITING, things="prompts with images"
+        )
+
+    @property
+    def at_work(self) -> int:
+        """Prompts that are being made or wait for that."""
+        return self._text_gate.count + self._image_gate.count
 
     def lease(self, source: PromptSource, *, salt: str = "") -> ImageLease:
         """For as long as the request lasts; raises where there is no room for its images.
@@ -40,32 +48,33 @@ class Preparer:
         return self.image_cache.lease(file_bytes, salt=salt.encode())
 
     async def prompt(
-        self, source: PromptSource, *, at_most: int, lease: ImageLease, now: datetime | None = None
+        self,
+        source: PromptSource,
+        *,
+        at_most: int,
+        lease: ImageLease,
+        now: datetime | None = None,
+        tenant: str = "",
     ) -> Prompt:
         """`at_most`: positions that there are. `now`: the time that templates are told.
 
         RequestError tells what cannot be shown so, OverloadedError that there is no room now.
         """
-        loop = asyncio.get_running_loop()
-        if not images_of(source):
-            return await loop.run_in_executor(
-                self._texts, self._prompt, source, at_most, now, lease
-            )
-        if self.at_work >= IMAGE_THREADS + MOST_WAITING:
-            raise OverloadedError(f"{self.at_work} prompts with images are being prepared")
+        seeing = bool(images_of(source))
+        gate = self._image_gate if seeing else self._text_gate
+        threads = self._threads if seeing else self._texts
+        await gate.enter(tenant)
         # A thread cannot be stopped: whoever leaves keeps their place and room until it is done.
-        self.at_work += 1
+        loop = asyncio.get_running_loop()
         lease.begin_work()
-        made = self._threads.submit(self._prompt, source, at_most, now, lease)
+        made = threads.submit(self._prompt, source, at_most, now, lease)
         made.add_done_callback(lambda _: lease.end_work())
-        made.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        made.add_done_callback(lambda _: loop.call_soon_threadsafe(gate.leave, tenant))
         return await asyncio.wrap_future(made)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _leave(self) -> None:
-        self.at_work -= 1
+        for threads in (self._texts, self._threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _prompt(
         self, source: PromptSource, at_most: int, now: datetime | None, lease: ImageLease

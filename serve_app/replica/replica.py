@@ -81,7 +81,7 @@ class ModelReplica:
         limit = self._context_limit(task)
         with closing(self._preparer.lease(task.prompt, salt=task.cache_salt)) as lease:
             prompt = await self._preparer.prompt(
-                task.prompt, at_most=limit, lease=lease, now=task.now
+                task.prompt, at_most=limit, lease=lease, now=task.now, tenant=task.tenant
             )
             stream = self._engine.stream(self._request(task, prompt))
             async with aclosing(stream) as deltas:  # type: ignore[type-var]

@@ -53,9 +53,9 @@ class SlowModel:
         return self.prepare((), at_most=at_most)
 
 
-async def made(preparer: Preparer, source, at_most: int = 9) -> Prompt:
+async def made(preparer: Preparer, source, at_most: int = 9, tenant: str = "") -> Prompt:
     with closing(preparer.lease(source)) as lease:
-        return await preparer.prompt(source, at_most=at_most, lease=lease)
+        return await preparer.prompt(source, at_most=at_most, lease=lease, tenant=tenant)
 
 
 async def running(model: SlowModel, count: int) -> None:
@@ -86,6 +86,21 @@ async def test_texts_do_not_wait_for_images() -> None:
     assert (await texts[2]).tokens == (1,)
     model.may.set()
     await asyncio.gather(*images, *texts)
+    preparer.close()
+
+
+@pytest.mark.parametrize("source", [SEEING[0], BLIND[0]])
+async def test_slow_prompts_of_one_tenant_let_another_one_s_pass(source) -> None:
+    model = SlowModel()
+    preparer = Preparer(model)
+    flood = [asyncio.create_task(made(preparer, source, tenant="flood")) for _ in range(30)]
+    await until(lambda: preparer.at_work == 30)
+    await running(model, preparing.IMAGE_THREADS)
+    other = asyncio.create_task(made(preparer, source, 5, tenant="other"))
+    await until(lambda: preparer.at_work == 31)
+    model.may.set()
+    await asyncio.gather(other, *flood)
+    assert 5 in model.rooms[: preparing.TEXT_THREADS + 1]
     preparer.close()
 
 

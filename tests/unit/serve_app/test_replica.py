@@ -14,6 +14,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
+from runtime.engine.engine import EngineLimits
 from runtime.engine.request import (
     Alternative,
     Delta,
@@ -82,6 +83,8 @@ class PretendModel:
 
 
 class PretendEngine:
+    limits = EngineLimits(64, 1000, max_live=4, slots=4)
+
     def __init__(self, *deltas: Delta) -> None:
         self.deltas = deltas
         self.requests = []

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from model_zoo.chat.messages import Message
+from runtime.engine.engine import EngineLimits
 from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
 from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
-from serve_app.replica.embeddings import AT_ONCE
 from serve_app.replica.replica import ModelReplica
-from tests.patience import HANG_S
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.pretend import CARD
 
 END = 2
+LIMITS = EngineLimits(64, 1000, max_live=4 + 16, slots=4)
 
 
 class PretendTokenizer:
@@ -37,6 +38,8 @@ class PretendTokenizer:
 
 class PretendEngine:
     """The vector of a prompt is its sum and its length; the first prompts take longest."""
+
+    limits = LIMITS
 
     def __init__(self, error: str | None = None) -> None:
         self.requests = []
@@ -92,7 +95,27 @@ async def test_vectors_come_in_the_order_of_the_texts_and_usage_is_their_sum():
     assert vectors == [[97.0 * count + END, count + 1] for count in range(1, 40)]
     assert delta.finish is FinishReason.STOP
     assert delta.usage.prompt_tokens == sum(range(2, 41))
-    assert engine.most_at_work == AT_ONCE
+    assert engine.most_at_work == LIMITS.tenant_share
+
+
+async def test_texts_of_many_tasks_wait_for_the_engine_and_tenants_take_turns():
+    engine = PretendEngine()
+    replica = replica_over(engine)
+
+    async def ask(name: str, tenant: str, count: int) -> None:
+        texts = tuple(RawText(name) for _ in range(count))
+        async with aclosing(
+            replica.generate(EmbeddingTask(name, "demo", texts, tenant=tenant))
+        ) as d:
+            assert len([vector async for delta in d for vector in delta.vectors]) == count
+
+    flood = [asyncio.create_task(ask("a", "flood", 40)) for _ in range(8)]
+    await until(lambda: len(engine.requests) >= LIMITS.tenant_share)
+    await ask("b", "other", 2)
+    before = [request.tenant for request in engine.requests].index("other")
+    assert before < 2 * 40
+    await asyncio.gather(*flood)
+    assert engine.most_at_work == LIMITS.tenant_share
 
 
 @pytest.mark.parametrize(("stated", "used"), [(None, Pooling.LAST), ("mean", Pooling.MEAN)])
