@@ -15,6 +15,7 @@ import httpx
 from runtime.errors import RequestError
 from serve_app.api.addresses import is_public
 from serve_app.config.settings import ImageUrlSettings
+from serve_app.fair_gate import FairGate
 
 FETCHES_AT_ONCE = 16
 MAX_URL_CHARACTERS = 4096
@@ -40,17 +41,17 @@ class ImageFetcher:
         self._settings = settings
         self._resolve = resolve or _addresses
         self._given_certificates = certificates
-        self._free = asyncio.Semaphore(FETCHES_AT_ONCE)
+        self._gate = FairGate(FETCHES_AT_ONCE)
 
     def check(self, url: str) -> None:
         """Raises RequestError for a URL that would not be fetched; nobody is asked yet."""
         self._target(url)
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, *, tenant: str = "") -> bytes:
         """The body at `url`, redirects followed."""
         seconds = self._settings.timeout_s
         try:
-            async with asyncio.timeout(seconds), self._free:
+            async with asyncio.timeout(seconds), self._gate.place(tenant):
                 return await self._follow(url)
         except TimeoutError:
             raise RequestError(

@@ -101,7 +101,7 @@ class OllamaChat:
             _check_role(index, each)
             unread += _unread(f"messages[{index}].images", each.images)
         task = self._task(model, body, request)
-        messages = await self._messages(model, body.messages, unread)
+        messages = await self._messages(model, body.messages, unread, task.tenant)
         return self._reply(task, body, Conversation(messages, _thinking(body)), encoder)
 
     async def generate(self, request: Request) -> Response:
@@ -113,7 +113,7 @@ class OllamaChat:
         if not body.prompt and not body.images:
             return await self._loaded(model, body, encoder)
         task = self._task(model, body, request)
-        prompt = await self._prompt(model, body)
+        prompt = await self._prompt(model, body, task.tenant)
         return self._reply(task, body, prompt, encoder)
 
     async def _served(self, body: _Generation, allowed: AllowedModels) -> ServedModel:
@@ -135,21 +135,26 @@ class OllamaChat:
         return JSONResponse(encoder.empty(body.model, "load"))
 
     async def _messages(
-        self, model: ServedModel, messages: list[ChatMessage], unread: list[Unread]
+        self,
+        model: ServedModel,
+        messages: list[ChatMessage],
+        unread: list[Unread],
+        tenant: str,
     ) -> tuple[Message, ...]:
         """`unread`: the images of all messages."""
-        images = iter(await self._images.read(model, unread))
+        images = iter(await self._images.read(model, unread, tenant=tenant))
         found = [_message(each, [next(images) for _ in each.images]) for each in messages]
         check_total(part for each in found if type(each.content) is tuple for part in each.images)
         return tuple(found)
 
-    async def _prompt(self, model: ServedModel, body: GenerateBody) -> PromptSource:
+    async def _prompt(self, model: ServedModel, body: GenerateBody, tenant: str) -> PromptSource:
         unread = _unread("images", body.images)
         if body.raw:
-            return RawText(body.prompt, tuple(await self._images.read(model, unread)))
+            images = await self._images.read(model, unread, tenant=tenant)
+            return RawText(body.prompt, tuple(images))
         system = [ChatMessage(role="system", content=body.system)] if body.system else []
         user = ChatMessage(role="user", content=body.prompt, images=body.images)
-        messages = await self._messages(model, [*system, user], unread)
+        messages = await self._messages(model, [*system, user], unread, tenant)
         return Conversation(messages, _thinking(body), tuple(body.context))
 
     def _task(self, model: ServedModel, body: _Generation, request: Request) -> ChatTask:

@@ -104,10 +104,11 @@ class OpenAIChat:
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         variables = _variables(body.chat_template_kwargs)
         unread = [image for draft in drafts for image in draft.images]
-        images = iter(await self._images.read(model, unread))
+        tenant = tenant_id(request)
+        images = iter(await self._images.read(model, unread, tenant=tenant))
         messages = tuple(draft.message(images) for draft in drafts)
         prompt = Conversation(messages, _thinking(body), variables=variables)
-        task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant_id(request))
+        task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant)
         encoder = ChatEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
 

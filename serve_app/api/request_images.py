@@ -53,7 +53,9 @@ class ImageReader:
         self._rules = rules
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
-    async def read(self, model: ServedModel, images: Sequence[Unread]) -> list[ImagePart]:
+    async def read(
+        self, model: ServedModel, images: Sequence[Unread], *, tenant: str
+    ) -> list[ImagePart]:
         """Everything that can be refused is, before anybody is asked for an image by its URL."""
         if not images:
             return []
@@ -67,7 +69,7 @@ class ImageReader:
             self._check_link(image)
         inline = [image for image in images if not image.linked]
         decoded = await asyncio.to_thread(self._decoded, inline)
-        fetched = await _together([self._fetched(image) for image in linked.values()])
+        fetched = await _together([self._fetched(image, tenant) for image in linked.values()])
         found = dict(zip(linked, fetched, strict=True))
         unlinked = iter(decoded)
         parts = [ImagePart(found[i.text] if i.linked else next(unlinked)) for i in images]
@@ -93,10 +95,10 @@ class ImageReader:
         except RequestError as error:
             raise RequestError(f'field "{image.place}": {error}') from None
 
-    async def _fetched(self, image: Unread) -> bytes:
+    async def _fetched(self, image: Unread, tenant: str) -> bytes:
         assert self._fetcher is not None
         try:
-            data = await self._fetcher.fetch(image.text)
+            data = await self._fetcher.fetch(image.text, tenant=tenant)
         except RequestError as error:
             raise RequestError(f'field "{image.place}": {error}') from None
         self._check(image.place, data)
