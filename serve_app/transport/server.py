@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 
+from serve_app.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.transport import handshake, wire
 
@@ -44,7 +45,7 @@ class StreamServer:
         self._generate = generate
         self._make_report = report
         self._heartbeat_s = heartbeat_s
-        self._trial = asyncio.Lock()
+        self._trial = FairGate(1)
         self._token = secrets.token_hex(32)
         self._connections: set[asyncio.Task[None]] = set()
         self._half_open = handshake.HalfOpen()
@@ -180,7 +181,7 @@ class StreamServer:
     ) -> None:
         async with AsyncExitStack() as trial:
             if ask.trial_tokens:
-                await trial.enter_async_context(self._trial)
+                await trial.enter_async_context(self._trial.place(ask.task.tenant))
                 writer.write(wire.frame(wire.TrialStarted()))
             drawn = 0
             async with aclosing(self._generate(ask.task)) as deltas:
