@@ -5,6 +5,7 @@ One event loop uses a pool: what is not awaited here happens at once.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
@@ -18,7 +19,9 @@ from runtime.errors import (
     ModelUnavailableError,
     OverloadedError,
 )
+from runtime.fairness import may_enter
 from serve_app.config.keep_alive import FOREVER
+from serve_app.fair_gate import FairGate
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task
@@ -28,6 +31,8 @@ from serve_app.on_demand.report import Resident
 
 # A model gets no more than such a part of the room if less will do, so that others have room too.
 PARTS = 2
+# The tenant of what is done for no request, such as unloading.
+NOBODY = ""
 
 T = TypeVar("T")
 
@@ -78,7 +83,8 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_waiting`: requests of one model that may wait for it to be loaded."""
+    """`max_waiting`: requests of one model that may wait for it to be loaded, one tenant's as many
+    as there are places left."""
 
     max_loaded_bytes: int
     max_models: int | None = None
@@ -102,7 +108,7 @@ class ModelPool:
         self._gauge = PoolLoad()
         self._entries: dict[str, _Entry] = {}
         self._outgoing: set[_Entry] = set()  # those whose name means something else by now
-        self._changing = asyncio.Lock()  # of what is loaded
+        self._changing = FairGate(1)  # of what is loaded
         self._finding = ThreadPoolExecutor(1, "finding")
         self._looking = ThreadPoolExecutor(1, "looking")
         self._loading = ThreadPoolExecutor(1, "loading")
@@ -111,7 +117,7 @@ class ModelPool:
         """As the model's replica does, once it is loaded; waiting for that counts as queueing."""
         asked_ns = time.monotonic_ns()
         async with (
-            self._used(task.model, task.keep_alive_s) as replica,
+            self._used(task.model, task.keep_alive_s, task.tenant) as replica,
             aclosing(replica.generate(task)) as deltas,
         ):
             waited_ns = time.monotonic_ns() - asked_ns
@@ -179,7 +185,7 @@ class ModelPool:
             assert entry.loading is not None
             entry.loading.cancel()
         await asyncio.gather(*(e.loading for e in entries if e.loading), return_exceptions=True)
-        async with self._changing:
+        async with self._changing.place(NOBODY):
             for entry in entries:
                 if entry.replica is not None:
                     await self._drop(entry, "the process ends")
@@ -187,9 +193,11 @@ class ModelPool:
             executor.shutdown(wait=False)
 
     @asynccontextmanager
-    async def _used(self, name: str, keep_alive_s: float | None) -> AsyncIterator[Replica]:
-        entry = await self._entry(name)
-        entry.users += 1
+    async def _used(
+        self, name: str, keep_alive_s: float | None, tenant: str = NOBODY
+    ) -> AsyncIterator[Replica]:
+        entry = await self._entry(name, tenant)
+        entry.users_of[tenant] += 1
         entry.cancel_timer()
         if keep_alive_s is not None:
             entry.keep_alive_s = keep_alive_s
@@ -198,27 +206,35 @@ class ModelPool:
             # Whoever leaves does not take the model from the others.
             yield await asyncio.shield(entry.loading)
         finally:
-            entry.users -= 1
+            entry.leave(tenant)
             entry.used_at = time.monotonic()
             if not entry.users:
                 await asyncio.shield(self._rest(entry))
 
-    async def _entry(self, name: str) -> "_Entry":
+    async def _entry(self, name: str, tenant: str) -> "_Entry":
         found = await self._found(name)
         entry = self._entries.get(found.name)
         if entry is not None and entry.found != found:
             await self._replace(entry)
             entry = self._entries.get(found.name)
         if entry is None:
-            entry = _Entry(found, self._limits.keep_alive_s)
+            entry = _Entry(found, self._limits.keep_alive_s, tenant)
             self._entries[found.name] = entry
             entry.loading = asyncio.create_task(self._load(entry))
-        if entry.replica is None and entry.users > self._limits.max_waiting:
-            raise OverloadedError(
-                f"{entry.users:,} requests wait for model '{name}' to be loaded; at most "
-                f"{self._limits.max_waiting:,} may"
-            )
+        if entry.replica is None:
+            self._check_waiting(entry, tenant)
         return entry
+
+    def _check_waiting(self, entry: "_Entry", tenant: str) -> None:
+        """The first request is the one that the model is loaded for."""
+        own, most = entry.users_of[tenant], 1 + self._limits.max_waiting
+        loading = f"model '{entry.found.name}' to be loaded"
+        if entry.users >= most:
+            raise OverloadedError(
+                f"{entry.users:,} requests wait for {loading}; at most {most - 1:,} may"
+            )
+        if not may_enter(own, entry.users, most, reserved=1):
+            raise OverloadedError(f"{own:,} requests of this client wait for {loading}")
 
     async def _found(self, name: str) -> Found:
         return await _run(self._finding, self._loader.find, name)
@@ -252,7 +268,7 @@ class ModelPool:
 
     async def _loaded(self, entry: "_Entry") -> Replica:
         card, sizes = await _run(self._looking, self._loader.outline, entry.found)
-        async with self._changing:
+        async with self._changing.place(entry.tenant):
             entry.bytes = await self._room(entry, sizes)
             entry.card = card
         return await _run(self._loading, self._loader.load, entry.found, entry.bytes)
@@ -315,7 +331,7 @@ class ModelPool:
         entry.expiring = asyncio.create_task(self._leave(entry, "not used any more"))
 
     async def _leave(self, entry: "_Entry", reason: str) -> None:
-        async with self._changing:
+        async with self._changing.place(NOBODY):
             if entry.idle and entry in self._all():
                 await self._drop(entry, reason)
 
@@ -346,13 +362,15 @@ class ModelPool:
 class _Entry:
     """One state of one model, from when it is first asked for until it is gone.
 
-    `bytes`: what is reserved for it. `users`: requests that have asked for it and have not ended.
+    `tenant`: whose request made it load. `bytes`: what is reserved for it. `users_of`: requests of
+    each tenant that have asked for it and have not ended.
     """
 
-    def __init__(self, found: Found, keep_alive_s: float) -> None:
+    def __init__(self, found: Found, keep_alive_s: float, tenant: str) -> None:
         self.found = found
         self.keep_alive_s = keep_alive_s
-        self.users = 0
+        self.tenant = tenant
+        self.users_of: Counter[str] = Counter()
         self.used_at = time.monotonic()
         self.expires_at = 0.0
         self.bytes = 0
@@ -363,8 +381,17 @@ class _Entry:
         self.expiring: asyncio.Task[None] | None = None
 
     @property
+    def users(self) -> int:
+        return self.users_of.total()
+
+    @property
     def idle(self) -> bool:
         return self.replica is not None and not self.users
+
+    def leave(self, tenant: str) -> None:
+        self.users_of[tenant] -= 1
+        if not self.users_of[tenant]:
+            del self.users_of[tenant]
 
     def cancel_timer(self) -> None:
         if self.timer is not None:

@@ -39,13 +39,15 @@ async def pool_of(loader: PretendLoader, **limits):
         await pool.close()
 
 
-def task(model: str, keep_alive_s: float | None = None) -> ChatTask:
+def task(model: str, keep_alive_s: float | None = None, tenant: str = "") -> ChatTask:
     prompt, sampling = RawText("hi"), SamplingParams(seed=1)
-    return ChatTask("t", model, prompt, sampling, keep_alive_s=keep_alive_s)
+    return ChatTask("t", model, prompt, sampling, keep_alive_s=keep_alive_s, tenant=tenant)
 
 
-async def ask(pool: ModelPool, model: str, keep_alive_s: float | None = None) -> str:
-    async with aclosing(pool.generate(task(model, keep_alive_s))) as deltas:
+async def ask(
+    pool: ModelPool, model: str, keep_alive_s: float | None = None, *, tenant: str = ""
+) -> str:
+    async with aclosing(pool.generate(task(model, keep_alive_s, tenant))) as deltas:
         return merge([delta async for delta in deltas]).text
 
 
@@ -274,12 +276,31 @@ async def test_only_so_many_may_wait_for_one_model():
     loader = PretendLoader(**SMALL)
     loader.may_load.clear()
     async with pool_of(loader, max_waiting=3) as pool:
-        asked = [asyncio.create_task(ask(pool, "a")) for _ in range(4)]
+        asked = [asyncio.create_task(ask(pool, "a", tenant="one")) for _ in range(3)]
+        await until(lambda: [each.users for each in pool.residents()] == [3])
+        with pytest.raises(OverloadedError, match="3 requests of this client wait for model 'a'"):
+            await ask(pool, "a", tenant="one")
+        asked.append(asyncio.create_task(ask(pool, "a", tenant="two")))
         await until(lambda: [each.users for each in pool.residents()] == [4])
         with pytest.raises(OverloadedError, match="4 requests wait for model 'a'"):
-            await ask(pool, "a")
+            await ask(pool, "a", tenant="three")
         loader.may_load.set()
         assert await asyncio.gather(*asked) == ["a"] * 4
+
+
+async def test_models_of_different_tenants_are_loaded_by_turns():
+    names = [f"flood {number}" for number in range(6)]
+    loader = PretendLoader(**dict.fromkeys([*names, "other"], (1, 1)))
+    loader.may_load.clear()
+    async with pool_of(loader) as pool:
+        asked = [asyncio.create_task(ask(pool, name, tenant="flood")) for name in names]
+        await until(lambda: pool._changing.count == 5)  # the first one is being loaded
+        asked.append(asyncio.create_task(ask(pool, "other", tenant="other")))
+        await until(lambda: pool._changing.count == 6)
+        loader.may_load.set()
+        await asyncio.gather(*asked)
+        # The first is being loaded, the second has its room, the third came before.
+        assert [name for name, _ in loader.loads[:4]] == [*names[:3], "other"]
 
 
 async def test_a_name_that_means_something_else_now_is_loaded_anew():
