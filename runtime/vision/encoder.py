@@ -24,13 +24,15 @@ class PreparedImage:
     rows and columns of whatever the tower has to know beside that shape: of the rectangle that its
     feature rows form, or of tiles; (1, 1) where there is nothing to know. `digest` names the
     features: pixels, processor settings and projector together. `rows`: how many rows of features
-    the image has, those of padding included, which come last.
+    the image has, those of padding included, which come last. `tenant`: on whose behalf it is
+    encoded.
     """
 
     pixels: Tensor
     grid: tuple[int, int]
     digest: bytes
     rows: int
+    tenant: str = ""
 
     def is_like(self, other: "PreparedImage") -> bool:
         """Whether both may be encoded as one batch."""
@@ -126,8 +128,13 @@ class ImageEncoder(Protocol):
 
     `weight_bytes` and `workspace_bytes`: what it takes of this engine's device. The future of
     `submit` gives the features [rows, width] on that device, complete; one that is cancelled
-    before its turn is never computed. `warm_up` shows at start what memory lacks.
+    before its turn is never computed. `warm_up` shows at start what memory lacks. `most_submitted`:
+    how many images it is given at once, None for any number; it takes them in order, so where they
+    are few, what becomes urgent later is next.
     """
+
+    @property
+    def most_submitted(self) -> int | None: ...
 
     @property
     def limits(self) -> ImageLimits: ...
@@ -164,6 +171,11 @@ class LocalEncoder:
     @property
     def limits(self) -> ImageLimits:
         return self._tower.limits
+
+    @property
+    def most_submitted(self) -> int:
+        """The batch that is being encoded and the next one."""
+        return 2 * self.most_at_once
 
     @property
     def weight_bytes(self) -> int:

@@ -34,12 +34,13 @@ class FeatureStore:
         self._budget = budget_bytes
         self._there: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently wanted first
         self._coming: dict[bytes, tuple[PreparedImage, Future[Tensor]]] = {}
+        self._kept_back = 0  # images that are wanted and not submitted yet
         self._waiting_since: float | None = None
 
     @property
     def coming(self) -> int:
         """How many images are being encoded, or wait for it."""
-        return len(self._coming)
+        return len(self._coming) + self._kept_back
 
     @property
     def waiting_since(self) -> float | None:
@@ -89,14 +90,21 @@ class FeatureStore:
         for digest in reversed(chosen):
             if digest in self._there:
                 self._there.move_to_end(digest)
-        for digest, image in chosen.items():
-            if digest not in self._there and digest not in self._coming:
-                if not self._make_room(self._size(image), chosen):
-                    return  # until what nobody wants any more has been encoded
-                self._submit(image)
+        missing = [i for d, i in chosen.items() if d not in self._there and d not in self._coming]
+        self._kept_back = len(missing)
+        for image in missing:
+            if self._all_submitted or not self._make_room(self._size(image), chosen):
+                return  # until an image has been encoded
+            self._submit(image)
+            self._kept_back -= 1
 
     def close(self) -> None:
         self._encoder.close()
+
+    @property
+    def _all_submitted(self) -> bool:
+        most = self._encoder.most_submitted
+        return most is not None and len(self._coming) >= most
 
     def _fitting(self, wanted: Iterable[PreparedImage]) -> dict[bytes, PreparedImage]:
         chosen: dict[bytes, PreparedImage] = {}

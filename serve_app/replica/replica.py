@@ -155,7 +155,7 @@ class ModelReplica:
             stop,
             sampling,
             spans=prompt.spans,
-            images=prompt.images,
+            images=tuple(dataclasses.replace(i, tenant=task.tenant) for i in prompt.images),
             begun=task.begun,
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),

@@ -90,7 +90,12 @@ class FeatureClient:
 
     async def _asked(self, line: Line, image: PreparedImage) -> Tensor:
         asked = EncodeRequest(
-            self._tower, image.digest, tuple(image.pixels.shape), image.grid, image.rows
+            self._tower,
+            image.digest,
+            tuple(image.pixels.shape),
+            image.grid,
+            image.rows,
+            image.tenant,
         )
         brought = False
         try:

@@ -18,19 +18,21 @@ from serve_app.transport import wire
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 MOST_DIMENSIONS = 8
+MOST_TENANT_CHARACTERS = 64
 DType = Literal["bfloat16", "float16"]
 DTYPES: dict[DType, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class EncodeRequest(msgspec.Struct, frozen=True, tag="ask features"):
     """`shape` of the pixels, `grid`, `digest` and `rows`: as in PreparedImage. `tower`: the name
-    of the file with the weights that are meant."""
+    of the file with the weights that are meant. `tenant`: on whose behalf."""
 
     tower: Digest
     digest: Digest
     shape: Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=MOST_DIMENSIONS)]
     grid: tuple[Size, Size]
     rows: Size
+    tenant: Annotated[str, msgspec.Meta(max_length=MOST_TENANT_CHARACTERS)] = ""
 
 
 class SendPixels(msgspec.Struct, frozen=True, tag="bring pixels"):

@@ -16,6 +16,7 @@ from runtime.engine.engine import dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
 from runtime.vision.encoder import LocalEncoder, PreparedImage, VisionTower, most_pixels
 from runtime.vision.feature_cache import FeatureStore
+from serve_app.fair_gate import FairGate
 from serve_app.transport.features import EncodeRequest
 
 IMAGES_KEPT = 16  # of the largest, by default
@@ -56,7 +57,8 @@ class EncoderReplica:
     """Features by digest: those that are cached at once, others when their pixels have come.
 
     An image is brought and encoded once, however many ask for it. At any time only so many bring
-    pixels that the next batch is there when the tower has done this one; others wait their turn.
+    pixels that the next batch is there when the tower has done this one; others wait, and tenants
+    are served in turn.
     `name`: of the file with the weights. `stall_s`: with no image encoded for so long, `check`
     calls the encoder dead, by the `clock`. For one event loop.
     """
@@ -81,7 +83,7 @@ class EncoderReplica:
         self._store = FeatureStore(self._encoder, budget_bytes=self._cache_bytes, clock=clock)
         self._store.wake = self._wake
         self._places = 2 * self.batch_images
-        self._room = asyncio.Semaphore(self._places)
+        self._room = FairGate(self._places)
         self.draining = asyncio.Semaphore(SENT_AT_ONCE)
         self._leaders: dict[bytes, Visit] = {}
         self._visitors = self._known = 0
@@ -136,7 +138,7 @@ class EncoderReplica:
             leader = self._leaders.get(digest)
             if leader is None:
                 self._leaders[digest] = visit
-                await self._room.acquire()
+                await self._room.enter(visit.asked.tenant)
                 visit.has_room = True
                 return None
             await leader.ended.wait()
@@ -234,7 +236,7 @@ class EncoderReplica:
             del self._leaders[visit.asked.digest]
             self._provide()
         if visit.has_room:
-            self._room.release()
+            self._room.leave(visit.asked.tenant)
         visit.ended.set()
 
 

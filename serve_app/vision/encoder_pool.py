@@ -39,6 +39,7 @@ class PoolEncoder:
     """
 
     weight_bytes = 0
+    most_submitted = None  # encoders serve tenants in turn
 
     def __init__(
         self,

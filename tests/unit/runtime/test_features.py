@@ -20,7 +20,8 @@ class ManualEncoder:
     limits = ImageLimits(8, WIDTH, torch.float32)
     weight_bytes = workspace_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, most_submitted: int | None = None) -> None:
+        self.most_submitted = most_submitted
         self.asked: list[int] = []
         self.futures: dict[int, Future] = {}
         self.images: dict[int, PreparedImage] = {}
@@ -46,8 +47,8 @@ class ManualEncoder:
         pass
 
 
-def store_of(rows: int) -> tuple[FeatureStore, ManualEncoder]:
-    encoder = ManualEncoder()
+def store_of(rows: int, *, most_submitted: int | None = None) -> tuple[FeatureStore, ManualEncoder]:
+    encoder = ManualEncoder(most_submitted)
     return FeatureStore(encoder, budget_bytes=rows * ROW_BYTES), encoder
 
 
@@ -109,6 +110,17 @@ def test_what_nobody_wants_any_more_is_not_encoded_if_it_has_not_begun() -> None
     assert store.ready(b"\x01"), "it was too late to stop it, so it is kept"
     store.provide([picture(2)])
     assert encoder.asked == [1, 2, 2]
+
+
+def test_what_becomes_urgent_later_waits_only_for_what_has_been_submitted() -> None:
+    store, encoder = store_of(60, most_submitted=2)
+    flood = [picture(number) for number in range(1, 9)]
+    store.provide(flood)
+    assert encoder.asked == [1, 2]
+    encoder.finish(1)
+    store.collect()
+    store.provide([picture(9), *flood])
+    assert encoder.asked == [1, 2, 9]
 
 
 def test_a_running_encode_keeps_its_room_until_it_ends() -> None:

@@ -25,7 +25,8 @@ LARGEST_BYTES = 8 * 16 * 2
 
 
 def ask(image: PreparedImage, **change) -> EncodeRequest:
-    asked = EncodeRequest(NAME, image.digest, tuple(image.pixels.shape), image.grid, image.rows)
+    shape = tuple(image.pixels.shape)
+    asked = EncodeRequest(NAME, image.digest, shape, image.grid, image.rows, image.tenant)
     return EncodeRequest(
         **{name: getattr(asked, name) for name in asked.__struct_fields__} | change
     )
@@ -88,6 +89,19 @@ async def test_images_that_are_alike_and_wait_go_together() -> None:
         assert [sorted(batch) for batch in gated.tower.batches] == [[1], [2, 4, 5], [3, 6]]
         for image, features in zip(images, found, strict=True):
             assert torch.equal(features, expected(image))
+
+
+async def test_an_image_of_another_tenant_is_next_however_many_wait() -> None:
+    async with GatedEncoder(batch_images=1) as gated:
+        flood = [picture(number) for number in range(1, 9)]
+        asked = [asyncio.create_task(visited(gated.encoder, image)) for image in flood]
+        await until(lambda: gated.tower.entered.acquire(blocking=False))
+        other = dataclasses.replace(picture(9), tenant="other")
+        asked.append(asyncio.create_task(visited(gated.encoder, other)))
+        await until(lambda: gated.encoder.statistics().images_waiting == 9)
+        gated.gate.release(100)
+        await all_of(*asked)
+        assert gated.tower.encoded.index(9) <= 3, "two had brought their pixels, one was next"
 
 
 async def test_only_as_many_bring_pixels_as_the_next_batch_takes() -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import Prompt
@@ -30,13 +31,14 @@ from runtime.errors import (
     PromptTooLongError,
     ReplicaLostError,
 )
+from runtime.vision.encoder import PreparedImage
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds, merge
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, USAGE
 
-PICTURE = object()
+PICTURE = PreparedImage(torch.zeros(1), (1, 1), b"d", 2)
 TASK = ChatTask("t1", "demo", RawText("hello"), SamplingParams())
 
 
@@ -159,11 +161,12 @@ SEEING = Conversation((Message("user", ("h", "i", ImagePart(b"x"))),))
 
 async def test_images_go_to_the_engine_with_their_places() -> None:
     engine = PretendEngine(END)
-    await answered(engine, dataclasses.replace(TASK, prompt=SEEING))
+    await answered(engine, dataclasses.replace(TASK, prompt=SEEING, tenant="someone"))
     (request,) = engine.requests
     assert request.prompt == (100, 104, 105, 9, 9, 0)
     assert request.spans == (ImageSpan(3, 2, True, b"d"),)
-    assert request.images == (PICTURE,)
+    assert [image.digest for image in request.images] == [PICTURE.digest]
+    assert request.images[0].tenant == request.tenant == "someone"
 
 
 async def test_behind_tokens_of_an_earlier_answer_images_keep_their_places() -> None:
