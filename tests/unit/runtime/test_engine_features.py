@@ -219,6 +219,7 @@ def test_an_encoder_that_hangs_is_called_dead() -> None:
         with seeing(tower, clock=lambda: now_s) as engine:
             task = asyncio.create_task(collect(engine, looking_at("a", 1)))
             await entered(tower)
+            await until(lambda: engine._busy_since is None)  # it waits for the image alone
             now_s += 299.0
             engine.check()
             now_s += 2.0

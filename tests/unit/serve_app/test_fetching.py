@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from runtime.errors import ConfigurationError, RequestError
+from serve_app.api import image_fetching as fetching
 from serve_app.api.image_fetching import ImageFetcher
 from serve_app.config.settings import ImageUrlSettings, read_settings
+from tests.patience import until
 from tests.unit.serve_app.picture_server import HOLD, picture_server, redirect, reply
 
 PICTURE = b"a picture" * 1000
@@ -42,6 +44,30 @@ async def test_an_image_arrives() -> None:
     head = server.asked[0].lower()
     assert "accept-encoding: identity" in head
     assert "cookie" not in head and "authorization" not in head
+
+
+async def test_images_are_fetched_by_turns_over_tenants(monkeypatch) -> None:
+    monkeypatch.setattr(fetching, "FETCHES_AT_ONCE", 1)
+    names, may_answer = Names("127.0.0.1"), asyncio.Event()
+
+    async def resolve(host: str, port: int) -> list[str]:
+        await names(host, port)
+        await may_answer.wait()
+        return []
+
+    fetch = fetcher("*.test", resolve=resolve, timeout_s=300).fetch
+
+    async def ask(host: str, tenant: str) -> None:
+        with pytest.raises(RequestError, match="cannot be found"):
+            await fetch(f"http://{host}.test/", tenant=tenant)
+
+    asked = [asyncio.create_task(ask(f"flood{number}", "flood")) for number in range(9)]
+    await until(lambda: len(names.asked) == 1)
+    asked.append(asyncio.create_task(ask("other", "other")))
+    await asyncio.sleep(0)
+    may_answer.set()
+    await asyncio.gather(*asked)
+    assert names.asked.index("other.test") == 2
 
 
 async def test_a_chunked_body_arrives() -> None:

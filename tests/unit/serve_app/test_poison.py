@@ -2,13 +2,19 @@
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
+from runtime.engine.request import FinishReason
 from runtime.errors import ReplicaLostError
 from serve_app.gateway.failover import CLEARING_TOKENS, FailoverRules
-from serve_app.gateway.tasks import ChatTask
-from tests.patience import until
+from serve_app.gateway.tasks import ChatDelta, ChatTask
+from serve_app.transport.client import StreamClient
+from serve_app.transport.server import StreamServer
+from tests.patience import HANG_S, until
+from tests.unit.serve_app.pretend import USAGE
 from tests.unit.serve_app.speakers import (
     TASK,
     TEXT,
@@ -92,6 +98,34 @@ async def test_who_waited_for_its_turn_is_not_charged_with_a_death():
     told = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(told) == 1 and isinstance(told[0], ReplicaLostError)
     assert all(answer.text == TEXT for answer in answers if answer not in told)
+
+
+async def test_those_on_trial_take_turns_over_their_tenants():
+    started: list[str] = []
+    may_go_on = asyncio.Event()
+
+    async def generate(task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        started.append(task.id)
+        await may_go_on.wait()
+        yield ChatDelta(finish=FinishReason.STOP, usage=USAGE)
+
+    async def ask(id: str, tenant: str) -> None:
+        task = dataclasses.replace(TASK, id=id, tenant=tenant)
+        async with aclosing(client.generate(address, task, trial_tokens=3)) as told:
+            async for _ in told:
+                pass
+
+    server, client = StreamServer(generate), StreamClient(silence_s=HANG_S)
+    address = await server.start("127.0.0.1")
+    asked = [asyncio.create_task(ask(f"flood {number}", "flood")) for number in range(9)]
+    await until(lambda: server._trial.count == 9)
+    asked.append(asyncio.create_task(ask("other", "other")))
+    await until(lambda: server._trial.count == 10)
+    may_go_on.set()
+    await asyncio.gather(*asked)
+    client.close()
+    await server.close(drain_s=0)
+    assert started.index("other") <= 2, "one was on trial, one of the flood was next"
 
 
 @pytest.mark.parametrize(("drawn", "acquitted"), [(CLEARING_TOKENS, True), (2, False)])
