@@ -1,10 +1,11 @@
 """What images take on the host: those of requests, and those that may come again.
 
 One budget of bytes for all of it. What requests have is never dropped; what nobody has any more
-goes when there is need of room, the longest unused first.
+goes when there is need of room, the longest unused first. A tenant with several requests may take
+as many bytes as are still free.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from threading import Lock
@@ -34,6 +35,7 @@ class ImageCache:
         self._prints: OrderedDict[bytes, _Print] = OrderedDict()  # least recently used first
         self._used = 0
         self._unused = 0
+        self._taken_by: Counter[str] = Counter()  # for all requests of a tenant
 
     @property
     def used_bytes(self) -> int:
@@ -45,21 +47,29 @@ class ImageCache:
         """The same, and the images that nobody has."""
         return self._used + self._unused
 
-    def lease(self, file_bytes: int = 0, *, salt: bytes = b"") -> "ImageLease":
-        """A lease for a request with `file_bytes` of images; raises as `ImageLease.reserve`."""
-        lease = ImageLease(self, salt)
+    def lease(
+        self, file_bytes: int = 0, *, salt: bytes = b"", tenant: str | None = None
+    ) -> "ImageLease":
+        """A lease for a request with `file_bytes` of images; raises as `ImageLease.reserve`.
+
+        Without a `tenant`, there is no limit for one alone.
+        """
+        lease = ImageLease(self, salt, tenant)
         lease.reserve(file_bytes)
         return lease
 
     # The rest is for loans, which hold the lock.
 
-    def take(self, nbytes: int) -> None:
-        """OverloadedError where what is used leaves no room."""
+    def take(self, nbytes: int, *, tenant: str | None = None, others: bool = False) -> None:
+        """OverloadedError where what is used leaves no room, or what the tenant's `others` use."""
         if self._used + nbytes > self.budget_bytes:
             raise OverloadedError(
                 f"images of other requests take {self._used:,} bytes; `image_memory_bytes` is "
                 f"{self.budget_bytes:,}, which leaves no room for {nbytes:,} more"
             )
+        if tenant is not None:
+            self._check_share(nbytes, self._taken_by[tenant], others=others)
+            self._taken_by[tenant] += nbytes
         self._used += nbytes
         while self.held_bytes > self.budget_bytes:
             oldest = next(name for name, kept in self._prints.items() if not kept.holders)
@@ -67,6 +77,23 @@ class ImageCache:
 
     def give_back(self, nbytes: int) -> None:
         self._used -= nbytes
+
+    def taken_by(self, tenant: str) -> int:
+        return self._taken_by[tenant]
+
+    def forget(self, tenant: str, nbytes: int) -> None:
+        """A request of the tenant that took so much has ended."""
+        self._taken_by[tenant] -= nbytes
+        if not self._taken_by[tenant]:
+            del self._taken_by[tenant]
+
+    def _check_share(self, nbytes: int, own: int, *, others: bool) -> None:
+        free = self.budget_bytes - self._used
+        if others and nbytes and own + nbytes > free:
+            raise OverloadedError(
+                f"images of other requests of this client take {own:,} bytes; of the "
+                f"`image_memory_bytes` that are left, {free:,}, some are kept for other clients"
+            )
 
     def hold(self, name: bytes) -> PreparedImage | None:
         """The image, where there is one: it has one holder more."""
@@ -105,9 +132,13 @@ class ImageLease:
     `salt`, at most 64 bytes: images are named so that only loans with the same one share them.
     """
 
-    def __init__(self, image_cache: ImageCache, salt: bytes = b"") -> None:
+    def __init__(
+        self, image_cache: ImageCache, salt: bytes = b"", tenant: str | None = None
+    ) -> None:
         self.salt = salt
         self._image_cache = image_cache
+        self._tenant = tenant
+        self._taken = 0  # by `reserve`
         self._names: list[bytes] = []
         self._reserved = 0
         self._image_bytes = 0
@@ -132,7 +163,10 @@ class ImageLease:
                     f"most {most:,} are accepted. Send fewer or smaller images, or raise "
                     "`image_memory_bytes`."
                 )
-            self._image_cache.take(nbytes)
+            tenant = self._tenant
+            others = tenant is not None and self._image_cache.taken_by(tenant) > self._taken
+            self._image_cache.take(nbytes, tenant=tenant, others=others)
+            self._taken += nbytes
             self._reserved += nbytes
 
     def find(self, name: bytes) -> PreparedImage | None:
@@ -173,7 +207,9 @@ class ImageLease:
         if not self._closed or self._working:
             return
         self._image_cache.give_back(self._reserved)
-        self._reserved = 0
+        if self._tenant is not None:
+            self._image_cache.forget(self._tenant, self._taken)
+        self._reserved = self._taken = 0
         while self._names:
             self._image_cache.let_go(self._names.pop())
 

@@ -39,13 +39,15 @@ class Preparer:
         """Prompts that are being made or wait for that."""
         return self._text_gate.count + self._image_gate.count
 
-    def lease(self, source: PromptSource, *, salt: str = "") -> ImageLease:
+    def lease(
+        self, source: PromptSource, *, salt: str = "", tenant: str | None = None
+    ) -> ImageLease:
         """For as long as the request lasts; raises where there is no room for its images.
 
         Prepared images are shared only among requests with the same `salt`.
         """
         file_bytes = sum(len(image.data) for image in images_of(source))
-        return self.image_cache.lease(file_bytes, salt=salt.encode())
+        return self.image_cache.lease(file_bytes, salt=salt.encode(), tenant=tenant)
 
     async def prompt(
         self,

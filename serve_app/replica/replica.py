@@ -79,7 +79,8 @@ class ModelReplica:
         task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
         self._refuse_oversized(task)
         limit = self._context_limit(task)
-        with closing(self._preparer.lease(task.prompt, salt=task.cache_salt)) as lease:
+        lent = self._preparer.lease(task.prompt, salt=task.cache_salt, tenant=task.tenant)
+        with closing(lent) as lease:
             prompt = await self._preparer.prompt(
                 task.prompt, at_most=limit, lease=lease, now=task.now, tenant=task.tenant
             )

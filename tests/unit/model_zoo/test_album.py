@@ -148,3 +148,28 @@ def test_the_budget_holds_whatever_comes_and_nothing_is_lost() -> None:
     for lease in loans:
         lease.close()
     assert refused > 100 and image_cache.used_bytes == 0 and image_cache.held_bytes > 0
+
+
+def test_one_tenant_s_requests_leave_room_for_others() -> None:
+    image_cache = ImageCache(budget_bytes=100)
+    first = image_cache.lease(60, tenant="flood")
+    with pytest.raises(OverloadedError, match="other requests of this client take 60 bytes"):
+        image_cache.lease(1, tenant="flood")
+    other = image_cache.lease(40, tenant="other")
+    first.close()
+    for _ in range(3):
+        image_cache.lease(10, tenant="flood")
+    with pytest.raises(OverloadedError, match="of this client"):
+        image_cache.lease(10, tenant="flood")
+    other.close()
+    image_cache.lease(10, tenant="other")
+
+
+def test_one_request_alone_may_take_all_room_in_pieces() -> None:
+    image_cache = ImageCache(budget_bytes=100)
+    lease = image_cache.lease(40, tenant="one")
+    lease.reserve(60)
+    lease.close()
+    lease.close()
+    assert image_cache.used_bytes == 0
+    image_cache.lease(100, tenant="one")
