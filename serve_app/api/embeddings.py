@@ -77,22 +77,22 @@ class Embeddings:
             dimensions=body.dimensions or None,
             begun_ns=time.monotonic_ns(),
         )
+        keep_s = keep_alive_s(body.keep_alive)
         if not inputs:
-            await self._backend.load(model, keep_alive_s(body.keep_alive))
+            await self._backend.load(model, keep_s, tenant=tenant_id(request))
             return JSONResponse(reply(together([])))
         context = self._bodies.options(body.options).over(model.options).num_ctx
-        keep_s = keep_alive_s(body.keep_alive)
         tasks = _tasks(model, inputs, body.truncate, context, keep_s, tenant=tenant_id(request))
         return Reply(self._vectors(tasks), _native(reply), stream=False)
 
     async def older(self, request: Request) -> Response:
         body = await self._bodies.read(OlderBody, request)
         model = await self._backend.model(body.model, allowed_models(request))
+        keep_s = keep_alive_s(body.keep_alive)
         if not body.prompt:
-            await self._backend.load(model, keep_alive_s(body.keep_alive))
+            await self._backend.load(model, keep_s, tenant=tenant_id(request))
             return JSONResponse({"embedding": []})
         context = self._bodies.options(body.options).over(model.options).num_ctx
-        keep_s = keep_alive_s(body.keep_alive)
         text = RawText(body.prompt)
         tasks = _tasks(model, [text], True, context, keep_s, tenant=tenant_id(request))
         return Reply(self._vectors(tasks), _native(older_reply), stream=False)

@@ -95,7 +95,7 @@ class OllamaChat:
         body = await self._bodies.read(ChatBody, request)
         model = await self._served(body, allowed_models(request))
         if not body.messages:
-            return await self._loaded(model, body, encoder)
+            return await self._loaded(model, body, encoder, tenant_id(request))
         unread: list[Unread] = []
         for index, each in enumerate(body.messages):
             _check_role(index, each)
@@ -111,7 +111,7 @@ class OllamaChat:
         if body.raw and (body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
         if not body.prompt and not body.images:
-            return await self._loaded(model, body, encoder)
+            return await self._loaded(model, body, encoder, tenant_id(request))
         task = self._task(model, body, request)
         prompt = await self._prompt(model, body, task.tenant)
         return self._reply(task, body, prompt, encoder)
@@ -124,14 +124,14 @@ class OllamaChat:
         return model
 
     async def _loaded(
-        self, model: ServedModel, body: _Generation, encoder: "NativeEncoder"
+        self, model: ServedModel, body: _Generation, encoder: "NativeEncoder", tenant: str
     ) -> Response:
         """Nothing to answer: such a request asks to load the model, or to unload it."""
         keep_s = keep_alive_s(body.keep_alive)
         if keep_s == 0:
             await self._backend.unload(model)
             return JSONResponse(encoder.empty(body.model, "unload"))
-        await self._backend.load(model, keep_s)
+        await self._backend.load(model, keep_s, tenant=tenant)
         return JSONResponse(encoder.empty(body.model, "load"))
 
     async def _messages(

@@ -46,7 +46,7 @@ class Directory(Protocol):
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard: ...
 
-    async def load(self, model: str, keep_alive_s: float | None) -> None:
+    async def load(self, model: str, keep_alive_s: float | None, *, tenant: str) -> None:
         """Returns once the model is there."""
 
     async def unload(self, model: str) -> None: ...
@@ -94,10 +94,10 @@ class ChatBackend:
         async with self._in_time(model.name):
             return await self._directory.describe(model.name, verbose=verbose)
 
-    async def load(self, model: ServedModel, keep_alive_s: float | None) -> None:
+    async def load(self, model: ServedModel, keep_alive_s: float | None, *, tenant: str) -> None:
         """Takes as long as it takes; `start_timeout_s` is for finding somebody who does it."""
         await self.card(model)
-        await self._directory.load(model.name, keep_alive_s)
+        await self._directory.load(model.name, keep_alive_s, tenant=tenant)
 
     async def unload(self, model: ServedModel) -> None:
         """A configured model stays loaded all the same."""

@@ -85,12 +85,12 @@ class ModelDirectory:
                     raise _plain(error) from None
                 return card
 
-    async def load(self, model: str, keep_alive_s: float | None) -> None:
+    async def load(self, model: str, keep_alive_s: float | None, *, tenant: str) -> None:
         if self._is_configured(model):
             await self.describe(model, verbose=False)
             return
         async with self._schedulable(model):
-            await self._on_demand.load(model, keep_alive_s)
+            await self._on_demand.load(model, keep_alive_s, tenant=tenant)
 
     async def unload(self, model: str) -> None:
         """Does nothing to a configured model: `ollama stop` and others would fail if it were an

@@ -26,6 +26,7 @@ class Describe:
 class Load:
     model: str
     keep_alive_s: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,8 @@ class ModelPool:
             async for delta in deltas:
                 yield _delayed(delta, waited_ns)
 
-    async def load(self, name: str, keep_alive_s: float | None) -> None:
-        async with self._used(name, keep_alive_s):
+    async def load(self, name: str, keep_alive_s: float | None, tenant: str = NOBODY) -> None:
+        async with self._used(name, keep_alive_s, tenant):
             pass
 
     async def unload(self, name: str) -> bool:
@@ -194,7 +194,7 @@ class ModelPool:
 
     @asynccontextmanager
     async def _used(
-        self, name: str, keep_alive_s: float | None, tenant: str = NOBODY
+        self, name: str, keep_alive_s: float | None, tenant: str
     ) -> AsyncIterator[Replica]:
         entry = await self._entry(name, tenant)
         entry.users_of[tenant] += 1

@@ -60,8 +60,8 @@ class PoolDirectory:
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         return await self._asked(model, Describe(model, verbose))
 
-    async def load(self, model: str, keep_alive_s: float | None) -> None:
-        await self._asked(model, Load(model, keep_alive_s))
+    async def load(self, model: str, keep_alive_s: float | None, *, tenant: str = "") -> None:
+        await self._asked(model, Load(model, keep_alive_s, tenant))
         self.forget()
 
     async def unload(self, model: str) -> None:

@@ -111,8 +111,8 @@ class StoreManager:
         match command:
             case Describe(model, verbose):
                 return await self.pool.describe(model, verbose=verbose)
-            case Load(model, keep_alive_s):
-                return await self.pool.load(model, keep_alive_s)
+            case Load(model, keep_alive_s, tenant):
+                return await self.pool.load(model, keep_alive_s, tenant)
             case Unload(model):
                 return await self.pool.unload(str(sound_name(model)))
             case Remove(model):

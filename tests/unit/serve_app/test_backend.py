@@ -120,7 +120,7 @@ async def test_waiting_for_somebody_who_loads_ends():
     chat = backend(NoReplica(), start_timeout_s=0.1)
     with pytest.raises(OverloadedError):
         async with asyncio.timeout(HANG_S):
-            await chat.load(await chat.model("demo", ALL_MODELS), None)
+            await chat.load(await chat.model("demo", ALL_MODELS), None, tenant="")
 
 
 async def test_a_model_is_described_by_a_replica_that_has_it_where_another_could_not_load_it():
