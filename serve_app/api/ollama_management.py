@@ -1,7 +1,7 @@
 """The native protocol's management of models: pull, create, copy, delete, and files for create."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -107,14 +107,12 @@ class OllamaManagement:
     async def copy(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(CopyBody, request)
-        await management.copy(body.source, body.destination)
-        return Response()
+        return _done(partial(management.copy, body.source, body.destination))
 
     async def delete(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(DeleteBody, request)
-        await management.delete(body.named)
-        return Response()
+        return _done(partial(management.delete, body.named))
 
     async def has_blob(self, request: Request) -> Response:
         held = await self._allowed().holds(request.path_params["digest"])
@@ -181,6 +179,17 @@ def _flat(name: str) -> str:
             f"file {name[:80]}: only GGUF is taken here; `caravan convert` makes it of a checkpoint"
         )
     return path.name
+
+
+def _done(work: Callable[[], Awaitable[None]]) -> Response:
+    """An empty reply once `work` is done. A copy may import files, a deletion may wait for the
+    model to be unloaded; both end when the client leaves."""
+
+    async def nothing() -> bytes:
+        await work()
+        return b""
+
+    return SingleReply(nothing, _refused, media_type=None)
 
 
 async def _told(steps: AsyncGenerator[PullProgress, None], *, stream: bool) -> Response:

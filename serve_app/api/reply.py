@@ -108,20 +108,28 @@ class Reply(Response):
 
 
 class SingleReply(Response):
-    """One JSON body that `work` makes, or `refused` of its error.
+    """The body that `work` makes, or `refused` of its error.
 
     The status is sent with the body, or before a proxy that announces itself would time out.
+    `media_type`: None for a reply without content, which may be blank. An error is always JSON.
     """
 
     def __init__(
-        self, work: Callable[[], Awaitable[bytes]], refused: Callable[[Refusal], bytes]
+        self,
+        work: Callable[[], Awaitable[bytes]],
+        refused: Callable[[Refusal], bytes],
+        *,
+        media_type: str | None = JSON,
     ) -> None:
         self._work = work
         self._refused = refused
+        self._media_type = media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         quiet_s = PROXY_QUIET_S if through_proxy(scope) else math.inf
-        answer = _send_single(self._work(), self._refused, send, quiet_s=quiet_s)
+        answer = _send_single(
+            self._work(), self._refused, send, quiet_s=quiet_s, media_type=self._media_type
+        )
         await _until_left(answer, receive)
 
 
@@ -140,9 +148,14 @@ async def _until_left(answer: Coroutine[Any, Any, None], receive: Receive) -> No
 
 
 async def _send_single(
-    body: Awaitable[bytes], refused: Callable[[Refusal], bytes], send: Send, *, quiet_s: float
+    body: Awaitable[bytes],
+    refused: Callable[[Refusal], bytes],
+    send: Send,
+    *,
+    quiet_s: float,
+    media_type: str | None = JSON,
 ) -> None:
-    """Sends `body`, which is JSON, or what `refused` makes of its error.
+    """Sends `body`, which is JSON or empty, or what `refused` makes of its error.
 
     After `quiet_s` of waiting, blanks are sent, with which JSON may begin; the status is 200 then,
     also of an error.
@@ -155,10 +168,11 @@ async def _send_single(
         except Exception as error:
             told = _told(error)
             status, headers, data = told.status, told.headers, refused(told)
+            media_type = JSON
     if line.begun:
         await send(_body(data, more=False))
     else:
-        await _send_complete(status, headers, data, send)
+        await _send_complete(status, headers, data, send, media_type)
 
 
 class _Line:
@@ -215,8 +229,10 @@ async def _refuse(error: Exception, refused: Callable[[Refusal], bytes], send: S
     await _send_complete(told.status, told.headers, refused(told), send)
 
 
-async def _send_complete(status: int, headers: dict[str, str], data: bytes, send: Send) -> None:
-    await send(_start(status, JSON, {"content-length": str(len(data)), **headers}))
+async def _send_complete(
+    status: int, headers: dict[str, str], data: bytes, send: Send, media_type: str | None = JSON
+) -> None:
+    await send(_start(status, media_type, {"content-length": str(len(data)), **headers}))
     await send(_body(data, more=False))
 
 
@@ -231,8 +247,8 @@ async def _client_left(receive: Receive) -> None:
         pass
 
 
-def _start(status: int, media_type: str, headers: dict[str, str]) -> Message:
-    pairs = {"content-type": media_type, **headers}
+def _start(status: int, media_type: str | None, headers: dict[str, str]) -> Message:
+    pairs = headers if media_type is None else {"content-type": media_type, **headers}
     raw = [(name.encode(), value.encode()) for name, value in pairs.items()]
     return {"type": "http.response.start", "status": status, "headers": raw}
 

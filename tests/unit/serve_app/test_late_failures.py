@@ -31,13 +31,15 @@ OPENAI = {
 MANAGED = {
     "pull": lambda client: client.pull("x"),
     "create": lambda client: client.create("y", from_="x"),
+    "copy": lambda client: client.copy("x", "y"),
+    "delete": lambda client: client.delete("x"),
 }
 PROXIED = {"x-forwarded-for": "192.0.2.1"}
 LONGER_S = 0.4  # than the first blank took, when replies began at once
 
 
 class FailingManagement:
-    """Pulls and creates that begin, and fail once they are told to."""
+    """Every operation begins, and fails once `fail` is set."""
 
     def __init__(self) -> None:
         self.fail = asyncio.Event()
@@ -53,6 +55,14 @@ class FailingManagement:
     async def create(self, name: str, definition: object) -> AsyncIterator[PullProgress]:
         async for step in self.pull(name):
             yield step
+
+    async def copy(self, source: str, destination: str) -> None:
+        async for _ in self.pull(source):
+            pass
+
+    async def delete(self, name: str) -> None:
+        async for _ in self.pull(name):
+            pass
 
 
 class Served:
@@ -107,7 +117,7 @@ async def test_ollamas_client_raises_the_reason_with_its_status(call):
 
 
 @pytest.mark.parametrize("call", MANAGED.values(), ids=MANAGED)
-async def test_ollamas_client_raises_why_a_pull_or_create_failed(call):
+async def test_ollamas_client_raises_why_a_managed_model_was_not_changed(call):
     async with failing() as served:
         error = await fails_late(served, call(ollama.AsyncClient(served.url)))
     assert isinstance(error, ollama.ResponseError)
@@ -132,15 +142,18 @@ async def test_openais_client_raises_the_reason_with_its_status(call):
         ("/v1/completions", {"prompt": "Hi"}, "the engine broke"),
         ("/api/pull", {}, "no space left on device"),
         ("/api/create", {"from": "x"}, "no space left on device"),
+        ("/api/copy", {"source": "x", "destination": "y"}, "no space left on device"),
+        ("/api/delete", {}, "no space left on device"),
     ],
 )
 async def test_once_blanks_were_sent_the_reason_is_the_body(path, body, reason, monkeypatch):
+    method = "DELETE" if path == "/api/delete" else "POST"
     for patience in ("SINGLE_QUIET_S", "PROXY_QUIET_S"):
         monkeypatch.setattr(reply_module, patience, 0.01)
     async with failing() as served, httpx.AsyncClient(base_url=served.url) as client:
         request = {"model": "demo", "stream": False, **body}
         asking = asyncio.create_task(
-            client.post(path, json=request, headers=PROXIED, timeout=HANG_S)
+            client.request(method, path, json=request, headers=PROXIED, timeout=HANG_S)
         )
         async with asyncio.timeout(HANG_S):
             await served.begun.wait()

@@ -15,6 +15,7 @@ from tests.unit.serve_app.pretend import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
 
 CHAT = b'{"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": false}'
+COPY = b'{"source": "x", "destination": "y"}'
 CONFIGURATION = """
 defaults
     mode http
@@ -67,11 +68,46 @@ async def test_a_client_that_leaves_a_long_single_reply_is_noticed(tmp_path, mon
     replica = PretendReplica()
     replica.waits.clear()
     async with ingress(replica) as app, listening(app) as port, haproxy(port, tmp_path) as url:
-        _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
-        lines = ["POST /api/chat HTTP/1.1", "Host: localhost", f"Content-Length: {len(CHAT)}"]
-        writer.write("\r\n".join([*lines, "", ""]).encode())
-        await asyncio.sleep(0.2)
-        writer.write(CHAT)
+        writer = await post(url, "/api/chat", CHAT)
         await until(lambda: replica.tasks)
         writer.close()
         await until(lambda: replica.left)
+
+
+async def test_a_copy_ends_when_its_client_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr(reply_module, "PROXY_QUIET_S", 0.5)
+    monkeypatch.setattr(reply_module, "HEARTBEAT_S", 0.05)
+    management = EndlessManagement()
+    async with (
+        ingress(PretendReplica(), management=management) as app,
+        listening(app) as port,
+        haproxy(port, tmp_path) as url,
+    ):
+        writer = await post(url, "/api/copy", COPY, "X-Forwarded-For: 192.0.2.1")
+        await until(lambda: management.copying)
+        writer.close()
+        await until(lambda: not management.copying)
+
+
+class EndlessManagement:
+    """Copies never end by themselves."""
+
+    def __init__(self) -> None:
+        self.copying = False
+
+    async def copy(self, source: str, destination: str) -> None:
+        self.copying = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.copying = False
+
+
+async def post(url: str, path: str, body: bytes, *headers: str) -> asyncio.StreamWriter:
+    """Sends a request whose body follows its headers after a while."""
+    _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    await asyncio.sleep(0.2)
+    writer.write(body)
+    return writer

@@ -248,7 +248,9 @@ async def test_what_is_no_name_is_refused_with_the_reason_wherever_it_is_said(ro
 async def test_a_model_is_copied_in_the_stores_that_have_it(roots):
     async with cluster_of(*roots) as cluster, serving(cluster) as client:
         body = {"source": "left", "destination": "me/copy:7b"}
-        assert (await client.post("/api/copy", json=body)).status_code == 200
+        copied = await client.post("/api/copy", json=body)
+        assert (copied.status_code, copied.content) == (200, b"")
+        assert "content-type" not in copied.headers
         assert (await chat(client, "me/copy:7b")).status_code == 200
         assert Store(roots[1]).find(ModelName.parse("me/copy:7b")) is None
         for change, status in [
