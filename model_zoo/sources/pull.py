@@ -1,5 +1,6 @@
 """Bringing a model from where it is published into the store."""
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -30,6 +31,14 @@ class PullProgress:
 
 
 Progress = Callable[[PullProgress], None]
+
+
+def placeholder_digest(subject: str) -> str:
+    """What progress on `subject` has for a digest until its own is known.
+
+    Clients keep one progress bar per digest, and some show characters 7 to 19 of it.
+    """
+    return f"{'0' * 7}{hashlib.sha256(subject.encode(errors='surrogateescape')).hexdigest()[:12]}"
 
 
 def unheard(progress: PullProgress) -> None:

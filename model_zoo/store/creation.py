@@ -16,7 +16,7 @@ from model_zoo.gguf.cursor import Cursor
 from model_zoo.gguf.header import read_header
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.split import further_parts
-from model_zoo.sources.pull import Progress, PullProgress, pull, unheard
+from model_zoo.sources.pull import Progress, PullProgress, placeholder_digest, pull, unheard
 from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.sources.resolve import stored_model
 from model_zoo.store.definition import Definition
@@ -190,7 +190,7 @@ def _quantized(layers: list[Layer], recipe: str, store: Store, tell: Progress) -
     status = f"quantizing model to {recipe.upper()}"
 
     def told(done: int, total: int) -> None:
-        tell(PullProgress(status, "0" * 19, total, done))
+        tell(PullProgress(status, placeholder_digest(status), total, done))
 
     with _laid_out(names, store) as folder, _workplace(store, models) as place:
         try:

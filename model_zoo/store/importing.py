@@ -4,15 +4,14 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from model_zoo.sources.pull import Progress, PullProgress, unheard
+from model_zoo.sources.pull import Progress, PullProgress, placeholder_digest, unheard
 from model_zoo.store.manifest import LAYER_TYPE, Layer
 from model_zoo.store.store import Store, file_error
 from runtime.errors import SourceError
 
-# The digest is known at the end only, and clients tell progress bars apart by it.
-NO_DIGEST = "0" * 19
 _READ_BYTES = 16 << 20
 _FICLONE = 0x40049409  # linux/fs.h: a file gets the blocks of another, until one of them changes
 
@@ -35,7 +34,7 @@ def import_file(
     gathered = store.temporary()
     try:
         if _reflink(path, gathered) or (may_link and _hard_link(path, gathered)):
-            digest = _digest(path.name, gathered, tell)
+            digest = _digest(path, gathered, tell)
         else:
             store.check_room([Layer("", f"sha256:{'0' * 64}", before.st_size)])
             digest = _copy(path, gathered, tell)
@@ -71,9 +70,10 @@ def _hard_link(path: Path, target: Path) -> bool:
     return True
 
 
-def _digest(name: str, path: Path, tell: Progress) -> str:
+def _digest(path: Path, linked: Path, tell: Progress) -> str:
+    """Of `linked`, which is the same file as `path`."""
     digest = hashlib.sha256()
-    for data in _pieces(path, f"reading {name}", tell):
+    for data in _pieces(linked, PullProgress(f"reading {path.name}", _placeholder(path)), tell):
         digest.update(data)
     return f"sha256:{digest.hexdigest()}"
 
@@ -82,7 +82,7 @@ def _copy(path: Path, target: Path, tell: Progress) -> str:
     """The digest of what was copied."""
     digest = hashlib.sha256()
     with target.open("wb") as copy:
-        for data in _pieces(path, f"copying {path.name}", tell):
+        for data in _pieces(path, PullProgress(f"copying {path.name}", _placeholder(path)), tell):
             digest.update(data)
             copy.write(data)
         copy.flush()
@@ -90,14 +90,19 @@ def _copy(path: Path, target: Path, tell: Progress) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _pieces(path: Path, status: str, tell: Progress) -> Iterator[bytes]:
+def _pieces(path: Path, step: PullProgress, tell: Progress) -> Iterator[bytes]:
+    """`step`: the progress that is reported, but for the bytes."""
     size, done = path.stat().st_size, 0
-    tell(PullProgress(status, NO_DIGEST, size, done))
+    tell(replace(step, total=size))
     with path.open("rb") as file:
         while data := file.read(_READ_BYTES):
             yield data
             done += len(data)
-            tell(PullProgress(status, NO_DIGEST, size, done))
+            tell(replace(step, total=size, completed=done))
+
+
+def _placeholder(path: Path) -> str:
+    return placeholder_digest(str(path))
 
 
 def _state(path: Path) -> os.stat_result:

@@ -111,6 +111,20 @@ def test_progress_counts_the_files_bytes(store, file, monkeypatch, may_link):
 
 
 @pytest.mark.parametrize("may_link", [False, True])
+def test_each_file_has_a_progress_bar_of_its_own(store, file, tmp_path, may_link):
+    """Clients, such as Ollama's and our own command line, keep a bar per digest."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / file.name).write_bytes(b"other bytes")
+    told = []
+    for path in (file, folder / file.name):
+        import_file(path, store, may_link=may_link, progress=told.append)
+    bars = {step.digest: step.total for step in told}
+    assert [*bars.values()] == [len(CONTENT), len(b"other bytes")]
+    assert len({digest[7:19] for digest in bars}) == 2, "Ollama's clients show these characters"
+
+
+@pytest.mark.parametrize("may_link", [False, True])
 def test_a_file_that_changes_meanwhile_makes_no_blob(store, file, may_link):
     with pytest.raises(SourceError, match="has changed while it was imported"):
         import_file(file, store, may_link=may_link, progress=lambda step: file.write_bytes(b"x"))
