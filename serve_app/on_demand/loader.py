@@ -46,7 +46,7 @@ class StoreLoader:
         self._store = Store(default_root(environment))
         self._device = computing_device(settings.model.device, settings.model.threads)
         self._outlines: OrderedDict[Found, tuple[ModelCard, Sizes]] = OrderedDict()
-        self._outlining = Lock()
+        self._outlines_lock = Lock()
         self.max_loaded_bytes = self._most_bytes()
 
     def find(self, name: str) -> Found:
@@ -59,17 +59,20 @@ class StoreLoader:
         raise ModelNotFoundError(f"model '{name}' not found")
 
     def outline(self, found: Found, verbose: bool = False) -> tuple[ModelCard, Sizes]:
-        with self._outlining:
+        """Threads may do so at once: a description must not hold up a load."""
+        with self._outlines_lock:
             known = self._outlines.get(found)
-            if known is not None and not verbose:
+            if known is not None:
                 self._outlines.move_to_end(found)
-                return known
-            outline = self._fitting(found)
-            card, sizes = _card(found, outline), _sizes(outline)
-            self._outlines.setdefault(found, (card, sizes))
+        if known is not None and not verbose:
+            return known
+        outline = self._fitting(found)
+        known = _card(found, outline), _sizes(outline)
+        with self._outlines_lock:
+            card, sizes = self._outlines.setdefault(found, known)
             while len(self._outlines) > OUTLINES_KEPT:
                 self._outlines.popitem(last=False)
-            return (verbose_card(card, outline.model) if verbose else card), sizes
+        return (verbose_card(card, outline.model) if verbose else card), sizes
 
     def load(self, found: Found, memory_bytes: int) -> ModelReplica:
         card, _ = self.outline(found)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runtime.engine.engine import EngineStatistics
@@ -71,7 +72,7 @@ class Loader(Protocol):
         """ModelNotFoundError when there is none of that name."""
 
     def outline(self, found: Found, verbose: bool = False) -> tuple[ModelCard, Sizes]:
-        """What the model is and would take, without loading it."""
+        """What the model is and would take, without loading it. Several threads may ask at once."""
 
     def load(self, found: Found, memory_bytes: int) -> Replica: ...
     def unload(self, replica: Any) -> None:
@@ -110,7 +111,8 @@ class ModelPool:
         self._outgoing: set[_Entry] = set()  # those whose name means something else by now
         self._changing = FairGate(1)  # of what is loaded
         self._finding = ThreadPoolExecutor(1, "finding")
-        self._looking = ThreadPoolExecutor(1, "looking")
+        self._outlining = ThreadPoolExecutor(1, "outlining")
+        self._describing = ThreadPoolExecutor(1, "describing")  # no load waits for it
         self._loading = ThreadPoolExecutor(1, "loading")
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
@@ -143,8 +145,10 @@ class ModelPool:
         found = await self._found(name)
         entry = self._entries.get(found.name)
         if entry is not None and entry.replica is not None and entry.found == found:
-            return entry.replica.describe(verbose=verbose)
-        card, _ = await _run(self._looking, self._loader.outline, found, verbose)
+            if not verbose:
+                return entry.replica.describe()
+            return await _run(self._describing, partial(entry.replica.describe, verbose=True))
+        card, _ = await _run(self._describing, self._loader.outline, found, verbose)
         return card
 
     def residents(self) -> tuple[Resident, ...]:
@@ -189,7 +193,7 @@ class ModelPool:
             for entry in entries:
                 if entry.replica is not None:
                     await self._drop(entry, "the process ends")
-        for executor in (self._finding, self._looking, self._loading):
+        for executor in (self._finding, self._outlining, self._describing, self._loading):
             executor.shutdown(wait=False)
 
     @asynccontextmanager
@@ -267,7 +271,7 @@ class ModelPool:
         return replica
 
     async def _loaded(self, entry: "_Entry") -> Replica:
-        card, sizes = await _run(self._looking, self._loader.outline, entry.found)
+        card, sizes = await _run(self._outlining, self._loader.outline, entry.found)
         async with self._changing.place(entry.tenant):
             entry.bytes = await self._room(entry, sizes)
             entry.card = card

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from contextlib import aclosing
 from pathlib import Path
 
@@ -30,10 +31,13 @@ from serve_app.gateway.tasks import (
     Task,
     merge,
 )
+from serve_app.on_demand import loader as loader_module
 from serve_app.on_demand.loader import StoreLoader
+from serve_app.on_demand.model_pool import Limits, ModelPool
 from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.replica.replica import ModelReplica
 from tests.gguf_files import rewrite
+from tests.patience import HANG_S, until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_seeing import write_tiny_seeing
 from tests.unit.serve_app.cli_runs import put
@@ -115,6 +119,29 @@ def test_arrays_are_told_where_they_are_asked_for(store):
     assert brief.metadata["tokenizer.ggml.tokens"] is None
     assert len(verbose.metadata["tokenizer.ggml.tokens"]) > 100
     assert loader.outline(found)[0] is brief
+
+
+@pytest.mark.parametrize("described", [NAME, "seeing"])
+async def test_a_model_is_loaded_while_a_description_hangs(store, monkeypatch, described):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hang(card, model):
+        begun.set()
+        assert may_end.wait(HANG_S)
+        return card
+
+    monkeypatch.setattr(loader_module, "verbose_card", hang)
+    pool = ModelPool(loader_of(store), Limits(max_loaded_bytes=1 << 30))
+    describing = asyncio.create_task(pool.describe(described, verbose=True))
+    try:
+        async with asyncio.timeout(HANG_S):
+            await until(begun.is_set)
+            await pool.load("seeing", None)
+            assert not describing.done()
+    finally:
+        may_end.set()
+        await describing
+        await pool.close()
 
 
 def test_a_template_of_the_models_own_is_used(store):
