@@ -20,10 +20,13 @@ from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.refusals import ForbiddenError, Refusal, refusal
 from serve_app.api.reply import SingleReply
+from serve_app.logs import get_logger
 from serve_app.on_demand.definitions import Materials, blob_digest, of_fields, of_modelfile
 from serve_app.on_demand.management import Management
 
 NDJSON = "application/x-ndjson"
+
+log = get_logger()
 
 
 class _NamedBody(Body):
@@ -58,7 +61,7 @@ class CopyBody(Body):
 class ModelMessage(Body):
     role: str
     content: str = ""
-    images: Any = unserved()
+    images: list[str] = Field(default_factory=list)
     tool_calls: Any = unserved()
     thinking: Any = unserved()
 
@@ -102,6 +105,10 @@ class OllamaManagement:
         management = self._allowed()
         body = await self._bodies.read(CreateBody, request)
         name, definition = body.named, _definition(body, management.material)
+        images = sum(len(message.images) for message in body.messages)
+        if images:  # `/save` of Ollama's command line sends those of the session
+            reason = "models keep the text of messages only"
+            log.info("images not kept", model=name, images=images, reason=reason)
         return await _told(management.create(name, definition), stream=body.stream)
 
     async def copy(self, request: Request) -> Response:

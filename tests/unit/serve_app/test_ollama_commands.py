@@ -1,5 +1,6 @@
 """What Ollama's command line and clients ask for beside answers: stop, pull, show, cp, /save."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,21 @@ async def test_a_session_with_a_configured_model_is_saved(root, path):
     assert [(turn.role, turn.text) for turn in made.messages] == [
         (turn["role"], turn["content"]) for turn in SESSION
     ]
+
+
+async def test_a_session_with_images_is_saved_without_them(root, capsys):
+    turn = {**SESSION[0], "images": [base64.b64encode(b"a picture").decode()]}
+    async with cluster_of(root) as cluster, official(cluster) as client:
+        told = await client.create("mine", from_="kept", messages=[turn, SESSION[1]])
+        assert told.status == "success"
+        with pytest.raises(ollama.ResponseError, match=r"messages\[0\].images"):
+            body = {"model": "mine", "from": "kept", "messages": [{**turn, "images": [1]}]}
+            await client._request(dict, "POST", "/api/create", json=body)
+    assert [(each.role, each.content) for each in stored(root, "mine").messages] == [
+        (turn["role"], turn["content"]) for turn in SESSION
+    ]
+    (line,) = (line for line in logged(capsys) if line["event"] == "images not kept")
+    assert (line["model"], line["images"]) == ("mine", 1)
 
 
 async def test_what_a_request_says_goes_before_the_configuration(root, path):
@@ -267,6 +283,21 @@ async def test_what_show_tells_of_a_model_makes_the_same_model(root):
         await client._request(dict, "POST", "/api/create", json={**body, "stream": False})
         again = await client.show("three")
         assert again.parameters == shown.parameters and again.modelfile.startswith("FROM three")
+
+
+async def test_show_tells_the_served_context_and_the_modelfile_the_models_own(root):
+    """The model was trained for 512 tokens: it is served with no more."""
+    async with (
+        cluster_of(root, max_loaded_bytes=1 << 30, loaders=real_loader) as cluster,
+        official(cluster) as client,
+    ):
+        await client.create("long", from_="kept", parameters={"num_ctx": 4096})
+        shown = await client.show("long")
+        assert read_parameters(shown.parameters) == {"num_ctx": 512}
+        assert "PARAMETER num_ctx 4096" in shown.modelfile.splitlines()
+        await client.generate("long", "a b", raw=True, options={"num_predict": 1})
+        (running,) = (m for m in (await client.ps()).models if m.model == "long:latest")
+        assert running.context_length == 512
 
 
 async def test_a_context_that_a_model_asks_for_is_shown_and_served(root, capsys):
