@@ -29,6 +29,10 @@ class StoreError(CaravanError):
     """The store of models lacks the model, is damaged, is full or cannot be written."""
 
 
+class StorageFullError(StoreError):
+    """The disk of the store is full, or what one tenant may keep there is used up."""
+
+
 class DoesNotFitError(CaravanError):
     """The device has less memory than the model needs at worst."""
 

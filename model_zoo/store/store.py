@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Layer, Manifest, check_digest
 from model_zoo.store.model_name import ModelName
-from runtime.errors import SourceError, StoreError
+from runtime.errors import SourceError, StorageFullError, StoreError
 
 PARTIAL = "-partial"
 JOURNAL = "-journal"
@@ -46,10 +46,14 @@ class StoredModel:
 
 
 class Store:
-    """A folder of models; nothing is created before something is written."""
+    """A folder of models; nothing is created before something is written.
 
-    def __init__(self, root: Path) -> None:
+    `clock` gives the seconds since 1970.
+    """
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.root = root
+        self._clock = clock
         self._blobs = root / "blobs"
         self._manifests = root / "manifests"
         self._views = root / "views"
@@ -116,12 +120,17 @@ class Store:
         return [layer for layer in manifest.blobs if not self.holds(layer)]
 
     def check_room(self, layers: Iterable[Layer]) -> None:
-        """StoreError unless the disk has room for what of these blobs is not here yet."""
+        """StorageFullError unless the disk has room for what of these blobs is not here yet."""
         lacking = (layer for layer in layers if not self.holds(layer))
         needed = sum(max(0, layer.size - _taken(self.partial(layer.digest))) for layer in lacking)
-        free = shutil.disk_usage(self._blobs).free if needed else 0
-        if needed and needed + LEFT_FREE_BYTES > free:
-            raise StoreError(
+        if needed:
+            self.check_free(needed)
+
+    def check_free(self, needed: int) -> None:
+        """StorageFullError unless so many bytes can be written and `LEFT_FREE_BYTES` stay free."""
+        free = shutil.disk_usage(self._blobs).free
+        if needed + LEFT_FREE_BYTES > free:
+            raise StorageFullError(
                 f"{self.root}: the disk has {free:,} bytes free; {needed:,} are still to come, and "
                 f"{LEFT_FREE_BYTES:,} stay free. Make room, or set CARAVAN_MODELS to another disk."
             )
@@ -231,19 +240,30 @@ class Store:
         return sum(layer.size for layer in freed)
 
     def remove_unused(self, *, older_than_s: float = UNUSED_AGE_S) -> int:
-        """Drop blobs that no model uses and downloads that nobody went on with; bytes freed."""
+        """Removes blobs that no model uses and downloads without progress; the bytes freed.
+
+        While a download makes progress, whole blobs stay: they may belong to the same model, which
+        has no manifest yet. SourceError when a manifest is damaged.
+        """
         if not self._blobs.is_dir():
             return 0
         freed = 0
-        oldest = time.time() - older_than_s
+        oldest = self._clock() - older_than_s
         with self._lock("store"):
-            used = {digest.replace(":", "-") for digest in self._used()}
-            for path in self._blobs.glob("sha256-*"):
-                # Of the change, not of the content: a link to an old file is young.
-                if path.name not in used and path.lstat().st_ctime <= oldest:
+            used = {digest.replace(":", "-") for digest in self.used()}
+            changes = self._changes()
+            old = {path for path, changed_at in changes.items() if changed_at <= oldest}
+            downloading = any(path.name.endswith(PARTIAL) for path in changes.keys() - old)
+            for path in old:
+                if path.name not in used and not (downloading and _BLOB.fullmatch(path.name)):
                     freed += _taken(path)
-                    path.unlink()
+                    path.unlink(missing_ok=True)
         return freed
+
+    def used(self) -> set[str]:
+        """Digests of the blobs of all models. SourceError when a manifest is damaged: what its
+        model uses is not known."""
+        return {layer.digest for name in self.names() for layer in self.manifest(name).blobs}
 
     def damaged(self, manifest: Manifest) -> Iterator[tuple[Layer, bool]]:
         """Each blob, read to its end, and whether it is missing or not what its digest says."""
@@ -270,13 +290,20 @@ class Store:
             raise StoreError(f"There is no {name} in the store {self.root}{advice}.")
         return known
 
-    def _used(self) -> set[str]:
-        """SourceError when a manifest is damaged: what it uses is not known."""
-        return {layer.digest for name in self.names() for layer in self.manifest(name).blobs}
+    def _changes(self) -> dict[Path, float]:
+        """All blobs, whole and partial, and when each was changed last.
+
+        Of the file, not of its content: a link to an old file is young.
+        """
+        found = {}
+        for path in self._blobs.glob("sha256-*"):
+            with suppress(FileNotFoundError):  # another process has renamed it
+                found[path] = path.lstat().st_ctime
+        return found
 
     def _unused(self, layers: Iterable[Layer]) -> list[Layer]:
         try:
-            used = self._used()
+            used = self.used()
         except (SourceError, StoreError):
             return []
         return [layer for layer in layers if layer.digest not in used]
@@ -382,10 +409,9 @@ def _remove_empty_folders(folder: Path, root: Path) -> None:
 
 
 def file_error(verb: str, path: Path, error: OSError) -> StoreError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StoreError(
-        f"{path}: cannot {verb} it: {'the disk is full' if full else error.strerror}."
-    )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFullError(f"{path}: cannot {verb} it: the disk is full.")
+    return StoreError(f"{path}: cannot {verb} it: {error.strerror}.")
 
 
 def _taken(path: Path) -> int:

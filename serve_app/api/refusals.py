@@ -8,6 +8,7 @@ from runtime.errors import (
     ModelUnavailableError,
     OverloadedError,
     RequestError,
+    StorageFullError,
 )
 
 RETRY_AFTER_S = 1
@@ -57,6 +58,8 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(503, str(error), UNAVAILABLE_RETRY_AFTER_S)
         case OverloadedError():
             return Refusal(503, f"{BUSY}: {error}", RETRY_AFTER_S)
+        case StorageFullError():
+            return Refusal(507, str(error))  # for full disks and quotas: RFC 4331, section 6
         case CaravanError():
             return Refusal(500, str(error))
     return Refusal(500, f"internal error: {type(error).__name__}")

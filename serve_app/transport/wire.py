@@ -34,6 +34,7 @@ from runtime.errors import (
     PromptTooLongError,
     ReplicaLostError,
     RequestError,
+    StorageFullError,
 )
 from serve_app.gateway.tasks import ChatDelta, ChatTask, EmbeddingTask, Task
 from serve_app.routing.policy import Load
@@ -56,6 +57,7 @@ _TRAVELLING: tuple[type[CaravanError], ...] = (
     GenerationFailedError,
     EngineDeadError,
     ReplicaLostError,
+    StorageFullError,
     CaravanError,
 )
 

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -162,6 +163,40 @@ def test_what_is_unused_but_young_stays(store) -> None:
     put(store, b"just come, to be committed soon")
     assert store.remove_unused() == 0
     assert len(list((store.root / "blobs").iterdir())) == 1
+
+
+def test_what_is_unused_and_old_goes(store) -> None:
+    commit(store, "one", put(store, b"weights"))
+    put(store, b"a blob that no model uses")
+    download, upload = store.partial(digest(b"1")), store.partial(digest(b"2")).with_suffix(".id")
+    for path in (download, journal_of(download), upload):
+        path.write_bytes(b"x" * 5000)
+    tomorrow = Store(store.root, clock=lambda: time.time() + 25 * 3600)
+    assert tomorrow.remove_unused() > 15_000
+    assert [path.name for path in (store.root / "blobs").iterdir()] == [
+        store.blob(digest(b"weights")).name
+    ]
+
+
+def test_a_whole_blob_stays_while_a_download_makes_progress(store, monkeypatch) -> None:
+    """Parts of a large model may wait for its other parts for longer than a day."""
+    unused = put(store, b"a part of the model that is being downloaded")
+    stale, active = store.partial(digest(b"1")), store.partial(digest(b"2"))
+    for path in (stale, active):
+        path.write_bytes(b"x")
+    tomorrow = time.time() + 25 * 3600
+    changes = Store._changes
+    monkeypatch.setattr(
+        Store,
+        "_changes",
+        lambda self: {**changes(self), **({active: tomorrow} if active.exists() else {})},
+    )
+    store = Store(store.root, clock=lambda: tomorrow)
+    store.remove_unused()
+    assert store.holds(unused) and active.exists() and not stale.exists()
+    active.unlink()
+    store.remove_unused()
+    assert not store.holds(unused)
 
 
 def test_a_link_to_an_old_file_is_young(store, tmp_path) -> None:
