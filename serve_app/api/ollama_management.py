@@ -20,6 +20,7 @@ from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.refusals import ForbiddenError, Refusal, refusal
 from serve_app.api.reply import SingleReply
+from serve_app.api.tenant import tenant_of
 from serve_app.logs import get_logger
 from serve_app.on_demand.definitions import Materials, blob_digest, of_fields, of_modelfile
 from serve_app.on_demand.management import Management
@@ -129,8 +130,9 @@ class OllamaManagement:
         management = self._allowed()
         stated = request.headers.get("content-length", "")
         size = int(stated) if stated.isdigit() else None
+        digest, tenant = request.path_params["digest"], tenant_of(request)
         try:
-            new = await management.upload(request.path_params["digest"], size, request.stream())
+            new = await management.upload(digest, size, request.stream(), tenant=tenant)
         except ClientDisconnect:
             raise RequestError("the file did not come whole") from None
         return Response(status_code=201 if new else 200)

@@ -93,10 +93,12 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Begins to bring a blob; `size` None where that is not known: the upload's id, str."""
+    """Begins to bring a blob under the id `upload`; `size` None where that is not known."""
 
+    upload: str
     digest: str
     size: int | None
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,13 @@ class Append:
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The bytes have all come; they are the blob if their digest is right."""
+
+    upload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends an upload that will not be finished."""
 
     upload: str
 
@@ -127,6 +136,7 @@ Command = (
     | Upload
     | Append
     | Finish
+    | Abort
 )
 
 

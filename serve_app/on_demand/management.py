@@ -1,7 +1,10 @@
 """Pulling, making, copying and deleting models: once for each store of the cluster."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from model_zoo.sources.pull import PullProgress
@@ -10,6 +13,7 @@ from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
 from serve_app.config.model_sources import sound_name
 from serve_app.config.settings import ModelSettings, canonical_name
 from serve_app.on_demand.commands import (
+    Abort,
     Account,
     Answer,
     Append,
@@ -29,6 +33,7 @@ from serve_app.on_demand.processes import PoolDirectory
 
 LOOK_S = 0.2
 PIECE_BYTES = 4 << 20
+PIECE_S = 15.0
 ENDED = "a process with models on demand has ended meanwhile; try again"
 
 
@@ -39,8 +44,15 @@ class Management:
     too, where a store has another of that name.
     """
 
-    def __init__(self, pool: PoolDirectory, configured: Iterable[ModelSettings]) -> None:
+    def __init__(
+        self,
+        pool: PoolDirectory,
+        configured: Iterable[ModelSettings],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
+        self._clock = clock
         self._configured = {canonical_name(model.name): model for model in configured}
 
     def material(self, text: str) -> Definition:
@@ -94,17 +106,24 @@ class Management:
         """Whether every store has the blob."""
         return all(await self._everywhere(Holds(digest)))
 
-    async def upload(self, digest: str, size: int | None, content: AsyncIterable[bytes]) -> bool:
-        """Brings the blob to every store; whether any lacked it."""
+    async def upload(
+        self, digest: str, size: int | None, content: AsyncIterable[bytes], *, tenant: str
+    ) -> bool:
+        """Brings the blob to every store; whether any lacked it. Whatever ends it early, such as a
+        client that leaves, frees what has come."""
         if await self.holds(digest):
             return False
-        store_managers = await self._pool.store_managers()
-        begun = await self._ordered(store_managers, Upload(digest, size))
-        offset = 0
-        async for piece in _pieces(content):
-            await self._each({r: Append(upload, offset, piece) for r, upload in begun.items()})
-            offset += len(piece)
-        await self._each({replica: Finish(upload) for replica, upload in begun.items()})
+        store_managers, upload, offset = await self._pool.store_managers(), uuid.uuid4().hex, 0
+        try:
+            await self._ordered(store_managers, Upload(upload, digest, size, tenant))
+            async for piece in _pieces(content, self._clock):
+                await self._ordered(store_managers, Append(upload, offset, piece))
+                offset += len(piece)
+            await self._ordered(store_managers, Finish(upload))
+        except BaseException:
+            with suppress(Exception):  # an upload that is not aborted is dropped later
+                await asyncio.shield(self._pool.order(store_managers, Abort(upload)))
+            raise
         return True
 
     async def _followed(self, command: Command) -> AsyncGenerator[PullProgress, None]:
@@ -207,13 +226,18 @@ def _results(answers: Iterable[Answer], replicas: Iterable[str]) -> dict[str, An
     return found
 
 
-async def _pieces(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same bytes in pieces of a good size."""
-    buffer = bytearray()
+async def _pieces(
+    content: AsyncIterable[bytes], clock: Callable[[], float]
+) -> AsyncGenerator[bytes, None]:
+    """The same bytes in pieces of `PIECE_BYTES`, or what has come in `PIECE_S`: uploads without
+    progress are dropped."""
+    buffer, begun_s = bytearray(), clock()
     async for data in content:
         buffer += data
-        while len(buffer) >= PIECE_BYTES:
+        late = clock() - begun_s >= PIECE_S
+        while len(buffer) >= PIECE_BYTES or (late and buffer):
             yield bytes(buffer[:PIECE_BYTES])
             del buffer[:PIECE_BYTES]
+            begun_s = clock()
     if buffer:
         yield bytes(buffer)

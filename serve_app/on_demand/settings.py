@@ -29,7 +29,8 @@ class OnDemandSettings(Section):
     that says nothing of it. `pull_hosts`: from where clients may have models pulled.
     `hf_token_for`: for which repositories of the Hub the server's token is used then, as
     `org/repo`, `org/*` or `*`.
-    `max_upload_bytes`: of one file that a client brings.
+    `max_upload_bytes`: of one file that a client brings. `upload_quota_bytes`: of a tenant's files
+    that no model uses yet.
     """
 
     replicas: int | None = Count
@@ -46,6 +47,7 @@ class OnDemandSettings(Section):
     )
     hf_token_for: tuple[Annotated[str, Field(pattern=REPOSITORY_PATTERN)], ...] = ()
     max_upload_bytes: int = Field(default=64 * 2**30, ge=1)
+    upload_quota_bytes: int = Field(default=256 * 2**30, ge=1)
     model: OnDemandModelSettings = OnDemandModelSettings()
 
     @field_validator("keep_alive")

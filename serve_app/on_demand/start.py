@@ -10,6 +10,7 @@ from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import Limits, ModelPool
 from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.on_demand.store_manager import StoreManager
+from serve_app.on_demand.uploads import UploadLimits
 from serve_app.transport.server import StreamServer
 
 DRAIN_S = 20.0
@@ -37,7 +38,9 @@ async def open_store_manager(
         address,
         pull_hosts=settings.pull_hosts,
         hf_token_for=settings.hf_token_for,
-        max_upload_bytes=settings.max_upload_bytes,
+        uploads=UploadLimits(settings.max_upload_bytes, settings.upload_quota_bytes),
     )
     opened.callback(store_manager.close)
+    sweeping = asyncio.create_task(store_manager.sweep_periodically())
+    opened.callback(sweeping.cancel)
     return store_manager

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +19,7 @@ from model_zoo.store.definition import Definition
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import (
+    CaravanError,
     ConfigurationError,
     ModelNotFoundError,
     RequestError,
@@ -25,7 +27,9 @@ from runtime.errors import (
     SourceNotFoundError,
 )
 from serve_app.config.model_sources import requested_source, sound_name
+from serve_app.logs import get_logger
 from serve_app.on_demand.commands import (
+    Abort,
     Answer,
     Append,
     Command,
@@ -47,11 +51,14 @@ from serve_app.on_demand.model_pool import ModelPool
 from serve_app.on_demand.operations import Operations
 from serve_app.on_demand.report import PoolReport
 from serve_app.on_demand.stored import StoredModels
-from serve_app.on_demand.uploads import Uploads
+from serve_app.on_demand.uploads import UploadLimits, Uploads
 from serve_app.transport import wire
 from serve_app.transport.wire import Address
 
 IDENTITY = "identity"
+SWEEP_EVERY_S = 300.0
+
+log = get_logger()
 
 
 class StoreManager:
@@ -59,6 +66,7 @@ class StoreManager:
 
     `hf_token_for`: repositories of the Hub that the server's token is used for then, as `org/repo`
     or with `*`. Files of configured models are pulled with it in any case.
+    `clock`: monotonic seconds, for uploads without progress.
     """
 
     def __init__(
@@ -69,8 +77,9 @@ class StoreManager:
         *,
         pull_hosts: Sequence[str],
         hf_token_for: Sequence[str],
-        max_upload_bytes: int,
+        uploads: UploadLimits,
         environment: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
         self.address = address
@@ -80,7 +89,8 @@ class StoreManager:
         self._environment = environment
         self._stored = StoredModels(store)
         self._operations = Operations()
-        self._uploads = Uploads(store, max_bytes=max_upload_bytes)
+        self._uploads = Uploads(store, uploads, clock=clock)
+        self._unswept = ""  # why, where the last sweep failed
         self._identity = store_identity(store)
 
     async def report(self) -> PoolReport:
@@ -102,6 +112,27 @@ class StoreManager:
             return Answer(replica, await self._done(command))
         except Exception as error:
             return Answer(replica, failed=wire.failed(error))
+
+    async def sweep_periodically(self) -> None:
+        """Never ends by itself."""
+        while True:
+            await asyncio.to_thread(self.sweep)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    def sweep(self) -> None:
+        """Removes uploads and downloads without progress, and blobs that no model uses."""
+        try:
+            self._uploads.drop_stale()
+            freed = self._store.remove_unused()
+            self._uploads.forget_used()
+        except (CaravanError, OSError) as error:
+            if str(error) != self._unswept:
+                self._unswept = str(error)
+                log.warning("store not swept", reason=self._unswept)
+            return
+        self._unswept = ""
+        if freed:
+            log.info("unused files removed", store=str(self._store.root), bytes=freed)
 
     def close(self) -> None:
         self._operations.close()
@@ -136,12 +167,14 @@ class StoreManager:
                 self._store.remove(self._known(model))
             case Holds(digest):
                 return self._store.blob(blob_digest(digest)).is_file()
-            case Upload(digest, size):
-                return self._uploads.begin(blob_digest(digest), size)
+            case Upload(upload, digest, size, tenant):
+                self._uploads.begin(upload, digest, size, tenant)
             case Append(upload, offset, data):
                 self._uploads.append(upload, offset, data)
             case Finish(upload):
                 self._uploads.finish(upload)
+            case Abort(upload):
+                self._uploads.abort(upload)
         return None
 
     def _pull(self, text: str) -> str:

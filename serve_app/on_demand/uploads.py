@@ -1,86 +1,152 @@
-"""Files that clients bring, piece by piece, until they are blobs of the store."""
+"""Files that clients upload, piece by piece, until they are blobs of the store."""
 
 import hashlib
 import os
 import time
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from model_zoo.store.manifest import Layer
 from model_zoo.store.store import Store, file_error
-from runtime.errors import OverloadedError, RequestError
+from runtime.errors import OverloadedError, RequestError, SourceError, StorageFullError
 from serve_app.on_demand.definitions import blob_digest
 
 MOST_AT_ONCE = 4
 LEASE_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """`file_bytes`: of one file. `quota_bytes`: of a tenant's files that no model uses yet, counted
+    since the process started."""
+
+    file_bytes: int
+    quota_bytes: int
+
+
 @dataclass(slots=True)
 class _Upload:
     digest: str
+    tenant: str
     path: Path
     touched_at: float
     size: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
+    lock: Lock = field(default_factory=Lock)  # of the file
 
 
 class Uploads:
-    """`max_bytes`: of one file. One that gets no piece for `lease_s` is given up."""
+    """Several threads may use it. An upload that gets no piece for `LEASE_S` is dropped; `clock`
+    gives the seconds."""
 
-    def __init__(self, store: Store, *, max_bytes: int, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, store: Store, limits: UploadLimits, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
-        self._max_bytes = max_bytes
-        self._lease_s = lease_s
+        self._limits = limits
+        self._clock = clock
         self._uploads: dict[str, _Upload] = {}
+        self._finished: dict[str, dict[str, int]] = {}  # by tenant: bytes by digest
+        self._lock = Lock()  # of both
 
-    def begin(self, digest: str, size: int | None) -> str:
-        """The upload's id. RequestError when it would be too large, StoreError without room."""
-        self._give_up_old()
-        blob_digest(digest)
+    def begin(self, id: str, digest: str, size: int | None, tenant: str) -> None:
+        """RequestError when the file would be too large, StorageFullError when there is no room."""
+        self.drop_stale()
+        digest = blob_digest(digest)
         self._check_size(size or 0)
-        if len(self._uploads) >= MOST_AT_ONCE:
-            raise OverloadedError(f"{MOST_AT_ONCE} files are being uploaded already")
+        self._check_quota(tenant, size or 0)
         self._store.check_room([Layer("", digest, size or 0)])
-        id = uuid.uuid4().hex
-        # Named so that `remove_unused` clears away what a process has left behind.
+        # Named so that `remove_unused` removes what a process has left behind.
         path = self._store.partial(digest).with_suffix(f".{id}")
+        with self._lock:
+            if len(self._uploads) >= MOST_AT_ONCE:
+                raise OverloadedError(f"{MOST_AT_ONCE} files are being uploaded already")
+            self._uploads[id] = _Upload(digest, tenant, path, self._clock())
         try:
             path.touch()
         except OSError as error:
+            self.abort(id)
             raise file_error("write", path, error) from error
-        self._uploads[id] = _Upload(digest, path, time.monotonic())
-        return id
 
     def append(self, id: str, offset: int, data: bytes) -> None:
+        """As `begin`; where the file cannot go on, the upload is dropped."""
         upload = self._known(id)
-        if offset != upload.size:
-            self._drop(id)
-            raise RequestError(f"the upload has {upload.size:,} bytes, not {offset:,}; begin anew")
+        with upload.lock:
+            self._known(id)  # another thread may have dropped it meanwhile
+            try:
+                self._append(upload, offset, data)
+            except BaseException:
+                self._drop(id, upload)
+                raise
+
+    def finish(self, id: str) -> None:
+        """RequestError when the bytes are not what the digest says; then they are dropped."""
+        upload = self._known(id)
+        with upload.lock:
+            self._known(id)
+            try:
+                self._keep(upload)
+            finally:
+                self._drop(id, upload)
+        with self._lock:
+            self._finished.setdefault(upload.tenant, {})[upload.digest] = upload.size
+
+    def abort(self, id: str) -> None:
+        """Frees the upload's bytes and its place; does nothing where it has ended already."""
+        upload = self._uploads.get(id)
+        if upload is not None:
+            with upload.lock:
+                self._drop(id, upload)
+
+    def drop_stale(self) -> None:
+        """Drops uploads without progress."""
+        oldest = self._clock() - LEASE_S
+        for id, upload in list(self._uploads.items()):
+            with upload.lock:
+                if upload.touched_at < oldest:
+                    self._drop(id, upload)
+
+    def forget_used(self) -> None:
+        """Files that a model uses, or that are gone, no longer count for their tenants."""
         try:
-            self._check_size(offset + len(data))
+            used = self._store.used()
+        except SourceError:
+            return  # what a damaged manifest uses is not known
+        with self._lock:
+            for tenant, files in list(self._finished.items()):
+                left = {d: size for d, size in files.items() if d not in used and self._has(d)}
+                self._finished[tenant] = left
+                if not left:
+                    del self._finished[tenant]
+
+    def close(self) -> None:
+        for id in list(self._uploads):
+            self.abort(id)
+
+    def _append(self, upload: _Upload, offset: int, data: bytes) -> None:
+        if offset != upload.size:
+            raise RequestError(f"the upload has {upload.size:,} bytes, not {offset:,}; begin anew")
+        self._check_size(offset + len(data))
+        self._check_quota(upload.tenant, len(data))
+        self._store.check_free(len(data))
+        try:
             with upload.path.open("ab") as file:
                 file.write(data)
         except OSError as error:
-            self._drop(id)
             raise file_error("write", upload.path, error) from error
-        except RequestError:
-            self._drop(id)
-            raise
         upload.hash.update(data)
         upload.size += len(data)
-        upload.touched_at = time.monotonic()
+        upload.touched_at = self._clock()
 
-    def finish(self, id: str) -> None:
-        """RequestError when what came is not what its digest says; then it is dropped."""
-        upload = self._known(id)
-        del self._uploads[id]
+    def _keep(self, upload: _Upload) -> None:
         found = f"sha256:{upload.hash.hexdigest()}"
+        if found != upload.digest:
+            raise RequestError(f'digest mismatch, expected "{upload.digest}", got "{found}"')
+        layer = Layer("", upload.digest, upload.size)
         try:
-            if found != upload.digest:
-                raise RequestError(f'digest mismatch, expected "{upload.digest}", got "{found}"')
-            layer = Layer("", upload.digest, upload.size)
             with self._store.blob_lock(upload.digest):
                 if not self._store.holds(layer):
                     with upload.path.open("rb") as file:
@@ -88,12 +154,6 @@ class Uploads:
                     upload.path.replace(self._store.blob(upload.digest))
         except OSError as error:
             raise file_error("write", upload.path, error) from error
-        finally:
-            upload.path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        for id in list(self._uploads):
-            self._drop(id)
 
     def _known(self, id: str) -> _Upload:
         upload = self._uploads.get(id)
@@ -101,20 +161,37 @@ class Uploads:
             raise RequestError("the upload is not known any more; begin anew")
         return upload
 
-    def _drop(self, id: str) -> None:
-        """Another thread may have done so already."""
-        upload = self._uploads.pop(id, None)
-        if upload is not None:
-            upload.path.unlink(missing_ok=True)
+    def _drop(self, id: str, upload: _Upload) -> None:
+        """Under the upload's lock, so that no other thread writes the file."""
+        with self._lock:
+            self._uploads.pop(id, None)
+        upload.path.unlink(missing_ok=True)
 
-    def _give_up_old(self) -> None:
-        now = time.monotonic()
-        for id, upload in list(self._uploads.items()):
-            if now - upload.touched_at > self._lease_s:
-                self._drop(id)
+    def _has(self, digest: str) -> bool:
+        return self._store.blob(digest).is_file()
 
     def _check_size(self, size: int) -> None:
-        if size > self._max_bytes:
+        most = self._limits.file_bytes
+        if size > most:
             raise RequestError(
-                f"the file has more than {self._max_bytes:,} bytes (`on_demand.max_upload_bytes`)"
+                f"the file has more than {most:,} bytes (`on_demand.max_upload_bytes`)"
             )
+
+    def _check_quota(self, tenant: str, more: int) -> None:
+        most = self._limits.quota_bytes
+        if self._unused_bytes(tenant) + more <= most:
+            return
+        self.forget_used()
+        unused = self._unused_bytes(tenant)
+        if unused + more > most:
+            raise StorageFullError(
+                f"{unused:,} bytes that you have uploaded are not part of any model yet; with "
+                f"{more:,} more they would exceed {most:,} (`on_demand.upload_quota_bytes`). Make "
+                "models of them; files that no model uses are removed after a day."
+            )
+
+    def _unused_bytes(self, tenant: str) -> int:
+        """Of uploads that have ended or not."""
+        with self._lock:
+            begun = sum(each.size for each in self._uploads.values() if each.tenant == tenant)
+            return begun + sum(self._finished.get(tenant, {}).values())

@@ -1,5 +1,6 @@
 """Processes with models on demand, in this one: real stores and streams, pretend engines."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from serve_app.on_demand.model_pool import Found, Limits, Loader, ModelPool, Siz
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.on_demand.store_manager import StoreManager
+from serve_app.on_demand.uploads import UploadLimits
 from serve_app.transport.server import StreamServer
 from tests.patience import HANG_S
 from tests.unit.serve_app.pretend import CARD, Loaded, OneReplica
@@ -94,9 +96,11 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster_of(
-    *roots: Path,
+    *roots: Path | Store,
     max_loaded_bytes: int = 100,
     pull_hosts: Sequence[str] = (),
+    quota_bytes: int = 1 << 30,
+    clock: Callable[[], float] = time.monotonic,
     hf_token_for: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     loaders: Callable[[Store], Loader] | None = None,
@@ -109,7 +113,7 @@ async def cluster_of(
     async with AsyncExitStack() as opened:
         processes = []
         for number, root in enumerate(roots):
-            store = Store(root)
+            store = root if isinstance(root, Store) else Store(root)
             loader = loaders(store) if loaders else StoreBackedLoader(store, **sizes)
             pool = ModelPool(loader, Limits(max_loaded_bytes))
             opened.push_async_callback(pool.close)
@@ -121,9 +125,10 @@ async def cluster_of(
                 store,
                 address,
                 pull_hosts=pull_hosts,
+                uploads=UploadLimits(file_bytes=1 << 24, quota_bytes=quota_bytes),
                 hf_token_for=hf_token_for,
-                max_upload_bytes=1 << 24,
                 environment=environment,
+                clock=clock,
             )
             opened.callback(store_manager.close)
             processes.append(Process(store_manager, loader, server))
