@@ -5,15 +5,18 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 
 from model_zoo.chat_model import ChatModel
+from model_zoo.gguf.split import further_parts
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.image_cache import ImageCache
 from model_zoo.rank_part import file_digest, load_part
 from model_zoo.registry import load
+from model_zoo.store.store import default_root
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Ranks, Unconnected
@@ -51,6 +54,7 @@ from serve_app.replica.startup_log import (
     log_reduced_context,
     log_vision,
 )
+from serve_app.served_files import ServedFiles, warn_of_exposed
 from serve_app.vision.assembly import assemble_encoder
 from serve_app.vision.encoder import EncoderReplica, check_cache
 from serve_app.vision.encoder_choice import Directory
@@ -188,6 +192,8 @@ def _load_replica(
     model, origin = _loaded(
         settings, origin, device, dtype, vision_device=vision_device, ranks=ranks
     )
+    paths = _files(origin, model)
+    warn_of_exposed(settings.name, paths, default_root(os.environ))
     if rank_group is not None:
         rank_group.await_parts(file_digest(origin.path))
     image_cache = image_cache_of(settings, model)
@@ -217,7 +223,15 @@ def _load_replica(
         device=device.type,
         reserved_bytes=memory.reserved_bytes + memory.others_bytes,
     )
-    return ModelReplica(model, engine, told_of(card, origin), origin.opening, image_cache)
+    # On GPUs weights are copies; what stays on the host lies in the files.
+    mapped = device.type == "cpu" or settings.num_gpu is not None
+    files = ServedFiles(paths if mapped else ())
+    return ModelReplica(model, engine, told_of(card, origin), origin.opening, image_cache, files)
+
+
+def _files(origin: ModelFiles, model: ChatModel) -> list[Path]:
+    parts = [origin.path, *further_parts(origin.path, model.description.metadata)]
+    return parts if origin.projector is None else [*parts, origin.projector]
 
 
 def _image_encoder(

@@ -39,6 +39,7 @@ from serve_app.logs import get_logger
 from serve_app.replica.embeddings import TextEmbedder
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import Preparer
+from serve_app.served_files import ServedFiles
 
 # JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
 IMPOSSIBLE = -9999.0
@@ -48,7 +49,7 @@ log = get_logger()
 
 class ModelReplica:
     """Serves one loaded model. `card` is what it tells about itself, without the arrays; `album`
-    lends room for images."""
+    lends room for images; `files`: those that are computed with where they lie."""
 
     def __init__(
         self,
@@ -57,11 +58,13 @@ class ModelReplica:
         card: ModelCard,
         opening: PromptDefaults | None = None,
         image_cache: ImageCache | None = None,
+        files: ServedFiles | None = None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._card = card
         self._opening = opening or PromptDefaults()
+        self._files = files or ServedFiles()
         self._preparer = Preparer(model, image_cache)
         self._embedder = TextEmbedder(
             model, engine, name=card.name, context_limit=self._context_limit
@@ -113,8 +116,9 @@ class ModelReplica:
         return self._engine.statistics()
 
     def check(self) -> None:
-        """Raise EngineDeadError unless the engine lives and makes progress."""
+        """Raise EngineDeadError unless the engine makes progress and the files are as they were."""
         self._engine.check()
+        self._files.check()
 
     def close(self) -> None:
         self._preparer.close()
