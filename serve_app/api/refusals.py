@@ -1,6 +1,8 @@
 """Which HTTP status an exception becomes, and what the client is told."""
 
+import re
 from dataclasses import dataclass
+from traceback import format_exception
 
 from runtime.errors import (
     CaravanError,
@@ -10,10 +12,19 @@ from runtime.errors import (
     RequestError,
     StorageFullError,
 )
+from serve_app.logs import get_logger
 
+LONGEST_REASON = 300
 RETRY_AFTER_S = 1
 UNAVAILABLE_RETRY_AFTER_S = 30
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
+
+
+# An absolute path of at least two parts, its last one apart; not what follows a URL's host.
+_PATH = re.compile(r"(?<![\w:/.~-])/(?:[^\s/:;,'\"`()]+/)+([^\s/:;,'\"`()]+)")
+
+
+log = get_logger()
 
 
 class BodyTooLargeError(RequestError):
@@ -44,7 +55,10 @@ class Refusal:
 
 
 def refusal(error: Exception) -> Refusal:
-    """Only this project's own exceptions are told in their words; others could say too much."""
+    """Only this project's own exceptions are told in their words; others could say too much.
+
+    Of files on the server clients see the name, such as a blob's digest, without its directory.
+    """
     match error:
         case BodyTooLargeError():
             return Refusal(413, str(error))
@@ -53,13 +67,28 @@ def refusal(error: Exception) -> Refusal:
         case RequestError():
             return Refusal(400, str(error))
         case ModelNotFoundError():
-            return Refusal(404, str(error), code="model_not_found")
+            return Refusal(404, _without_directories(error), code="model_not_found")
         case ModelUnavailableError():
-            return Refusal(503, str(error), UNAVAILABLE_RETRY_AFTER_S)
+            return Refusal(503, _without_directories(error), UNAVAILABLE_RETRY_AFTER_S)
         case OverloadedError():
             return Refusal(503, f"{BUSY}: {error}", RETRY_AFTER_S)
-        case StorageFullError():
-            return Refusal(507, str(error))  # for full disks and quotas: RFC 4331, section 6
+        case StorageFullError():  # for full disks and quotas: RFC 4331, section 6
+            return Refusal(507, _without_directories(error))
         case CaravanError():
-            return Refusal(500, str(error))
+            return Refusal(500, _without_directories(error))
     return Refusal(500, f"internal error: {type(error).__name__}")
+
+
+def explained(what: str, error: Exception) -> CaravanError:
+    """Why `what` could not be loaded, in one line. Exceptions that are not of this project are
+    logged with their traceback."""
+    if isinstance(error, CaravanError):
+        return error
+    log.error("unforeseen error", what=what, traceback="".join(format_exception(error)))
+    lines = str(error).strip().splitlines()
+    reason = f": {lines[0][:LONGEST_REASON]}" if lines else ""
+    return CaravanError(f"{what} could not be loaded: {type(error).__name__}{reason}")
+
+
+def _without_directories(error: CaravanError) -> str:
+    return _PATH.sub(r"\1", str(error))

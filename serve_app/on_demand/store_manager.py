@@ -22,6 +22,7 @@ from runtime.errors import (
     CaravanError,
     ConfigurationError,
     ModelNotFoundError,
+    OverloadedError,
     RequestError,
     SourceError,
     SourceNotFoundError,
@@ -111,6 +112,9 @@ class StoreManager:
         try:
             return Answer(replica, await self._done(command))
         except Exception as error:
+            if not isinstance(error, RequestError | ModelNotFoundError | OverloadedError):
+                # Clients are told less: no directories, and nothing of errors that are not ours.
+                log.warning("command failed", command=type(command).__name__, reason=repr(error))
             return Answer(replica, failed=wire.failed(error))
 
     async def sweep_periodically(self) -> None:

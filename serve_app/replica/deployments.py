@@ -3,17 +3,17 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from runtime.errors import CaravanError
 from serve_app import haproxy
 from serve_app.api.ingress import ingress_app
+from serve_app.api.refusals import explained
 from serve_app.api.request_images import ImageRules
 from serve_app.autoscaling.serve_policy import encoder_stats, engine_stats
 from serve_app.config.settings import AppSettings, ModelSettings
@@ -56,13 +56,29 @@ class ModelDeployment:
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
     ) -> None:
         log.info("starting", model=settings.name)
+        self._encodes = encoders is None
+        self._opened = AsyncExitStack()
+        self._replica: ModelReplica | UnservedReplica
+        try:
+            self._replica = await self._loaded(settings, encoders)
+        except Exception as error:
+            reason = str(explained(f"Model {settings.name}", error))
+            self._replica = UnservedReplica(settings.name, reason)
+        self._opened.push_async_callback(asyncio.to_thread, self._replica.close)
+        reporter = Reporter(self._replica.generate, self._replica.statistics)
+        server = StreamServer(reporter.generate, report=reporter.report)
+        self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
+        address = await server.start(ray.util.get_node_ip_address())
+        self._address = dataclasses.replace(address, model=self._replica.identity)
+
+    async def _loaded(
+        self, settings: ModelSettings, encoders: DeploymentHandle | None
+    ) -> "ModelReplica":
         # Here, not above: the ingress imports this module too and has no use for torch.
         from serve_app.replica.loading import load_replica
         from serve_app.replica.rank_actors import RankActors
         from serve_app.vision.encoder_choice import EncoderDirectory
 
-        self._encodes = encoders is None
-        self._opened = AsyncExitStack()
         loop = asyncio.get_running_loop()
         directory = None if encoders is None else EncoderDirectory(encoders, loop)
         lead = None
@@ -70,17 +86,7 @@ class ModelDeployment:
             ranks = RankActors(settings, ray.util.get_node_ip_address())
             self._opened.callback(ranks.close)
             lead = ranks.lead
-        self._replica: ModelReplica | UnservedReplica
-        try:
-            self._replica = await asyncio.to_thread(load_replica, settings, directory, lead)
-        except CaravanError as error:
-            self._replica = UnservedReplica(settings.name, str(error))
-        self._opened.push_async_callback(asyncio.to_thread, self._replica.close)
-        reporter = Reporter(self._replica.generate, self._replica.statistics)
-        server = StreamServer(reporter.generate, report=reporter.report)
-        self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
-        address = await server.start(ray.util.get_node_ip_address())
-        self._address = dataclasses.replace(address, model=self._replica.identity)
+        return await asyncio.to_thread(load_replica, settings, directory, lead)
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return dataclasses.asdict(self._address)
@@ -114,7 +120,8 @@ class VisionEncoder:
         from serve_app.transport.feature_server import FeatureServer
 
         self._opened = AsyncExitStack()
-        self._encoder = await asyncio.to_thread(load_encoder, settings)
+        with _logged(f"the vision encoder of model {settings.name}"):
+            self._encoder = await asyncio.to_thread(load_encoder, settings)
         self._opened.push_async_callback(asyncio.to_thread, self._encoder.close)
         server = FeatureServer(self._encoder)
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
@@ -153,9 +160,10 @@ class OnDemandDeployment:
 
         self._opened = AsyncExitStack()
         host, replica = ray.util.get_node_ip_address(), serve.get_replica_context().replica_id
-        self._store_manager = await open_store_manager(
-            settings, self._opened, host, replica.unique_id
-        )
+        with _logged("models on demand"):
+            self._store_manager = await open_store_manager(
+                settings, self._opened, host, replica.unique_id
+            )
 
     async def report(self) -> PoolReport:
         return await self._store_manager.report()
@@ -242,3 +250,14 @@ class Ingress:
             strict_fields=settings.strict_fields,
             image_rules=ImageRules.of(settings),
         )
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Logs in one line why `what` cannot start. What Serve shows has that line too."""
+    try:
+        yield
+    except Exception as error:
+        known = explained(what, error)
+        log.error("not served", what=what, reason=str(known))
+        raise known from None

@@ -28,6 +28,7 @@ from runtime.errors import (
     UnsupportedModelError,
 )
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
+from serve_app.api.refusals import explained
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.replica.device_map import placing_of
 from serve_app.replica.image_memory import image_cache_of, set_aside_bytes
@@ -288,11 +289,13 @@ def _loaded(
 
 @contextmanager
 def _naming(settings: ModelSettings) -> Iterator[None]:
-    """With several models configured, an error has to say which one it is about."""
+    """Whatever fails is a CaravanError of one line that names the model."""
     try:
         yield
     except CaravanError as error:
         raise type(error)(f"Model {settings.name}: {error}") from None
+    except Exception as error:
+        raise explained(f"Model {settings.name}", error) from error
 
 
 def _main_device(settings: ModelSettings) -> torch.device:
