@@ -10,7 +10,7 @@ MAGIC = b"BM"
 KIND = "BMP"
 CORE_HEADER_BYTES = 12
 RUN_LENGTH = (1, 2)
-MAX_RUN_LENGTH_BYTES = 2**22  # they are taken apart in a Python loop
+MAX_RUN_LENGTH_BYTES = 2**22  # each run is a step of a Python loop
 
 
 def read(data: bytes) -> Container:
