@@ -56,6 +56,7 @@ _SIGNATURES = {
     "caravan_layer_norm": ([*3 * [_pointer], _float, _int, _int, _pointer, _int], None),
     "caravan_rope": ([*3 * [_pointer], *5 * [_int], _pointer, _int], None),
     "caravan_gate": ([_int, _pointer, _pointer, _int64, _pointer, _int], None),
+    "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),
 }
 
@@ -72,6 +73,16 @@ def library() -> ctypes.CDLL | None:
     except NativeUnavailableError as error:
         _log.warning("CPU kernels are not available, using slow torch code instead: %s", error)
         return None
+
+
+def explain_bus_errors() -> None:
+    """From now on a bus error (SIGBUS) names on standard error the mapped file that it is about.
+
+    It ends the process all the same. Without native kernels nothing is named.
+    """
+    kernels = library()
+    if kernels is not None:
+        kernels.caravan_explain_bus_errors()
 
 
 def needs_compiling() -> bool:

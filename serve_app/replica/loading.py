@@ -27,6 +27,7 @@ from runtime.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
+from runtime.kernels.native import explain_bus_errors
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.api.refusals import explained
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
@@ -227,6 +228,8 @@ def _load_replica(
     # On GPUs weights are copies; what stays on the host lies in the files.
     mapped = device.type == "cpu" or settings.num_gpu is not None
     files = ServedFiles(paths if mapped else ())
+    if mapped:
+        explain_bus_errors()
     return ModelReplica(model, engine, told_of(card, origin), origin.opening, image_cache, files)
 
 

@@ -66,6 +66,7 @@ def test_a_start_that_compiles_the_kernels_logs_it_before_and_after(monkeypatch,
 
     monkeypatch.setattr(native, "needs_compiling", lambda: True)
     monkeypatch.setattr(native, "library", library)
+    monkeypatch.setattr("serve_app.replica.loading.explain_bus_errors", lambda: None)
     load_replica(settings(context_tokens=64, max_sequences=2)).close()
     assert before == ["compiling kernels"]
     after = logged(capsys)

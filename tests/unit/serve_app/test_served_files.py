@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,36 @@ def test_a_replica_whose_file_was_written_in_place_says_so_and_ends(path):
             replica.check()
     finally:
         replica.close()
+
+
+SHORTENED = """
+import asyncio, os, sys
+from runtime.engine.request import SamplingParams
+from serve_app.replica.loading import load_replica
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatTask, TokenIds
+
+async def answer(replica):
+    task = ChatTask("1", "tiny", TokenIds((0, 1, 2)), SamplingParams(temperature=0.0), 4)
+    async for _ in replica.generate(task):
+        pass
+
+replica = load_replica(
+    ModelSettings(
+        name="tiny", source=sys.argv[1], device="cpu", threads=1, context_tokens=64, max_sequences=1
+    )
+)
+os.truncate(sys.argv[1], 0)
+asyncio.run(answer(replica))
+"""
+
+
+def test_the_end_of_a_process_whose_file_was_shortened_is_explained(path):
+    ended = subprocess.run(
+        [sys.executable, "-c", SHORTENED, str(path)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGBUS
+    assert f"bus error in {path}: a file that is served was shortened in place" in ended.stderr
 
 
 def test_a_rewrite_of_the_same_length_is_noticed(path):
