@@ -67,7 +67,7 @@ def refusal(error: Exception) -> Refusal:
         case RequestError():
             return Refusal(400, str(error))
         case ModelNotFoundError():
-            return Refusal(404, _without_directories(error), code="model_not_found")
+            return Refusal(404, str(error), code="model_not_found")
         case ModelUnavailableError():
             return Refusal(503, _without_directories(error), UNAVAILABLE_RETRY_AFTER_S)
         case OverloadedError():

@@ -261,8 +261,8 @@ def _check_file(base: Source | None) -> None:
     """ModelNotFoundError where the file of a configured model is not on this machine."""
     if isinstance(base, PathSource) and not base.path.absolute().is_file():
         raise ModelNotFoundError(
-            f"{base.path}: there is no such file on {os.uname().nodename}, whose store was to get "
-            "the new model; configured models with a path need the file on every node"
+            f"{base.path.name}: there is no such file on {os.uname().nodename}, whose store was to "
+            "get the new model; configured models with a path need the file on every node"
         )
 
 

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 
@@ -140,6 +139,8 @@ def compute_part_of(settings: ModelSettings, rank_info: RankInfo) -> None:
             progress=LoadingProgress(settings.name),
         )
         member.tell_loaded(file_digest(origin.path))
+        if device.type == "cpu":
+            explain_bus_errors()
         compute_part(decoder, member, device=device)
     except Exception as error:
         member.control_channel.fail(error)
@@ -156,7 +157,8 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         log_device(device)
         origin = fetched_origin(settings, os.environ)
         dtype = number_type(vision.dtype, device)
-        model, _ = _loaded(settings, origin, META, dtype, vision_device=device)
+        model, origin = _loaded(settings, origin, META, dtype, vision_device=device)
+        _served_files(settings, origin, model, mapped=device.type == "cpu")
         _check_vision(settings, model)
         assert model.vision is not None
         encoder = assemble_encoder(model.vision, vision, device=device)
@@ -194,8 +196,9 @@ def _load_replica(
     model, origin = _loaded(
         settings, origin, device, dtype, vision_device=vision_device, ranks=ranks
     )
-    paths = _files(origin, model)
-    warn_of_exposed(settings.name, paths, default_root(os.environ))
+    # On GPUs weights are copies; what stays on the host lies in the files.
+    mapped = device.type == "cpu" or settings.num_gpu is not None
+    files = _served_files(settings, origin, model, mapped=mapped)
     if rank_group is not None:
         rank_group.await_parts(file_digest(origin.path))
     image_cache = image_cache_of(settings, model)
@@ -225,17 +228,19 @@ def _load_replica(
         device=device.type,
         reserved_bytes=memory.reserved_bytes + memory.others_bytes,
     )
-    # On GPUs weights are copies; what stays on the host lies in the files.
-    mapped = device.type == "cpu" or settings.num_gpu is not None
-    files = ServedFiles(paths if mapped else ())
-    if mapped:
-        explain_bus_errors()
     return ModelReplica(model, engine, told_of(card, origin), origin.opening, image_cache, files)
 
 
-def _files(origin: ModelFiles, model: ChatModel) -> list[Path]:
-    parts = [origin.path, *further_parts(origin.path, model.description.metadata)]
-    return parts if origin.projector is None else [*parts, origin.projector]
+def _served_files(
+    settings: ModelSettings, origin: ModelFiles, model: ChatModel, *, mapped: bool
+) -> ServedFiles:
+    """`mapped`: they are computed with where they lie."""
+    paths = [origin.path, *further_parts(origin.path, model.description.metadata)]
+    paths += [] if origin.projector is None else [origin.projector]
+    warn_of_exposed(settings.name, paths, default_root(os.environ))
+    if mapped:
+        explain_bus_errors()
+    return ServedFiles(paths if mapped else ())
 
 
 def _image_encoder(

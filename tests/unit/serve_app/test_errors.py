@@ -41,7 +41,7 @@ BLOB = "sha256-" + "ab" * 32
             ),
             "model 'a/b' cannot be served: Model a/b: m.gguf: is no GGUF file.",
         ),
-        (ModelNotFoundError("'/x/y/m.gguf': is not on node1"), "'m.gguf': is not on node1"),
+        (ModelNotFoundError("model '/x/y' not found"), "model '/x/y' not found"),
         (
             SourceError("https://host/v2/library/x: refused with 401; http://[::1]:80/v2/x too."),
             "https://host/v2/library/x: refused with 401; http://[::1]:80/v2/x too.",
