@@ -192,7 +192,8 @@ def _quantized(layers: list[Layer], recipe: str, store: Store, tell: Progress) -
     def told(done: int, total: int) -> None:
         tell(PullProgress(status, placeholder_digest(status), total, done))
 
-    with _laid_out(names, store) as folder, _workplace(store, models) as place:
+    store.check_free(sum(layer.size for layer in models))  # the result has no more
+    with _laid_out(names, store) as folder, store.workplace() as place:
         try:
             first = folder / min(names)
             made = quantize_file(first, place / "made.gguf", recipe, progress=told)
@@ -204,15 +205,6 @@ def _quantized(layers: list[Layer], recipe: str, store: Store, tell: Progress) -
                 made.replace(store.partial(layer.digest))
                 store.keep(layer)
     return [layer, *(other for other in layers if other.kind != "model")]
-
-
-@contextmanager
-def _workplace(store: Store, models: list[Layer]) -> Iterator[Path]:
-    """A folder on the store's disk, which has room for as much as these take."""
-    wanted = Layer("", f"sha256:{'0' * 64}", sum(layer.size for layer in models))
-    store.check_room([wanted])
-    with TemporaryDirectory(dir=store.root, prefix=".creating-") as folder:
-        yield Path(folder)
 
 
 def _described(

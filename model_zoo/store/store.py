@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from filelock import FileLock, Timeout
 
@@ -24,6 +24,7 @@ from runtime.errors import SourceError, StorageFullError, StoreError
 
 PARTIAL = "-partial"
 JOURNAL = "-journal"
+WORKPLACE = ".creating-"
 UNUSED_AGE_S = 24 * 3600.0
 WAITING_S = 0.5
 LEFT_FREE_BYTES = 64 << 20
@@ -175,6 +176,12 @@ class Store:
         self._make(self._blobs)
         return self._blobs / f"sha256-{uuid.uuid4().hex}{PARTIAL}"
 
+    @contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A folder on the store's disk, removed at the end, or else by `remove_unused`."""
+        with TemporaryDirectory(dir=self.root, prefix=WORKPLACE) as folder:
+            yield Path(folder)
+
     def place(self, temporary: Path, layer: Layer) -> None:
         """Make a `temporary` file the blob, unless that is here already."""
         with self.blob_lock(layer.digest):
@@ -240,15 +247,15 @@ class Store:
         return sum(layer.size for layer in freed)
 
     def remove_unused(self, *, older_than_s: float = UNUSED_AGE_S) -> int:
-        """Removes blobs that no model uses and downloads without progress; the bytes freed.
+        """Removes blobs that no model uses, downloads without progress and what processes that were
+        killed have left; the bytes freed.
 
         While a download makes progress, whole blobs stay: they may belong to the same model, which
         has no manifest yet. SourceError when a manifest is damaged.
         """
         if not self._blobs.is_dir():
             return 0
-        freed = 0
-        oldest = self._clock() - older_than_s
+        freed, oldest = 0, self._clock() - older_than_s
         with self._lock("store"):
             used = {digest.replace(":", "-") for digest in self.used()}
             changes = self._changes()
@@ -258,7 +265,7 @@ class Store:
                 if path.name not in used and not (downloading and _BLOB.fullmatch(path.name)):
                     freed += _taken(path)
                     path.unlink(missing_ok=True)
-        return freed
+            return freed + self._remove_workplaces(oldest)
 
     def used(self) -> set[str]:
         """Digests of the blobs of all models. SourceError when a manifest is damaged: what its
@@ -300,6 +307,16 @@ class Store:
             with suppress(FileNotFoundError):  # another process has renamed it
                 found[path] = path.lstat().st_ctime
         return found
+
+    def _remove_workplaces(self, oldest: float) -> int:
+        freed = 0
+        for folder in self.root.glob(f"{WORKPLACE}*"):
+            held = [folder, *folder.rglob("*")]
+            with suppress(FileNotFoundError):  # its process is at work
+                if max(path.lstat().st_ctime for path in held) <= oldest:
+                    freed += sum(map(_taken, held))
+                    shutil.rmtree(folder)
+        return freed
 
     def _unused(self, layers: Iterable[Layer]) -> list[Layer]:
         try:

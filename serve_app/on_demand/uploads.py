@@ -105,9 +105,11 @@ class Uploads:
         """Drops uploads without progress."""
         oldest = self._clock() - LEASE_S
         for id, upload in list(self._uploads.items()):
-            with upload.lock:
-                if upload.touched_at < oldest:
+            if upload.touched_at < oldest and upload.lock.acquire(blocking=False):
+                try:  # unless a thread is at work on it just now
                     self._drop(id, upload)
+                finally:
+                    upload.lock.release()
 
     def forget_used(self) -> None:
         """Files that a model uses, or that are gone, no longer count for their tenants."""

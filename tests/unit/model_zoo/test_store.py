@@ -171,8 +171,13 @@ def test_what_is_unused_and_old_goes(store) -> None:
     download, upload = store.partial(digest(b"1")), store.partial(digest(b"2")).with_suffix(".id")
     for path in (download, journal_of(download), upload):
         path.write_bytes(b"x" * 5000)
+    killed = store.root / ".creating-killed"
+    killed.mkdir()
+    (killed / "made.gguf").write_bytes(b"x" * 5000)
+    assert store.remove_unused() == 0 and killed.exists()
     tomorrow = Store(store.root, clock=lambda: time.time() + 25 * 3600)
-    assert tomorrow.remove_unused() > 15_000
+    assert tomorrow.remove_unused() > 20_000
+    assert not killed.exists()
     assert [path.name for path in (store.root / "blobs").iterdir()] == [
         store.blob(digest(b"weights")).name
     ]
