@@ -105,9 +105,10 @@ class Uploads:
         """Drops uploads without progress."""
         oldest = self._clock() - LEASE_S
         for id, upload in list(self._uploads.items()):
-            if upload.touched_at < oldest and upload.lock.acquire(blocking=False):
-                try:  # unless a thread is at work on it just now
-                    self._drop(id, upload)
+            if upload.lock.acquire(blocking=False):  # otherwise a thread is at work on it
+                try:
+                    if upload.touched_at < oldest:
+                        self._drop(id, upload)
                 finally:
                     upload.lock.release()
 

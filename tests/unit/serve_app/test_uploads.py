@@ -17,7 +17,8 @@ from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.uploads import LEASE_S, MOST_AT_ONCE, UploadLimits, Uploads
 from tests.patience import until
 from tests.unit.serve_app.cli_runs import put
-from tests.unit.serve_app.pretend_cluster import Cluster, cluster_of, serving
+from tests.unit.serve_app.pretend_cluster import Cluster, cluster_of, ingress, serving
+from tests.unit.serve_app.sockets import listening
 
 DATA = b"weights " * 1000
 DAY_S = 24 * 3600.0
@@ -163,6 +164,27 @@ async def test_an_upload_ends_with_its_client(root, clock, monkeypatch, cancelle
             with pytest.raises(asyncio.CancelledError if cancelled else ConnectionError):
                 await uploading
             assert files(root) == before
+
+
+async def test_a_connection_that_breaks_frees_what_has_come(root):
+    before, size = files(root), management_module.PIECE_BYTES
+    head = [
+        f"POST /api/blobs/{digest(b'x')} HTTP/1.1",
+        "Host: localhost",
+        "Transfer-Encoding: chunked",
+    ]
+    async with (
+        cluster_of(root) as cluster,
+        ingress(cluster) as transport,
+        listening(transport.app) as port,
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write("\r\n".join([*head, "", ""]).encode())
+        writer.write(f"{size:x}\r\n".encode() + bytes(size) + b"\r\n")
+        (partial,) = await new_files(root)
+        await until(lambda: (root / "blobs" / partial).stat().st_size == size)
+        writer.close()
+        await until(lambda: files(root) == before)
 
 
 async def test_slow_uploads_make_progress(root, clock):
