@@ -7,6 +7,7 @@ so that no rank waits for another in vain.
 import json
 import secrets
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -15,9 +16,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime import errors
-from runtime.distributed.admission import Admission, prove_rank, read_exactly
+from runtime import errors, tls
+from runtime.distributed.admission import Admission, left_s, prove_rank, read_exactly
 from runtime.errors import CaravanError, EngineDeadError
+from runtime.tls import Connection, SecureSocket
 
 # A machine that does not answer for so long is gone.
 _IDLE_S, _EVERY_S, _TRIES = 5, 2, 3
@@ -52,10 +54,11 @@ class RankZero:
         self.host, self.size = host, size
         self.watch: Callable[[], None] = lambda: None
         self._token = secrets.token_hex(32)
+        self._tls = tls.context_for("listener")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._door = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._changed = threading.Condition()
-        self._lines: dict[int, socket.socket] = {}
+        self._lines: dict[int, Connection] = {}
         self._words: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(1, size)}
         self._failure: CaravanError | None = None
         self._closing = False
@@ -79,7 +82,7 @@ class RankZero:
 
     def gather(self) -> None:
         """Wait until all have joined. Raises what keeps them from it, which `fail` tells."""
-        with closing(Admission(self._door, self._token, self.size)) as admission:
+        with closing(Admission(self._door, self._token, self.size, self._tls)) as admission:
             while admission.missing:
                 self.check()
                 if self._closing:
@@ -142,7 +145,7 @@ class RankZero:
                 line.shutdown(socket.SHUT_RDWR)
             line.close()
 
-    def _listen(self, rank: int, line: socket.socket) -> None:
+    def _listen(self, rank: int, line: Connection) -> None:
         try:
             while True:
                 words = json.loads(_received(line))
@@ -195,26 +198,36 @@ class ControlChannel:
         self._line.close()
 
 
-def _joined(rank_info: RankInfo) -> socket.socket:
+def _joined(rank_info: RankInfo) -> Connection:
     """A connection to the first rank. EngineDeadError: there is none, or it is another process."""
     deadline = time.monotonic() + _JOIN_S
+    context = tls.context_for("caller")
     while True:
         try:
-            return _proved(rank_info, deadline)
+            return _proved(rank_info, deadline, context)
         except (OSError, EOFError) as error:
-            if time.monotonic() > deadline:
-                why = getattr(error, "strerror", None) or error
+            if isinstance(error, ssl.SSLError) or time.monotonic() > deadline:
                 raise EngineDeadError(
                     f"Rank {rank_info.rank} of {rank_info.size} does not reach the first one at "
-                    f"{rank_info.host}:{rank_info.port}: {why}."
+                    f"{rank_info.host}:{rank_info.port}: {_reason(error)}."
                 ) from error
             time.sleep(0.2)
 
 
-def _proved(rank_info: RankInfo, deadline: float) -> socket.socket:
-    left_s = max(deadline - time.monotonic(), 0.1)
-    line = socket.create_connection((rank_info.host, rank_info.port), timeout=left_s)
+def _reason(error: OSError | EOFError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return tls.refusal(error)
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _proved(rank_info: RankInfo, deadline: float, context: ssl.SSLContext | None) -> Connection:
+    remaining_s = max(deadline - time.monotonic(), 0.1)
+    connected = socket.create_connection((rank_info.host, rank_info.port), timeout=remaining_s)
+    line = connected if context is None else SecureSocket(connected, context, "caller")
     try:
+        if isinstance(line, SecureSocket):
+            line.settimeout(left_s(deadline))
+            line.handshake()
         prove_rank(line, rank_info.rank, rank_info.size, rank_info.token, deadline=deadline)
     except BaseException:
         line.close()
@@ -222,14 +235,14 @@ def _proved(rank_info: RankInfo, deadline: float) -> socket.socket:
     return line
 
 
-def _received(line: socket.socket) -> bytes:
+def _received(line: Connection) -> bytes:
     (length,) = _LENGTH.unpack(read_exactly(line, _LENGTH.size))
     if length > _MOST_BYTES:
         raise ValueError(f"a message of {length:,} bytes")
     return read_exactly(line, length)
 
 
-def _keep_alive(line: socket.socket) -> None:
+def _keep_alive(line: Connection) -> None:
     """So that the other machine's sudden end is noticed, and short messages go at once."""
     line.settimeout(None)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

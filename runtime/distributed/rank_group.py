@@ -1,5 +1,6 @@
 """The ranks of one engine, from joining to the end."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,12 +8,15 @@ from typing import Any
 
 import torch
 
+from runtime import tls
 from runtime.distributed.broadcaster import Broadcaster
 from runtime.distributed.control_channel import ControlChannel, RankInfo, RankZero
 from runtime.distributed.process_group import ProcessRanks
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import CaravanError, ConfigurationError, EngineDeadError, ModelFileError
 from runtime.kv.spec import CacheLayout
+
+logger = logging.getLogger(__name__)
 
 
 class RankGroup:
@@ -31,6 +35,12 @@ class RankGroup:
         places = _Places(lead.machines, memories)
         if device.type == "cuda":
             places.check_one_rank_per_device()
+        if places.several_machines and tls.configured():
+            logger.warning(
+                "TLS is configured, but the ranks of this model are on several hosts and exchange "
+                "tensors by gloo or NCCL, which do not encrypt. Encrypt the network between these "
+                "hosts, or keep the ranks on one (`parallel: {placement: strict_pack}`)."
+            )
         self.machine_ranks, self.device_ranks = places.machine_ranks[0], places.device_ranks[0]
         lead.tell_words({"machine": places.machine_ranks, "device": places.device_ranks})
         self.ranks = ProcessRanks.leading(lead, device)
@@ -111,6 +121,10 @@ class _Places:
         on_machine, on_device = Counter(machines), Counter(self._devices)
         self.machine_ranks = [on_machine[machine] for machine in machines]
         self.device_ranks = [on_device[device] for device in self._devices]
+
+    @property
+    def several_machines(self) -> bool:
+        return self.machine_ranks[0] < len(self.machine_ranks)
 
     def check_one_rank_per_device(self) -> None:
         """NCCL connects no two ranks on one GPU."""

@@ -15,6 +15,7 @@ from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError
 from runtime.kv.spec import Full, LayerCache
+from tests.certificates import Authority
 
 HOST = "127.0.0.1"
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -105,6 +106,20 @@ def test_ranks_with_a_gpu_each_share_the_machine_and_no_memory(joined) -> None:
 def test_ranks_on_processors_share_their_machines_memory(joined) -> None:
     rank_group, members = joined(CPU, ["host", "host"])
     assert [rank.device_ranks for rank in (rank_group, *members)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("machines", "warns"), [(("10.0.0.1", "10.0.0.2"), True), (("10.0.0.1", "10.0.0.1"), False)]
+)
+def test_tls_does_not_cover_tensors_between_hosts_and_the_log_says_so(
+    joined, monkeypatch, caplog, tmp_path, machines, warns
+) -> None:
+    for name, value in Authority(tmp_path).environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(RankZero, "machines", list(machines))
+    with caplog.at_level("WARNING"):
+        joined(CPU, ["host", "host"])
+    assert ("gloo or NCCL" in caplog.text) == warns
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

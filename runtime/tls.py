@@ -1,0 +1,148 @@
+"""TLS of the cluster's own connections, configured by the variables that Ray reads for its gRPC.
+
+Each end presents the certificate of its host and verifies that the cluster's CA has signed the
+other's. Names in certificates are not compared with addresses: the handshake inside the connection
+proves which process the other end is (`handshake.py`).
+"""
+
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from runtime.distributed.handshake import Role
+from runtime.errors import ConfigurationError
+
+_CERTIFICATE, _KEY, _CA = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
+
+T = TypeVar("T")
+
+
+def configured(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `RAY_USE_TLS` is set; parsed as Ray does."""
+    return environment.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def context_for(role: Role, environment: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
+    """What secures a connection, with the certificates as they are on disk now; None: nothing does.
+
+    ConfigurationError: a file is not named or cannot be read.
+    """
+    if not configured(environment):
+        return None
+    for name in (_CERTIFICATE, _KEY, _CA):
+        if not environment.get(name):
+            raise ConfigurationError(
+                f"`RAY_USE_TLS` is set, but `{name}` is not. Set {_CERTIFICATE}, {_KEY} and {_CA} "
+                "to PEM files on every host."
+            )
+    protocol = ssl.PROTOCOL_TLS_CLIENT if role == "caller" else ssl.PROTOCOL_TLS_SERVER
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(environment[_CERTIFICATE], environment[_KEY])
+        context.load_verify_locations(environment[_CA])
+    except OSError as error:  # ssl.SSLError among them
+        files = ", ".join(f"{name}={environment[name]}" for name in (_CERTIFICATE, _KEY, _CA))
+        raise ConfigurationError(f"The TLS files cannot be used: {error} ({files}).") from error
+    return context
+
+
+def refusal(error: OSError) -> str:
+    """Why no TLS connection came about, in words that name the likely cause."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the other end's certificate is refused: {error.verify_message}. All hosts need "
+            f"certificates signed by the CA of `{_CA}`"
+        )
+    if isinstance(error, ssl.SSLError) and "UNKNOWN_CA" in (error.reason or ""):
+        return (
+            "the other end refuses this host's certificate: unknown CA. All hosts need "
+            f"certificates signed by the CA of `{_CA}`"
+        )
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+        return "the other end does not speak TLS. Set `RAY_USE_TLS=1` on all hosts"
+    return f"the TLS handshake failed: {error}"
+
+
+class SecureSocket:
+    """A blocking TLS connection that one thread may read while another writes.
+
+    OpenSSL allows no two threads in one connection, and Python's sockets do not prevent it: here
+    each call into it is non-blocking and holds a lock, and waiting happens outside.
+    """
+
+    def __init__(self, connected: socket.socket, context: ssl.SSLContext, role: Role) -> None:
+        """Takes `connected` over. Nothing is sent before `handshake` or `advance_handshake`."""
+        connected.setblocking(False)
+        self._socket = context.wrap_socket(
+            connected, server_side=role == "listener", do_handshake_on_connect=False
+        )
+        self._timeout_s: float | None = None
+        self._lock = threading.Lock()
+
+    def handshake(self) -> None:
+        """BlockingIOError without a timeout left: to be called again when there is more to read."""
+        self._until_done(self._socket.do_handshake)
+
+    def recv(self, count: int) -> bytes:
+        return self._until_done(lambda: self._socket.recv(count))
+
+    def sendall(self, data: bytes) -> None:
+        with memoryview(data) as left:
+            sent = 0
+            while sent < len(left):
+                sent += self._until_done(partial(self._socket.send, left[sent:]))
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Of each call from now on; 0: those that would have to wait raise BlockingIOError."""
+        self._timeout_s = timeout_s
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self._socket.setsockopt(level, name, value)
+
+    def getpeername(self) -> Any:
+        return self._socket.getpeername()
+
+    def getsockname(self) -> Any:
+        return self._socket.getsockname()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def shutdown(self, how: int) -> None:
+        """Of the connection below, so that a thread that waits in `recv` returns."""
+        socket.socket.shutdown(self._socket, how)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _until_done(self, call: Callable[[], T]) -> T:
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while True:
+            try:
+                with self._lock:
+                    return call()
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, deadline)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, deadline)
+
+    def _wait(self, event: int, deadline: float | None) -> None:
+        if self._timeout_s == 0:
+            raise BlockingIOError("the TLS connection is not ready")
+        left_ms = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
+        waiting = select.poll()
+        waiting.register(self._socket, event)
+        if not waiting.poll(left_ms):
+            raise TimeoutError("timed out")
+
+
+Connection = socket.socket | SecureSocket
