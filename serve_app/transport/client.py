@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import cast
 
+from runtime import tls
 from runtime.errors import CaravanError
 from serve_app.gateway.tasks import ChatDelta, Task, merge
 from serve_app.transport import handshake, wire
+from serve_app.transport.sockets import CONNECT_TIMEOUT_S, connected_protocol
 
-# The other side's kernel connects, however busy the process is.
-CONNECT_TIMEOUT_S = 2.0
 IDLE_PER_REPLICA = 64
 IDLE_S = 60.0
 SILENCE_S = 10.0
@@ -120,10 +120,10 @@ class _Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: wire.Address) -> "_Connection":
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(cls, address.host, address.port)
+            _, connection = await connected_protocol(
+                cls, address.host, address.port, timeout_s=CONNECT_TIMEOUT_S
+            )
         except (OSError, TimeoutError) as error:
             raise ConnectionLost(f"No connection to the replica: {error}") from error
         try:
@@ -191,7 +191,14 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lose("The replica closed the connection.")
+        if not self._accepted and tls.configured():  # asyncio's listeners send no TLS alert
+            self._lose(
+                "The replica closed the connection in the handshake. If its log says that it "
+                "refuses this host's certificate, both need certificates of one CA "
+                "(`RAY_TLS_CA_CERT`)."
+            )
+        else:
+            self._lose("The replica closed the connection.")
 
     def _lose(self, reason: str) -> None:
         self._error = self._error or ConnectionLost(reason, at_work=self._at_work)

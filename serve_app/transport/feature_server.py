@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from runtime import tls
 from serve_app.transport import wire
 from serve_app.transport.client import ConnectionLost
 from serve_app.transport.features import EncodeRequest, SendPixels, raw, telling
 from serve_app.transport.handshake import HalfOpen
 from serve_app.transport.line import Line
+from serve_app.transport.sockets import accept_all, listening_socket
 from serve_app.vision.encoder import EncoderReplica
 
 PATIENCE_S = 30.0
-BACKLOG = 128
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class FeatureServer:
         self._encoder = encoder
         self._patience_s = patience_s
         self._token = secrets.token_hex(32)
+        self._tls = tls.context_for("listener")
         self._callers: set[asyncio.Task[None]] = set()
         self._half_open = HalfOpen()
         self._answering: set[asyncio.Task[None]] = set()
@@ -43,10 +45,8 @@ class FeatureServer:
         self._closing = False
 
     async def start(self, host: str, port: int = 0) -> wire.Address:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        listening.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept(listening))
+        listening = listening_socket(host, port)
+        self._accepting = asyncio.create_task(accept_all(listening, self._accept))
         return wire.Address(host, listening.getsockname()[1], self._token)
 
     async def close(self, *, drain_s: float) -> None:
@@ -59,25 +59,16 @@ class FeatureServer:
             await asyncio.wait(self._answering, timeout=drain_s)
         await _ended(self._callers)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    connected, _ = await loop.sock_accept(listening)
-                except OSError as error:  # such as too many open files
-                    logger.warning("no connection can be accepted: %s", error)
-                    await asyncio.sleep(wire.HEARTBEAT_S)
-                    continue
-                caller = asyncio.create_task(self._serve(connected))
-                self._callers.add(caller)
-                caller.add_done_callback(self._callers.discard)
+    def _accept(self, connected: socket.socket) -> None:
+        caller = asyncio.create_task(self._serve(connected))
+        self._callers.add(caller)
+        caller.add_done_callback(self._callers.discard)
 
     async def _serve(self, connected: socket.socket) -> None:
         line = Line(connected, patience_s=self._patience_s)
         try:
             with self._half_open.entered():
-                await line.admit(self._token)
+                await line.admit(self._token, self._tls)
             while not self._closing:
                 await self._answer(line, await line.receive(idle=True))
         except (ConnectionLost, TimeoutError):

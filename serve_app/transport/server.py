@@ -6,13 +6,16 @@ import logging
 import math
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 
+from runtime import tls
 from serve_app.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.transport import handshake, wire
+from serve_app.transport.sockets import accept_all, accepted_stream, listening_socket
 
 # With more than this unsent, the next delta is not asked for, and the engine merges meanwhile.
 UNSENT_BYTES = 16 * 1024
@@ -52,20 +55,22 @@ class StreamServer:
         self._answering = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._server: asyncio.Server | None = None
+        self._tls = tls.context_for("listener")
+        self._accepting: asyncio.Task[None] | None = None
         self._closing = False
 
     async def start(self, host: str, port: int = 0) -> wire.Address:
-        self._server = await asyncio.start_server(self._accept, host, port)
-        bound = self._server.sockets[0].getsockname()
+        listening = listening_socket(host, port)
+        bound = listening.getsockname()
+        self._accepting = asyncio.create_task(accept_all(listening, self._accept))
         return wire.Address(host, bound[1], self._token, replica=secrets.token_hex(8))
 
     async def close(self, *, drain_s: float) -> None:
         """Accept nothing new and tell callers to go on elsewhere; answers end or are taken there
         for at most `drain_s`, then they are cut; with 0 they are cut before a word."""
         self._closing = True
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            await _cancelled(self._accepting)
         if drain_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_s)
@@ -73,26 +78,29 @@ class StreamServer:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None
-        self._connections.add(connection)
+    def _accept(self, connected: socket.socket) -> None:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            accepted = writer.get_extra_info("socket")
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNCONFIRMED_S * 1000)
-        try:
-            with self._half_open.entered():
-                await self._admit(reader, writer)
-            await self._serve(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-            pass  # the caller left, or did not finish the handshake
-        except wire.WireError as error:
-            logger.warning("stream connection refused: %s", error)
-        except asyncio.CancelledError:
-            pass  # by `close`, or as the oldest of too many in their handshake
-        finally:
-            self._connections.discard(connection)
-            writer.close()
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNCONFIRMED_S * 1000)
+        connection = asyncio.create_task(self._serve_one(connected))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve_one(self, connected: socket.socket) -> None:
+        async with AsyncExitStack() as ending:
+            try:
+                with self._half_open.entered():
+                    reader, writer = await accepted_stream(connected, self._tls)
+                    ending.callback(writer.close)
+                    await self._admit(reader, writer)
+                await self._serve(reader, writer)
+            except ssl.SSLError as error:
+                logger.warning("stream connection refused: %s", tls.refusal(error))
+            except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+                pass  # the caller left, or did not finish the handshake
+            except wire.WireError as error:
+                logger.warning("stream connection refused: %s", error)
+            except asyncio.CancelledError:
+                pass  # by `close`, or as the oldest of too many in their handshake
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=UNSENT_BYTES)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from serve_app.transport import handshake, wire
+from serve_app.transport.sockets import connected_stream
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.1
@@ -50,8 +51,9 @@ class Watcher:
 
     async def _reports(self) -> AsyncGenerator[wire.Report, None]:
         """Until the replica leaves. Raises what ends the connection."""
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        reader, writer = await connected_stream(
+            self._address.host, self._address.port, timeout_s=CONNECT_TIMEOUT_S
+        )
         try:
             send, receive = wire.greetings(reader, writer)
             await handshake.prove(send, receive, token=self._address.token, purpose=wire.PURPOSE)
