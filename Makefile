@@ -5,6 +5,8 @@ CONFIG ?= configs/quickstart.yaml
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 100000
+SANITIZE_SECONDS ?= 600
+SANITIZE_FILES ?= 100000
 
 BIN := .venv/bin
 # Short: Ray puts the id of the node between, and the path of a socket has 97 characters at most.
@@ -23,7 +25,7 @@ export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-hosts lint fuzz bench chaos train-demo clean
+.PHONY: help serve test test-peers test-hosts lint fuzz sanitize bench chaos train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -32,6 +34,7 @@ help:
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
+	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
 	@echo "make train-demo  train models/demo.gguf again"
@@ -74,6 +77,11 @@ lint: .venv/installed-test
 # Ends after so many seconds or files, whichever comes first; what it finds stays in .cache/fuzz.
 fuzz: .venv/installed-fuzz
 	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS) $(FUZZ_RUNS) .cache/fuzz
+
+# Needs gcc with libasan and libubsan. The same ends as of `fuzz`; what it finds stays in
+# .cache/sanitize/found.
+sanitize: .venv/installed-test
+	$(BIN)/python -m tests.fuzz.sanitize $(SANITIZE_SECONDS) $(SANITIZE_FILES) .cache/sanitize
 
 bench: .venv/installed-bench .venv/kernels
 	$(BIN)/python -m bench $(BENCH)
