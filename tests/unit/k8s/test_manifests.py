@@ -17,6 +17,10 @@ from tests.unit.k8s.manifests import (
 )
 
 
+def readme() -> str:
+    return (FOLDER / "README.md").read_text()
+
+
 def selected(labels: dict[str, str]) -> set[str]:
     """The kinds of pods that have all these labels."""
     return {name for name, has in pod_labels().items() if labels.items() <= has.items()}
@@ -52,8 +56,9 @@ def test_the_claims_and_the_redis_that_pods_name_are_there():
 def test_the_secrets_that_pods_need_are_in_the_readme_and_in_no_manifest():
     assert not [m for m in manifests() if m["kind"] == "Secret"]
     wanted = {reference["name"] for reference in values(manifests(), "secretKeyRef")}
+    wanted |= {reference["name"] for reference in values(manifests(), "secretRef")}
     wanted |= set(values(manifests(), "secretName"))
-    made = re.findall(r"create secret generic (\S+)", (FOLDER / "README.md").read_text())
+    made = re.findall(r"create secret generic (\S+)", readme())
     assert wanted == set(made)
 
 
@@ -70,17 +75,91 @@ def test_policies_are_about_pods_that_exist():
     assert selected(redis["podSelector"]["matchLabels"]) == {"redis"}
 
 
+def test_the_token_for_models_is_only_where_models_are_pulled():
+    for name, group in groups().items():
+        has = "caravan-hub" in {ref["name"] for ref in values(group, "secretRef")}
+        assert has == (name in writers())
+        assert "HF_TOKEN" not in {entry["name"] for entry in container(group)["env"]}
+    assert "create secret generic caravan-hub --from-literal=HF_TOKEN=" in readme()
+
+
+def test_the_password_of_redis_is_in_no_argument():
+    spec = named("StatefulSet", "caravan-redis")["spec"]["template"]["spec"]
+    (redis,) = spec["containers"]
+    assert not list(values(redis, "secretKeyRef")) and "$(" not in " ".join(redis["args"])
+    (volume,) = spec["volumes"]
+    (item,) = volume["secret"]["items"]
+    (mount,) = [m for m in redis["volumeMounts"] if m["name"] == volume["name"]]
+    assert f"{mount['mountPath']}/{item['path']}" == redis["args"][1]
+    assert f'--from-literal={item["key"]}="requirepass ' in readme()
+
+
+def egress(pod_name: str) -> list[dict]:
+    """All that a kind of pod may reach; AssertionError where no policy limits it."""
+    rules, limited = [], False
+    for policy in (m["spec"] for m in manifests() if m["kind"] == "NetworkPolicy"):
+        if pod_name in selected_by(policy["podSelector"]) and "Egress" in policy["policyTypes"]:
+            limited = True
+            rules += policy.get("egress", [])
+    assert limited, pod_name
+    return rules
+
+
+def selected_by(selector: dict) -> set[str]:
+    chosen = selected(selector.get("matchLabels", {}))
+    for expression in selector.get("matchExpressions", []):
+        assert expression["operator"] == "In"
+        key, wanted = expression["key"], expression["values"]
+        chosen = {name for name in chosen if pod_labels()[name].get(key) in wanted}
+    return chosen
+
+
+def test_pods_reach_each_other_and_names_and_no_more_than_they_need():
+    redis = {"matchLabels": pod_labels()["redis"]}
+    for name in pod_labels():
+        rules = egress(name)
+        peers = [peer for rule in rules for peer in rule["to"]]
+        public = [rule for rule in rules if "0.0.0.0/0" in set(values(rule, "cidr"))]
+        assert bool(public) == (name in writers()), "models are pulled where they are written"
+        for rule in public:
+            assert [port["port"] for port in rule["ports"]] == [443]
+            forbidden = {block for blocks in values(rule, "except") for block in blocks}
+            assert {"169.254.0.0/16", "10.0.0.0/8", "fc00::/7"} <= forbidden
+        assert ({"podSelector": redis} in peers) == (name == "head")
+        dns = [rule for rule in rules if {"port": 53, "protocol": "UDP"} in rule.get("ports", [])]
+        assert bool(dns) == (name != "redis")
+    assert egress("redis") == []
+
+
+def all_pods() -> list[dict]:
+    redis = named("StatefulSet", "caravan-redis")["spec"]["template"]["spec"]
+    return [*map(pod, groups().values()), redis]
+
+
 def test_no_pod_runs_as_root_or_may_become_it():
-    pods = [
-        *map(pod, groups().values()),
-        named("StatefulSet", "caravan-redis")["spec"]["template"]["spec"],
-    ]
-    for spec in pods:
+    for spec in all_pods():
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for one in spec["containers"]:
             assert one["securityContext"]["allowPrivilegeEscalation"] is False
             assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_containers_write_to_volumes_alone():
+    autoscaler = ray_service()["rayClusterConfig"]["autoscalerOptions"]
+    for one in [autoscaler, *(one for spec in all_pods() for one in spec["containers"])]:
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
+    for group in groups().values():
+        volumes = {volume["name"]: volume for volume in pod(group)["volumes"]}
+        writable = {
+            mount["mountPath"]
+            for mount in container(group)["volumeMounts"]
+            if "emptyDir" in volumes[mount["name"]]
+        }
+        assert writable == {"/tmp", "/home/caravan", "/dev/shm"}
+    head = {volume["name"] for volume in pod(groups()["head"])["volumes"]}
+    assert {mount["name"] for mount in autoscaler["volumeMounts"]} <= head
 
 
 def test_pods_never_restart_in_place_under_the_autoscaler():
@@ -89,14 +168,18 @@ def test_pods_never_restart_in_place_under_the_autoscaler():
     assert {pod(group).get("restartPolicy", "Never") for group in groups().values()} == {"Never"}
 
 
-def test_only_gpu_pods_write_models():
-    writers = {
+def writers() -> set[str]:
+    """The kinds of pods that write to the store of models."""
+    return {
         name
         for name, group in groups().items()
         for mount in container(group)["volumeMounts"]
         if mount["name"] == "models" and not mount.get("readOnly")
     }
-    assert writers == {"gpu"}
+
+
+def test_only_gpu_pods_write_models():
+    assert writers() == {"gpu"}
 
 
 def test_the_image_is_made_of_files_that_are_there():
