@@ -25,7 +25,7 @@ export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-hosts lint fuzz sanitize bench chaos train-demo clean
+.PHONY: help serve test test-peers test-hosts lint fuzz sanitize attack bench chaos train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -35,6 +35,7 @@ help:
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
+	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
 	@echo "make train-demo  train models/demo.gguf again"
@@ -82,6 +83,10 @@ fuzz: .venv/installed-fuzz
 # .cache/sanitize/found.
 sanitize: .venv/installed-test
 	$(BIN)/python -m tests.fuzz.sanitize $(SANITIZE_SECONDS) $(SANITIZE_FILES) .cache/sanitize
+
+attack: export CARAVAN_MAKE := $(MAKE)
+attack: .venv/kernels
+	$(BIN)/python -m bench.attack $(ATTACK)
 
 bench: .venv/installed-bench .venv/kernels
 	$(BIN)/python -m bench $(BENCH)

@@ -52,11 +52,18 @@ class Measurements:
 
 
 @asynccontextmanager
-async def watching(base_url: str) -> AsyncIterator[Measurements]:
-    """Measures from when the first stream has begun until the block ends."""
+async def watching(
+    base_url: str, key: str | None = None, *, model: str | None = None
+) -> AsyncIterator[Measurements]:
+    """Measures from when the first stream has begun until the block ends.
+
+    `key`: an API key. `model`: None for the first one that is listed.
+    """
     seen = Measurements()
-    async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=PATIENCE_S) as client:
+        if model is None:
+            model = (await client.get("/v1/models")).json()["data"][0]["id"]
         begun = asyncio.Event()
         tasks = [
             asyncio.create_task(_read_streams(client, model, seen, begun)),

@@ -1,0 +1,59 @@
+"""`python -m bench.attack [URL]`: attacks a server on loopback, and prints a line for each attempt.
+
+Without a URL, `make serve` runs twice with configurations of its own: open, and with API keys and
+management. With one, the server there is attacked as far as that goes from outside, without keys.
+The exit status is 1 where an attack was not held.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
+
+from bench.attack import bodies, connections, host, models, pages, tenants
+from bench.attack.outcome import Outcome
+from bench.attack.target import Keys, Target, serving
+
+Attack = Callable[[Target], Awaitable[Iterable[Outcome]]]
+
+
+async def _bodies(target: Target) -> Iterable[Outcome]:
+    return await bodies.attack(target.url)
+
+
+OPEN: tuple[Attack, ...] = (host.attack, pages.attack, connections.attack, _bodies)
+KEYED: tuple[Attack, ...] = (tenants.attack, models.attack, host.attack)
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        runs = [(nullcontext(Target(arguments[0].rstrip("/"))), OPEN)]
+    else:
+        runs = [(serving(None), OPEN), (serving(Keys()), KEYED)]
+    outcomes: list[Outcome] = []
+    for context, attacks in runs:
+        with context as target:
+            for attack in attacks:
+                outcomes += asyncio.run(_told(attack, target))
+    failed = [outcome.name for outcome in outcomes if not outcome.held]
+    print(f"attack: {len(outcomes) - len(failed)} of {len(outcomes)} held")
+    for name in failed:
+        print(f"attack: NOT HELD: {name}")
+    return 1 if failed or not outcomes else 0
+
+
+async def _told(attack: Attack, target: Target) -> list[Outcome]:
+    """An attack after which the server answers otherwise than it should was not held either."""
+    try:
+        outcomes = list(await attack(target))
+    except Exception as error:
+        name = attack.__module__.rpartition(".")[2]
+        outcomes = [Outcome(name, "all of its attacks", f"{type(error).__name__}: {error}", False)]
+    for outcome in outcomes:
+        verdict = "held" if outcome.held else "NOT HELD"
+        print(f"{verdict}: {outcome.name}: {outcome.tried}: {outcome.bystander}", flush=True)
+    return outcomes
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,240 @@
+"""Slow, unfinished and huge requests, and ports that are not meant for clients."""
+
+import asyncio
+import multiprocessing
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from bench.attack.bystander import watching
+from bench.attack.outcome import Outcome
+from bench.attack.processes import Listener, resident_bytes, tcp_listeners
+from bench.attack.target import Target
+
+SLOW_BODIES, SLOW_BYTES = 40, 2**20
+HALF_OPEN = 4200
+# Beside the address of the bystander: one client, as far as the server can see.
+ATTACKER = "127.0.0.2"
+# Of a header or a body that is held back, with time to spare.
+DEADLINE_S = 90.0
+HUGE_HEADER_BYTES = 64 * 2**20
+HEADER_BYTES = 2**20  # more than any server takes
+MEMORY_BYTES = 256 * 2**20
+REPLY_S = 20.0
+WATCHED_S = 3.0  # after an attack that is over at once
+INGRESS, REPLICA = r"ray::ServeReplica:\w+:Ingress", r"ray::ServeReplica:\w+:demo"
+
+
+@dataclass
+class Held:
+    """Connections that were opened, and how many the server has closed."""
+
+    opened: int = 0
+    refused: int = 0
+    closed: int = 0
+    replies: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count} × {status}" for status, count in self.replies.most_common())
+        return f"{self.opened} opened, {self.refused} refused, {self.closed} closed ({told})"
+
+
+async def attack(target: Target) -> Iterable[Outcome]:
+    outcomes = [await _slow_bodies(target), await _half_open_headers(target)]
+    if target.session is not None:
+        outcomes += [
+            await _past_haproxy(target),
+            await _huge_header(target),
+            await _stream_without_proof(target),
+        ]
+    return outcomes
+
+
+async def _slow_bodies(target: Target) -> Outcome:
+    """All but the last byte; each connection must be ended by the server."""
+    head = f"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SLOW_BYTES}\r\n\r\n"
+    data = head.encode() + b" " * (SLOW_BYTES - 1)
+    before = resident_bytes(INGRESS)
+    async with watching(target.url, target.bystander_key) as seen:
+        held = await _held_back(target, SLOW_BODIES, data)
+    grown = resident_bytes(INGRESS) - before
+    everyone = held.closed + held.refused >= SLOW_BODIES
+    return Outcome(
+        "slow bodies",
+        f"{SLOW_BODIES} bodies of {SLOW_BYTES / 2**20:.0f} MiB without their last byte: {held}; "
+        f"ingress grew by {grown / 2**20:.0f} MiB",
+        str(seen),
+        everyone and seen.held and grown < MEMORY_BYTES,
+    )
+
+
+async def _half_open_headers(target: Target) -> Outcome:
+    """More than HAProxy has connections, from one address that is not the bystander's."""
+    async with watching(target.url, target.bystander_key) as seen:
+        held = await _held_back(target, HALF_OPEN, b"GET / HTTP/1.1\r\nHost: loc")
+    everyone = held.closed + held.refused >= held.opened
+    return Outcome(
+        "half-open headers",
+        f"{HALF_OPEN} connections from {ATTACKER} without the end of their headers: {held}",
+        str(seen),
+        everyone and seen.held,
+    )
+
+
+async def _held_back(target: Target, count: int, data: bytes) -> Held:
+    """By a process of its own, which does not slow the bystander."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            attacker, _run_held_back, target.host, target.port, count, data
+        )
+
+
+def _run_held_back(host: str, port: int, count: int, data: bytes) -> Held:
+    allow_files(count + 512)
+    return asyncio.run(_hold_back(host, port, count, data))
+
+
+async def _hold_back(host: str, port: int, count: int, data: bytes) -> Held:
+    """Open so many connections, send `data` on each, and wait until the server ends them."""
+    held, deadline = Held(), time.monotonic() + DEADLINE_S
+    opening = asyncio.Semaphore(64)
+
+    async def hold() -> None:
+        async with opening:
+            try:
+                reader, writer = await asyncio.open_connection(host, port, local_addr=(ATTACKER, 0))
+            except OSError:
+                held.refused += 1
+                return
+            held.opened += 1
+        with suppress(TimeoutError):
+            try:
+                writer.write(data)
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    told = _status(await reader.read(64))
+            except ConnectionError:
+                told = "reset"
+            held.closed += 1
+            held.replies[told] += 1
+        writer.close()
+
+    await asyncio.gather(*(hold() for _ in range(count)))
+    return held
+
+
+def allow_files(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
+async def _past_haproxy(target: Target) -> Outcome:
+    """Requests at the ports where the replicas of the ingress listen."""
+    answers = []
+    for listener in tcp_listeners(INGRESS):
+        status = await _reply(listener, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answers.append(f"{listener.address}:{listener.port} {status}")
+    return Outcome(
+        "past HAProxy",
+        "GET /v1/models at each port of the ingress",
+        ", ".join(answers) or "the ingress listens nowhere",
+        bool(answers) and not any(answer.endswith(" 200") for answer in answers),
+    )
+
+
+async def _huge_header(target: Target) -> Outcome:
+    """To HAProxy and to the ports behind it."""
+    ends = [Listener("haproxy", target.host, target.port), *tcp_listeners(INGRESS)]
+    answers = []
+    async with watching(target.url, target.bystander_key) as seen:
+        for end in ends:
+            began = time.monotonic()
+            sent, status = await asyncio.to_thread(_send_header, end)
+            took = time.monotonic() - began
+            answers.append((sent, f"{status} after {sent / 2**20:.1f} MiB and {took:.1f} s"))
+        await asyncio.sleep(WATCHED_S)
+    return Outcome(
+        "huge header",
+        f"a header of {HUGE_HEADER_BYTES / 2**20:.0f} MiB at {len(ends)} ports: "
+        + ", ".join(told for _, told in answers),
+        str(seen),
+        seen.held and all(sent < HUGE_HEADER_BYTES for sent, _ in answers),
+    )
+
+
+def _send_header(end: Listener) -> tuple[int, str]:
+    """How much was taken before the end, and the status."""
+    sent, piece = 0, b"a" * HEADER_BYTES
+    with socket.create_connection((_reachable(end.address), end.port), REPLY_S) as connection:
+        try:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
+            while sent < HUGE_HEADER_BYTES:
+                connection.sendall(piece)
+                sent += len(piece)
+        except OSError as error:
+            return sent, type(error).__name__
+        with suppress(OSError):
+            return sent, _status(connection.recv(64))
+    return sent, "no reply"
+
+
+async def _stream_without_proof(target: Target) -> Outcome:
+    """What a caller gets at a replica's port who sends a task instead of a proof."""
+    task = b"\x82\xa4type\xa3ask\xa4task\x80"
+    answers = []
+    for listener in tcp_listeners(REPLICA):
+        told = await _told(listener, len(task).to_bytes(4, "big") + task)
+        answers.append(f"{listener.port}: {told}")
+    refused = [answer for answer in answers if answer.endswith("a challenge, then the end")]
+    return Outcome(
+        "stream without proof",
+        "a task without proof at each port of the replica",
+        ", ".join(answers) or "the replica listens nowhere",
+        bool(refused) and not any("an answer" in answer for answer in answers),
+    )
+
+
+async def _told(listener: Listener, data: bytes) -> str:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(REPLY_S):
+            reader, writer = await asyncio.open_connection(
+                _reachable(listener.address), listener.port
+            )
+            writer.write(data)
+            heard = await reader.read(2**20)
+            while part := await reader.read(2**20):
+                heard += part
+        writer.close()
+        if b"told" in heard or b"accepted" in heard:
+            return "an answer"
+        return "a challenge, then the end" if b"challenge" in heard else "the end"
+    return "another protocol"
+
+
+async def _reply(listener: Listener, request: bytes) -> str:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(REPLY_S):
+            reader, writer = await asyncio.open_connection(
+                _reachable(listener.address), listener.port
+            )
+            writer.write(request)
+            reply = await reader.read(64)
+        writer.close()
+        return _status(reply)
+    return "no reply"
+
+
+def _status(reply: bytes) -> str:
+    if not reply:
+        return "closed"
+    return reply[9:12].decode() if reply.startswith(b"HTTP/1.1 ") else "another protocol"
+
+
+def _reachable(address: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)

@@ -1,0 +1,82 @@
+"""What the server's processes listen on, as /proc tells it; of processes of this user."""
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTENING = "0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """`process`: the title of the process, which Ray sets."""
+
+    process: str
+    address: str
+    port: int
+
+
+def tcp_listeners(title: str) -> list[Listener]:
+    """Of all processes whose title matches the expression."""
+    found = set()
+    for process, inodes in _sockets(title):
+        for inode, address, port in _tcp():
+            if inode in inodes:
+                found.add(Listener(process, address, port))
+    return sorted(found, key=lambda listener: listener.port)
+
+
+def unix_sockets(title: str) -> list[Path]:
+    """The paths of sockets that processes of that title have bound."""
+    inodes = {inode for _, owned in _sockets(title) for inode in owned}
+    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return sorted({Path(each[7]) for each in fields if len(each) > 7 and each[6] in inodes})
+
+
+def resident_bytes(title: str) -> int:
+    """The memory of the largest process of that title."""
+    sizes = [0]
+    for folder, _ in _processes(title):
+        with suppress(OSError):
+            pages = int((folder / "statm").read_text().split()[1])
+            sizes.append(pages * os.sysconf("SC_PAGESIZE"))
+    return max(sizes)
+
+
+def _sockets(title: str) -> Iterator[tuple[str, set[str]]]:
+    """The inodes of each process's sockets."""
+    for folder, name in _processes(title):
+        inodes = set()
+        with suppress(OSError):
+            for link in (folder / "fd").iterdir():
+                with suppress(OSError):
+                    if match := _SOCKET.fullmatch(os.readlink(link)):
+                        inodes.add(match[1])
+        yield name, inodes
+
+
+def _processes(title: str) -> Iterator[tuple[Path, str]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                name = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                if re.match(title, name):
+                    yield folder, name
+
+
+def _tcp() -> Iterator[tuple[str, str, int]]:
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING:
+                address, _, port = fields[1].partition(":")
+                words = struct.unpack(f">{len(address) // 8}I", bytes.fromhex(address))
+                packed = struct.pack(f"={len(words)}I", *words)
+                yield fields[9], socket.inet_ntop(family, packed), int(port, 16)

@@ -1,0 +1,115 @@
+"""The frame of `make attack`: what it finds on this host, what it prints, and its exit status."""
+
+import asyncio
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import yaml
+
+from bench.attack import __main__ as attack
+from bench.attack import connections, host
+from bench.attack.models import _bomb
+from bench.attack.outcome import Outcome
+from bench.attack.processes import tcp_listeners, unix_sockets
+from bench.attack.target import Keys, Target, _config
+from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import ModelFileError
+
+HELD = Outcome("one", "a try", "nothing", held=True)
+NOT_HELD = Outcome("two", "another", "a long gap", held=False)
+
+
+@pytest.fixture
+def loopback() -> str:
+    return "127.0.0.1"
+
+
+def test_listeners_of_a_process_are_found_with_their_addresses(loopback) -> None:
+    with ExitStack() as open_sockets:
+        four = open_sockets.enter_context(socket.create_server((loopback, 0)))
+        anywhere = open_sockets.enter_context(socket.create_server(("0.0.0.0", 0)))
+        found = {(each.address, each.port) for each in tcp_listeners("")}
+        assert {four.getsockname(), anywhere.getsockname()} <= found
+    assert not tcp_listeners("no process has this title")
+
+
+@pytest.mark.parametrize(("socket_mode", "reached"), [(0o777, True), (0o600, False)])
+def test_sockets_that_others_may_reach_are_told_by_modes(socket_mode, reached) -> None:
+    with TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as bound:
+        folder = Path(place)  # pytest's own are below a private one
+        path = folder / "admin"
+        bound.bind(str(path))
+        path.chmod(socket_mode)
+        assert path in unix_sockets("")
+        folder.chmod(0o755)
+        assert host._others_may_connect(path) == reached
+        folder.chmod(0o700)
+        assert not host._others_may_connect(path)
+
+
+@pytest.mark.parametrize(("outcomes", "status"), [([HELD], 0), ([HELD, NOT_HELD], 1), ([], 1)])
+def test_the_exit_status_tells_whether_all_was_held(monkeypatch, capsys, outcomes, status) -> None:
+    async def told(target: Target) -> list[Outcome]:
+        assert target.url == "http://127.0.0.1:1"
+        return outcomes
+
+    monkeypatch.setattr(attack, "OPEN", (told,))
+    assert attack.main(["http://127.0.0.1:1/"]) == status
+    printed = capsys.readouterr().out
+    for outcome in outcomes:
+        verdict = "held" if outcome.held else "NOT HELD"
+        assert f"{verdict}: {outcome.name}: {outcome.tried}: {outcome.bystander}\n" in printed
+
+
+def test_an_attack_that_breaks_off_was_not_held(monkeypatch, capsys) -> None:
+    async def breaks(target: Target) -> list[Outcome]:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(attack, "OPEN", (breaks,))
+    assert attack.main(["http://127.0.0.1:1"]) == 1
+    assert "NOT HELD" in capsys.readouterr().out
+
+
+async def test_connections_that_the_server_ends_are_counted(monkeypatch, loopback) -> None:
+    monkeypatch.setattr(connections, "DEADLINE_S", 1.0)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readexactly(1)) == b"s":
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        else:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, loopback)
+    port = server.sockets[0].getsockname()[1]
+    ended = await connections._hold_back(loopback, port, 5, b"s")
+    assert (ended.opened, ended.closed, ended.replies) == (5, 5, {"408": 5})
+    left = await connections._hold_back(loopback, port, 5, b"x")
+    assert (left.opened, left.closed) == (5, 0)
+    server.close()
+
+
+def test_keys_are_stored_as_hashes_alone() -> None:
+    keys = Keys()
+    entries = str(keys.entries())
+    assert not any(key in entries for key in (keys.alice, keys.bob, keys.manager))
+    assert [entry["manage"] for entry in keys.entries()] == [False, False, True]
+
+
+def test_the_header_bomb_is_a_model_file_but_for_its_number_of_keys(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "bomb.gguf"
+    path.write_bytes(_bomb())
+    with pytest.raises(ModelFileError, match="1,000,000"):
+        GGUFFile.open(path)
+
+
+def test_the_configuration_can_be_written_and_names_no_key(tmp_path) -> None:
+    keys = Keys()
+    written = yaml.safe_dump(_config(tmp_path, 8000, keys))
+    assert not any(key in written for key in (keys.alice, keys.bob, keys.manager))
+    assert (tmp_path / "keys.yaml").stat().st_mode & 0o777 == 0o600
+    open_to_all = yaml.safe_load(yaml.safe_dump(_config(tmp_path, 8000, None)))
+    assert "on_demand" not in open_to_all["applications"][0]["args"]
