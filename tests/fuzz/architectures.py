@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoModel
 
-from model_zoo.families import ARCHITECTURES, EYES
+from model_zoo.families import TEXT_FAMILIES, VISION_FAMILIES
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
 from tests.parity import test_encoders, test_gemma3n, test_vision_qwen3vl
@@ -59,7 +59,7 @@ def write_seeds(folder: Path) -> list[Seed]:
     """AssertionError where an architecture or a projector is without a file."""
     seeds = [Seed(place) for place in _written(folder)]
     known = {_kind(path) for seed in seeds for path in (seed.model, seed.projector) if path}
-    missing = (set(ARCHITECTURES) | set(EYES)) - known
+    missing = (set(TEXT_FAMILIES) | set(VISION_FAMILIES)) - known
     assert not missing, f"no seed for {sorted(missing)}"
     return seeds
 
