@@ -8,6 +8,7 @@ import uvicorn
 
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
+from serve_app.bodies import BodyLimits
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
@@ -69,7 +70,7 @@ async def main(settings: AppSettings, port: int) -> None:
     app = ingress_app(
         LocalBackend(model, replica),
         api_keys=None,
-        max_body_bytes=settings.max_body_bytes,
+        body_limits=BodyLimits.of(settings),
         image_rules=ImageRules.of(settings),
     )
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from runtime.errors import ModelFileError, RequestError
 from serve_app.access import allowed_models
-from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, are_token_ids, harmless, unserved
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
@@ -238,9 +238,12 @@ def _native_inputs(given: Any) -> list[Input]:
     if given is None or given == "":
         return []
     texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list):
         raise RequestError("invalid input type")
-    return _counted([RawText(text) for text in texts])
+    _check_count(texts)
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("invalid input type")
+    return [RawText(text) for text in texts]
 
 
 def _openai_inputs(given: Any) -> list[Input]:
@@ -248,20 +251,16 @@ def _openai_inputs(given: Any) -> list[Input]:
     if isinstance(given, str):
         return [RawText(given)]
     if isinstance(given, list) and given:
-        if all(isinstance(item, str) for item in given):
-            return _counted([RawText(item) for item in given])
-        if _are_ids(given):
+        if are_token_ids(given):
             return [TokenIds(tuple(given))]
-        if all(isinstance(item, list) and item and _are_ids(item) for item in given):
-            return _counted([TokenIds(tuple(item)) for item in given])
+        _check_count(given)
+        if all(isinstance(item, str) for item in given):
+            return [RawText(item) for item in given]
+        if all(isinstance(item, list) and are_token_ids(item) for item in given):
+            return [TokenIds(tuple(item)) for item in given]
     raise RequestError("invalid input")
 
 
-def _are_ids(given: list[Any]) -> bool:
-    return all(type(item) is int and 0 <= item < 2**31 for item in given)
-
-
-def _counted(inputs: list[Input]) -> list[Input]:
+def _check_count(inputs: list[Any]) -> None:
     if len(inputs) > MAX_INPUTS:
         raise RequestError(f"input has {len(inputs):,} texts; at most {MAX_INPUTS:,} are taken")
-    return inputs

@@ -1,27 +1,46 @@
 """Reading request bodies: typed fields, fields that are ignored or refused, errors by name."""
 
+import asyncio
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from annotated_types import MaxLen
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from serve_app.api.refusals import BodyTooLargeError
+from serve_app.bodies import BodyLimits, BodyReceiver
 from serve_app.config.options import Options, read_options
 from serve_app.logs import get_logger
 
 # Clients choose the names of ignored fields: so many of them are logged, each cut to that length.
 MOST_LOGGED = 64
 LONGEST_NAME = 64
+# Messages of a request, parts of a message, and the like.
+MAX_ITEMS = 4096
+# Reading a body of this size takes less than a millisecond. Larger ones are read in a thread: one,
+# since each call into C holds the GIL, which others would have to wait for as well.
+INLINE_BYTES = 64 * 1024
 _NEUTRAL = "neutral"
 _INDEX = re.compile(r"\[\d+\]")
 
 log = get_logger()
+
+
+class FirstError(FailFast):
+    """Validation of a list ends at its first invalid item: errors cost more than items."""
+
+    __hash__ = object.__hash__  # pydantic's has none, which unions of annotated types need
+
+
+Item = TypeVar("Item")
+Items = Annotated[list[Item], FirstError(), MaxLen(MAX_ITEMS)]
 
 
 def harmless() -> Any:
@@ -38,8 +57,12 @@ def unserved(*neutral: Any) -> Any:
 
 
 class Body(BaseModel):
-    """A JSON object of a request. Null means absent; `BodyReader` handles unknown fields."""
+    """A JSON object of a request. Null means absent; `BodyReader` handles unknown fields.
 
+    `holds_images`: whether some of its bytes may be images, which `image_bytes` counts.
+    """
+
+    holds_images: ClassVar[bool] = False
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
 
     @model_validator(mode="before")
@@ -47,29 +70,44 @@ class Body(BaseModel):
     def _drop_nulls(cls, raw: Any) -> Any:
         return _without_nulls(raw)
 
+    def image_bytes(self) -> int:
+        """Of the images in this object, as the JSON text has them."""
+        return 0
+
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 class BodyReader:
-    """Reads the request bodies of one ingress, of at most `max_bytes` each.
+    """Reads the request bodies of one ingress within `limits`.
 
     Fields and options that no protocol defines are ignored, as Ollama and vLLM do, and logged once
     for each name. `strict`: they are refused.
     """
 
-    def __init__(self, *, max_bytes: int, strict: bool = False) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, limits: BodyLimits, *, strict: bool = False) -> None:
+        self._limits = limits
+        self._receiver = BodyReceiver(limits)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
         self._strict = strict
         self._logged: set[str] = set()
 
     async def read(self, kind: type[AnyBody], request: Request) -> AnyBody:
         """RequestError names the field that is wrong, missing, or not served."""
-        raw = await _read_object(request, self._max_bytes)
+        async with self._receiver.received(request, images=kind.holds_images) as data:
+            parse = partial(self._parsed, kind, data)
+            if len(data) <= INLINE_BYTES:
+                return parse()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, parse)
+
+    def _parsed(self, kind: type[AnyBody], data: bytearray) -> AnyBody:
+        raw = _decoded(data)
         try:
             body = kind.model_validate(raw)
         except ValidationError as error:
-            raise RequestError(_message(dict(error.errors()[0]))) from None
+            raise RequestError(_message(dict(error.errors(include_url=False)[0]))) from None
+        if len(data) > self._limits.max_text_bytes:
+            self._limits.check_text(len(data) - body.image_bytes())
         self._check(body, "")
         return body
 
@@ -87,8 +125,8 @@ class BodyReader:
                 raise RequestError(f'field "{place}{name}" is not served yet')
             if isinstance(value, BaseModel):
                 self._check(value, f"{place}{name}.")
-            for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
-                if isinstance(item, BaseModel):
+            elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+                for index, item in enumerate(value):
                     self._check(item, f"{place}{name}[{index}].")
 
     def _unknown(self, noun: str, place: str, name: str) -> None:
@@ -105,10 +143,14 @@ class BodyReader:
                     log.info("further unknown fields are not logged", logged=MOST_LOGGED)
 
 
-async def _read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+def are_token_ids(values: list[Any]) -> bool:
+    """Whether they are integers that may name tokens; at once, since there may be many."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**31
+
+
+def _decoded(data: bytearray) -> dict[str, Any]:
     """The body as a JSON object, whatever its declared type."""
-    data = await _read_bytes(request, max_bytes)
-    if not data.strip():
+    if not data or data.isspace():
         raise RequestError("missing request body")
     try:
         raw = msgspec.json.decode(data)
@@ -117,22 +159,6 @@ async def _read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise RequestError("invalid request body: a JSON object is wanted")
     return raw
-
-
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    parts: list[bytes] = []
-    size = int(declared) if declared.isdigit() else 0
-    if size <= max_bytes:
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            parts.append(part)
-            if size > max_bytes:
-                break
-    if size > max_bytes:
-        raise BodyTooLargeError(f"the request body is larger than {max_bytes:,} bytes")
-    return b"".join(parts)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -154,5 +180,7 @@ def _message(details: dict[str, Any]) -> str:
     name = f'field "{place.removeprefix(".")}"'
     if details["type"] == "missing":
         return f"{name} is required"
+    if details["type"] == "too_long":
+        return f"{name} has more than {details['ctx']['max_length']:,} items"
     wanted = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return f"{name} must be {wanted}"

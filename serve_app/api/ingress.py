@@ -32,6 +32,7 @@ from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.tenant import TenantByAddress
+from serve_app.bodies import BodyLimits
 from serve_app.gateway.backend import ChatBackend
 from serve_app.keys import ApiKey
 from serve_app.limits import Limiter, Limits
@@ -55,7 +56,7 @@ def ingress_app(
     concurrent_requests: int | None = None,
     processes: int = 1,
     clock: Callable[[], float] = time.monotonic,
-    max_body_bytes: int,
+    body_limits: BodyLimits,
     strict_fields: bool = False,
     image_rules: ImageRules,
 ) -> Starlette:
@@ -63,7 +64,7 @@ def ingress_app(
     limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
     default = Limits(concurrent_requests=concurrent_requests)
     limiter = Limiter(default, limits, processes=processes, clock=clock)
-    bodies = BodyReader(max_bytes=max_body_bytes, strict=strict_fields)
+    bodies = BodyReader(body_limits, strict=strict_fields)
     images = ImageReader(backend, image_rules)
     return Starlette(
         routes=[

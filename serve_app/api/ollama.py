@@ -5,7 +5,7 @@ import json
 import time
 import uuid
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.access import allowed_models
-from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
 from serve_app.api.request_images import ImageReader, Unread, check_total
@@ -37,16 +37,20 @@ from serve_app.gateway.tasks import (
 from serve_app.keys import AllowedModels
 
 NOTHING = RawText("")
+Context = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FirstError()]
 
 
 class ChatMessage(Body):
     role: str
     content: str = ""
     thinking: Any = unserved()
-    images: list[str] = Field(default_factory=list)
+    images: Items[str] = Field(default_factory=list)
     tool_calls: Any = unserved()
     tool_name: Any = unserved()
     tool_call_id: Any = unserved()
+
+    def image_bytes(self) -> int:
+        return sum(map(len, self.images))
 
 
 class _Generation(Body):
@@ -65,21 +69,29 @@ class _Generation(Body):
 
 
 class ChatBody(_Generation):
-    messages: list[ChatMessage] = Field(default_factory=list)
+    holds_images: ClassVar[bool] = True
+    messages: Items[ChatMessage] = Field(default_factory=list)
     tools: Any = unserved()
+
+    def image_bytes(self) -> int:
+        return sum(message.image_bytes() for message in self.messages)
 
 
 class GenerateBody(_Generation):
+    holds_images: ClassVar[bool] = True
     prompt: str = ""
     system: str = ""
     raw: bool = False
     suffix: Any = unserved()
     template: Any = unserved()
-    context: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
-    images: list[str] = Field(default_factory=list)
+    context: Context = Field(default_factory=list)
+    images: Items[str] = Field(default_factory=list)
     width: Any = harmless()  # of images that are generated, which no model here does
     height: Any = harmless()
     steps: Any = harmless()
+
+    def image_bytes(self) -> int:
+        return sum(map(len, self.images))
 
 
 class OllamaChat:
@@ -96,6 +108,7 @@ class OllamaChat:
         model = await self._served(body, allowed_models(request))
         if not body.messages:
             return await self._loaded(model, body, encoder, tenant_id(request))
+        self._images.check_count(sum(len(each.images) for each in body.messages))
         unread: list[Unread] = []
         for index, each in enumerate(body.messages):
             _check_role(index, each)
@@ -112,6 +125,7 @@ class OllamaChat:
             raise RequestError("raw mode does not support template, system, or context")
         if not body.prompt and not body.images:
             return await self._loaded(model, body, encoder, tenant_id(request))
+        self._images.check_count(len(body.images))
         task = self._task(model, body, request)
         prompt = await self._prompt(model, body, task.tenant)
         return self._reply(task, body, prompt, encoder)

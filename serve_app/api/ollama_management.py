@@ -17,7 +17,7 @@ from model_zoo.sources.pull import PullProgress
 from model_zoo.store.definition import Definition
 from model_zoo.store.modelfile import ROLES
 from runtime.errors import RequestError
-from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.refusals import ForbiddenError, Refusal, refusal
 from serve_app.api.reply import SingleReply
 from serve_app.api.tenant import tenant_of
@@ -75,8 +75,8 @@ class CreateBody(_NamedBody):
     parameters: dict[str, Any] = Field(default_factory=dict)
     template: str = ""
     system: str = ""
-    license: str | list[str] = ""
-    messages: list[ModelMessage] = Field(default_factory=list)
+    license: str | Items[str] = ""
+    messages: Items[ModelMessage] = Field(default_factory=list)
     quantize: str = ""
     quantization: str = ""
     adapters: Any = unserved()

@@ -178,8 +178,8 @@ class StreamEncoder:
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 404: "not_found_error"}
-    kind = "invalid_request_error" if refusal.status in (400, 405, 413) else "api_error"
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = "invalid_request_error" if refusal.status in (400, 405, 408, 413) else "api_error"
     return {
         "error": {
             "message": refusal.message,

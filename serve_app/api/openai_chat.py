@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, ClassVar
 
+import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,13 +13,12 @@ from starlette.responses import Response
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.errors import RequestError
 from serve_app.access import allowed_models
-from serve_app.api.fields import Body, BodyReader, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.openai import (
     Accounting,
     Common,
     StreamEncoder,
     configured,
-    encoded,
     event,
     task_for,
     token_entry,
@@ -41,11 +42,12 @@ _RESERVED = frozenset(
 MAX_NAME_CHARACTERS = 256
 MAX_VARIABLES_BYTES = 64 * 1024
 MAX_VARIABLES_DEPTH = 32
+_TOO_DEEP = f'field "chat_template_kwargs" is nested more than {MAX_VARIABLES_DEPTH} deep'
 
 
 class ChatMessage(Body):
     role: str
-    content: str | list[Any] = ""
+    content: str | Items[Any] = ""
     name: str | None = None
     refusal: Any = harmless()
     annotations: Any = harmless()
@@ -56,9 +58,21 @@ class ChatMessage(Body):
     tool_calls: Any = unserved()
     tool_call_id: Any = unserved()
 
+    @property
+    def images(self) -> list[Any]:
+        """What the parts with images have as their URL."""
+        if isinstance(self.content, str):
+            return []
+        images = (part.get("image_url") for part in self.content if _is_image(part))
+        return [image.get("url") if isinstance(image, dict) else image for image in images]
+
+    def image_bytes(self) -> int:
+        return sum(len(url) for url in self.images if isinstance(url, str))
+
 
 class ChatBody(Common):
-    messages: list[ChatMessage]
+    holds_images: ClassVar[bool] = True
+    messages: Items[ChatMessage]
     max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: Any = None
@@ -86,6 +100,9 @@ class ChatBody(Common):
     thinking_token_budget: Any = unserved()
     include_reasoning: Any = harmless()
 
+    def image_bytes(self) -> int:
+        return sum(message.image_bytes() for message in self.messages)
+
 
 class OpenAIChat:
     """Answers /v1/chat/completions."""
@@ -100,6 +117,7 @@ class OpenAIChat:
         model = await self._backend.served(body.model, allowed_models(request))
         if not body.messages:
             raise RequestError("[] is too short - 'messages'")
+        self._images.check_count(sum(len(each.images) for each in body.messages))
         drafts = [_draft(index, each) for index, each in enumerate(body.messages)]
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         variables = _variables(body.chat_template_kwargs)
@@ -195,14 +213,18 @@ def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unrea
     if isinstance(content, str):
         return content
     parts: list[str | Unread] = []
-    for index, raw in enumerate(content):
-        part = _part(f"{place}[{index}]", raw)
-        if isinstance(part, str) and parts and isinstance(parts[-1], str):
-            parts[-1] += f"\n\n{part}"
+    read = (_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+    for kind, group in groupby(read, key=type):
+        if kind is str:
+            parts.append("\n\n".join(map(str, group)))
         else:
-            parts.append(part)
+            parts += group
     has_images = any(isinstance(part, Unread) for part in parts)
     return tuple(parts) if has_images else "".join(map(str, parts))
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
 
 
 def _part(place: str, part: Any) -> str | Unread:
@@ -244,22 +266,23 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
     reserved = sorted(_RESERVED & given.keys())
     if reserved:
         raise RequestError(f'field "chat_template_kwargs.{reserved[0]}" cannot be set by a request')
-    _check_value(given, depth=0)
-    size = len(encoded(given))
+    try:
+        size = len(msgspec.json.encode(given))
+    except RecursionError:
+        raise RequestError(_TOO_DEEP) from None
     if size > MAX_VARIABLES_BYTES:
         raise RequestError(
             f'field "chat_template_kwargs" has {size:,} bytes as JSON; at most '
             f"{MAX_VARIABLES_BYTES:,} are taken"
         )
+    _check_value(given, depth=0)
     return given
 
 
 def _check_value(value: Any, *, depth: int) -> None:
     """What crosses processes as it is: no deep nesting, no integer of more than 64 bits."""
     if depth > MAX_VARIABLES_DEPTH:
-        raise RequestError(
-            f'field "chat_template_kwargs" is nested more than {MAX_VARIABLES_DEPTH} deep'
-        )
+        raise RequestError(_TOO_DEEP)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise RequestError('field "chat_template_kwargs" has a number that needs more than 64 bits')
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

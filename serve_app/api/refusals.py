@@ -31,6 +31,14 @@ class BodyTooLargeError(RequestError):
     """The request's body is larger than the server reads."""
 
 
+class SlowBodyError(RequestError):
+    """The request's body comes more slowly than the server waits for."""
+
+
+class QuotaError(RequestError):
+    """The tenant has used up its part of what the server can do at once."""
+
+
 class ForbiddenError(RequestError):
     """The server is not there for this, or not for whoever asks."""
 
@@ -51,7 +59,9 @@ class Refusal:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        # The rest of a slow body would keep the connection in use.
+        return headers | ({"connection": "close"} if self.status == 408 else {})
 
 
 def refusal(error: Exception) -> Refusal:
@@ -62,6 +72,10 @@ def refusal(error: Exception) -> Refusal:
     match error:
         case BodyTooLargeError():
             return Refusal(413, str(error))
+        case SlowBodyError():
+            return Refusal(408, str(error))
+        case QuotaError():
+            return Refusal(429, str(error), RETRY_AFTER_S)
         case ForbiddenError():
             return Refusal(403, str(error))
         case RequestError():

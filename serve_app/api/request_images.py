@@ -53,16 +53,20 @@ class ImageReader:
         self._rules = rules
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
+    def check_count(self, count: int) -> None:
+        """RequestError when a request may not have so many images."""
+        if count > self._rules.most:
+            raise RequestError(
+                f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
+            )
+
     async def read(
         self, model: ServedModel, images: Sequence[Unread], *, tenant: str
     ) -> list[ImagePart]:
         """Everything that can be refused is, before anybody is asked for an image by its URL."""
         if not images:
             return []
-        if len(images) > self._rules.most:
-            raise RequestError(
-                f"the request has {len(images):,} images; at most {self._rules.most:,} are accepted"
-            )
+        self.check_count(len(images))
         await self._check_sight(model)
         linked = {image.text: image for image in reversed(images) if image.linked}
         for image in linked.values():

@@ -207,6 +207,8 @@ class AppSettings(Section):
     allowed_hosts: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024, le=128 * 2**20)
+    max_text_bytes: int = Field(default=8 * 2**20, ge=1024, le=32 * 2**20)
+    body_budget_bytes: int | None = Field(default=None, ge=1024)
     strict_fields: bool = False
     max_images: int = Field(default=16, ge=0)
     max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)

@@ -16,6 +16,7 @@ from serve_app.api.ingress import ingress_app
 from serve_app.api.refusals import explained
 from serve_app.api.request_images import ImageRules
 from serve_app.autoscaling.serve_policy import encoder_stats, engine_stats
+from serve_app.bodies import BodyLimits
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
@@ -246,7 +247,7 @@ class Ingress:
             allowed_hosts=settings.allowed_hosts,
             concurrent_requests=settings.concurrent_requests,
             processes=settings.ingress_replicas,
-            max_body_bytes=settings.max_body_bytes,
+            body_limits=BodyLimits.of(settings),
             strict_fields=settings.strict_fields,
             image_rules=ImageRules.of(settings),
         )

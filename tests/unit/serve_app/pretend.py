@@ -12,6 +12,7 @@ from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, GenerationFailedError
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
+from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
@@ -168,6 +169,9 @@ async def ingress(
     allowed_origins: tuple[str, ...] = (),
     allowed_hosts: tuple[str, ...] | None = None,
     max_body_bytes: int = 65536,
+    max_text_bytes: int = 8 * 2**20,
+    budget_bytes: int | None = None,
+    grace_s: float = HANG_S,
     strict_fields: bool = False,
     image_rules: ImageRules | None = None,
     card: ModelCard = CARD,
@@ -188,7 +192,7 @@ async def ingress(
             api_keys=api_keys,
             allowed_origins=allowed_origins,
             allowed_hosts=allowed_hosts,
-            max_body_bytes=max_body_bytes,
+            body_limits=BodyLimits(max_body_bytes, max_text_bytes, budget_bytes, grace_s),
             strict_fields=strict_fields,
             image_rules=image_rules or ImageRules(),
             **limits,

@@ -17,6 +17,7 @@ from model_zoo.store.store import Store
 from runtime.errors import ModelNotFoundError, SourceError, StoreError
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
+from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
@@ -189,7 +190,7 @@ async def ingress(
         Management(pool, [fixed_settings(**configured)]) if managed else None,
         api_keys=api_keys,
         allowed_origins=allowed_origins,
-        max_body_bytes=1 << 20,
+        body_limits=BodyLimits(1 << 20),
         image_rules=ImageRules(),
     )
     try:

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
+from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options, served_options
 from serve_app.gateway.catalogue import ServedModel
 from serve_app.gateway.model_card import ModelCard
@@ -31,7 +32,9 @@ async def client(
     server = StreamServer(replica.generate)
     directory = Bringing(await server.start("127.0.0.1"))
     backend = backend_of(directory, ServedModel("demo", configured, brings_options))
-    app = ingress_app(backend, api_keys=None, max_body_bytes=65536, image_rules=ImageRules())
+    app = ingress_app(
+        backend, api_keys=None, body_limits=BodyLimits(65536), image_rules=ImageRules()
+    )
     try:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
+from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.catalogue import ServedModel
@@ -61,7 +62,9 @@ async def clients(replica: ModelReplica) -> AsyncIterator[Clients]:
     card = replica.describe()
     directory = OneReplica(await server.start("127.0.0.1"), card)
     backend = backend_of(directory, ServedModel("demo", Options()), card=card)
-    app = ingress_app(backend, api_keys=None, max_body_bytes=1 << 20, image_rules=ImageRules())
+    app = ingress_app(
+        backend, api_keys=None, body_limits=BodyLimits(1 << 20), image_rules=ImageRules()
+    )
     try:
         async with asyncio.timeout(HANG_S):
             yield _clients_of(app)
