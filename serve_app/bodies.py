@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 
 from runtime.errors import OverloadedError, RequestError
@@ -205,12 +206,12 @@ class JsonScan:
         """RequestError when there are too many."""
         text = (self._escape + part).replace(b"\\\\", b"")
         self._escape = b"\\" if text.endswith(b"\\") else b""
-        codes = np.frombuffer(text.replace(b'\\"', b""), np.uint8)
-        if not codes.size:
+        if b'"' in text:
+            outside = self._outside(text.replace(b'\\"', b""))
+        elif self._in_string:
             return
-        inside = np.logical_xor.accumulate(codes == _QUOTE) ^ self._in_string
-        self._in_string = bool(inside[-1])
-        outside = codes * ~inside
+        else:
+            outside = np.frombuffer(text, np.uint8)
         opened, commas, colons = (
             sum(int(np.count_nonzero(outside == code)) for code in group)
             for group in ((_LIST, _OBJECT), (_COMMA,), (_COLON,))
@@ -223,6 +224,13 @@ class JsonScan:
             raise RequestError(
                 f"the request body has more than {MAX_STRUCTURES:,} JSON lists, objects and fields"
             )
+
+    def _outside(self, text: bytes) -> NDArray[np.uint8]:
+        """The bytes, those in strings replaced by zero; quotes begin and end strings here."""
+        codes = np.frombuffer(text, np.uint8)
+        inside = np.logical_xor.accumulate(codes == _QUOTE) ^ self._in_string
+        self._in_string = bool(inside[-1]) if codes.size else self._in_string
+        return codes * ~inside
 
 
 def _declared(request: Request) -> int:

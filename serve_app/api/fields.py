@@ -120,6 +120,8 @@ class BodyReader:
         for name in islice(body.model_extra or (), MOST_LOGGED):
             self._unknown("field", place, name)
         for name, info in type(body).model_fields.items():
+            if name not in body.model_fields_set:
+                continue
             value = getattr(body, name)
             if _refused(value, info):
                 raise RequestError(f'field "{place}{name}" is not served yet')
