@@ -8,7 +8,10 @@ edits the file and becomes HAProxy. Ray 2.60 has no settings for what is edited 
 - the statistics page listens on loopback, the metrics where the HTTP frontend does (Ray: both on
   all addresses);
 - request headers have a deadline (Ray: the client timeout, an hour), and one address may hold only
-  a part of all connections, so that unfinished requests of one client do not lock out the others.
+  a part of all connections, so that unfinished requests of one client do not lock out the others;
+- requests tell the ingress their client's address and, where CARAVAN_PROXY_SECRET is set, prove by
+  it that they came through HAProxy: the ingress listens on ports of its own
+  (`serve_app.through_proxy`).
 
 A template of Ray's that these edits do not fit is refused, since a partly edited file would be
 unsafe without a sign of it.
@@ -26,6 +29,9 @@ HEADER_TIMEOUT_S = 30
 # One address gets half of the connections: a load balancer in front may well be that address.
 CONNECTIONS_SHARE = 0.5
 CONNECTIONS_VARIABLE = "CARAVAN_HAPROXY_CONNECTIONS_PER_ADDRESS"
+SECRET_VARIABLE = "CARAVAN_PROXY_SECRET"
+CLIENT_HEADER = "x-caravan-client"
+SECRET_HEADER = "x-caravan-proxy"
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 PATH_VARIABLES = (
     "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC",
@@ -35,6 +41,12 @@ PATH_VARIABLES = (
     "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH",
 )
 
+_SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")
+# HAProxy reads the variable itself, so the secret stands in no file.
+_PROOF = f"""\
+    http-request set-header {CLIENT_HEADER} "%[src] %[src_port]"
+    http-request set-header {SECRET_HEADER} "${{{SECRET_VARIABLE}}}"
+"""
 _MARK = f"# Edited by {COMMAND}.\n"
 _SOCKET = re.compile(r"^( *stats socket (\S+) )mode 666 ", re.MULTILINE)
 # The admin socket, and the one on which Ray receives HAProxy's log lines.
@@ -50,18 +62,55 @@ class UnsafeError(Exception):
     """HAProxy cannot be run safely; the message says why and what to do."""
 
 
-def risk(environment: Mapping[str, str]) -> str | None:
-    """What is unsafe about the HAProxy that Ray starts in this environment; None: nothing."""
-    if environment.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
-        return None
-    if Path(environment.get(BINARY_VARIABLE, "")).name == COMMAND:
-        return None
-    return (
-        "Ray's own HAProxy configuration is in use: every user of this host may control the proxy "
-        "through its admin socket, its statistics and metrics listen on all addresses, and "
-        f"unfinished request headers have no deadline. Set {BINARY_VARIABLE} to the absolute path "
-        f"of `{COMMAND}` before Ray starts."
-    )
+def risks(environment: Mapping[str, str]) -> list[str]:
+    """What is unsafe about the HAProxy that Ray starts in this environment."""
+    if not _is_enabled(environment):
+        return []
+    found = []
+    if not _is_ours(environment):
+        found.append(
+            "Ray's own HAProxy configuration is in use: every user of this host may control the "
+            "proxy through its admin socket, its statistics and metrics listen on all addresses, "
+            "and unfinished request headers have no deadline. Set "
+            f"{BINARY_VARIABLE} to the absolute path of `{COMMAND}` before Ray starts."
+        )
+    if enforced_secret(environment) is None:
+        low = environment.get("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "30000")
+        high = environment.get("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", "31000")
+        found.append(
+            f"Each ingress replica listens on a port from {low} to {high} of the address in "
+            "`http_options.host` and takes requests that come past HAProxy; clients without API "
+            f"keys have no limits of their own. Set {SECRET_VARIABLE} to a random text, the same "
+            f"for all of Ray's processes, and run HAProxy by `{COMMAND}`, or let only HAProxy "
+            "reach these ports."
+        )
+    return found
+
+
+def enforced_secret(environment: Mapping[str, str]) -> str | None:
+    """The secret that each request must prove; None where HAProxy does not add it."""
+    if _is_enabled(environment) and _is_ours(environment):
+        return _secret(environment)
+    return None
+
+
+def _is_enabled(environment: Mapping[str, str]) -> bool:
+    return environment.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+
+
+def _is_ours(environment: Mapping[str, str]) -> bool:
+    return Path(environment.get(BINARY_VARIABLE, "")).name == COMMAND
+
+
+def _secret(environment: Mapping[str, str]) -> str | None:
+    """UnsafeError where it is too short or would not be sent as it is."""
+    secret = environment.get(SECRET_VARIABLE)
+    if secret and not _SECRET.fullmatch(secret):
+        raise UnsafeError(
+            f"{SECRET_VARIABLE} must be 32 to 256 letters, digits, hyphens and underscores, such "
+            "as the output of `openssl rand -hex 32`."
+        )
+    return secret or None
 
 
 def main() -> None:
@@ -85,7 +134,11 @@ def secure(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if text.startswith(_MARK):  # Ray may start HAProxy again with the file that it has
         return
-    edited = hardened(text, connections_per_address=int(limit) if limit else None)
+    edited = hardened(
+        text,
+        connections_per_address=int(limit) if limit else None,
+        proven=_secret(os.environ) is not None,
+    )
     for socket in _SOCKETS.findall(text):
         take_directory(Path(socket).parent)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
@@ -98,8 +151,12 @@ def hardened(
     *,
     connections_per_address: int | None = None,
     header_timeout_s: int = HEADER_TIMEOUT_S,
+    proven: bool = False,
 ) -> str:
-    """The generated configuration with the edits. UnsafeError where one has no place in it."""
+    """The generated configuration with the edits. UnsafeError where one has no place in it.
+
+    `proven`: requests get the headers that `serve_app.through_proxy` reads.
+    """
     frontend = _only(_FRONTEND, config)
     if connections_per_address is None:
         connections_per_address = int(int(_only(_MAXCONN, config)[1]) * CONNECTIONS_SHARE)
@@ -111,7 +168,7 @@ def hardened(
     for pattern, edited in (
         (_SOCKET, r"\1mode 600 "),
         (_DEFAULTS, rf"\g<0>    timeout http-request {header_timeout_s}s\n"),
-        (_FRONTEND, rf"\g<0>{limits}"),
+        (_FRONTEND, rf"\g<0>{limits}{_PROOF if proven else ''}"),
         (_METRICS, rf"\g<1>{frontend[1]}:"),
         (_STATISTICS, r"\g<1>127.0.0.1:"),
     ):

@@ -39,6 +39,7 @@ from serve_app.limits import Limiter, Limits
 from serve_app.on_demand.management import Management
 from serve_app.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.rate_limiting import LimitRequests
+from serve_app.through_proxy import ThroughProxy
 
 VERSION = "0.1.0"
 # The release of Ollama whose API is served. Clients ask for a minimum: 0.6.4 (VS Code), 0.13.4
@@ -59,8 +60,12 @@ def ingress_app(
     body_limits: BodyLimits,
     strict_fields: bool = False,
     image_rules: ImageRules,
+    proxy_secret: str | None = None,
 ) -> Starlette:
-    """`concurrent_requests`: of one tenant, over all `processes` of the ingress."""
+    """`concurrent_requests`: of one tenant, over all `processes` of the ingress.
+
+    `proxy_secret`: what HAProxy adds to each request; None: requests come from anywhere.
+    """
     limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
     default = Limits(concurrent_requests=concurrent_requests)
     limiter = Limiter(default, limits, processes=processes, clock=clock)
@@ -73,7 +78,10 @@ def ingress_app(
             *_management_routes(management, bodies, keyed=api_keys is not None),
             *_openai_routes(backend, images, bodies),
         ],
-        middleware=_middleware(api_keys, limiter, allowed_origins, allowed_hosts),
+        middleware=[
+            *([] if proxy_secret is None else [Middleware(ThroughProxy, secret=proxy_secret)]),
+            *_middleware(api_keys, limiter, allowed_origins, allowed_hosts),
+        ],
         exception_handlers={CaravanError: on_error, HTTPException: on_http_error},
     )
 

@@ -1,6 +1,7 @@
 """Which tenant a request belongs to: limits, queues and caches are kept apart by tenant."""
 
 from hashlib import blake2b
+from ipaddress import IPv6Address, ip_address
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 ID_BYTES = 16
 # Requests that tell nothing of their sender, such as those over a Unix socket, share one tenant.
 UNKNOWN = "unknown"
+_HOST_BITS = 64
 
 
 class TenantByAddress:
@@ -23,9 +25,24 @@ class TenantByAddress:
 
 
 def client_address(scope: Scope) -> str:
-    """The address of the client of an HTTP scope."""
+    """The address of the client of an HTTP scope; of IPv6 the network, since a host has as many
+    addresses of it as it likes.
+
+    `ThroughProxy` has set the client where HAProxy tells it; else it is the peer.
+    """
     client = scope.get("client")
-    return client[0] if client else UNKNOWN
+    if not client:
+        return UNKNOWN
+    try:
+        address = ip_address(client[0])
+    except ValueError:
+        return str(client[0])
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        network = int(address) >> _HOST_BITS << _HOST_BITS
+        return f"{IPv6Address(network)}/{128 - _HOST_BITS}"
+    return str(address)
 
 
 def set_tenant(scope: Scope, tenant: str) -> None:

@@ -11,7 +11,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from serve_app import haproxy
+from serve_app import haproxy, http_server
 from serve_app.api.ingress import ingress_app
 from serve_app.api.refusals import explained
 from serve_app.api.request_images import ImageRules
@@ -210,9 +210,9 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> "Starlette":
         settings = self._settings
-        risk = haproxy.risk(os.environ)
-        if risk is not None:
+        for risk in haproxy.risks(os.environ):
             log.warning("haproxy", text=risk)
+        http_server.configure(os.environ)
         placement = Schedulability(self._plan.needs, RayCluster())
         self._watching.add(asyncio.create_task(placement.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
@@ -250,6 +250,7 @@ class Ingress:
             body_limits=BodyLimits.of(settings),
             strict_fields=settings.strict_fields,
             image_rules=ImageRules.of(settings),
+            proxy_secret=haproxy.enforced_secret(os.environ),
         )
 
 

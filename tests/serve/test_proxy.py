@@ -1,7 +1,8 @@
-"""Through Serve's HAProxy: HTTP/1.0, web pages and names of the server."""
+"""Through Serve's HAProxy and past it: HTTP/1.0, web pages, names of the server, large heads."""
 
 import json
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -52,3 +53,32 @@ def test_local_pages_may_ask_and_foreign_ones_may_not(application: Application):
         assert json.loads(list(answer.iter_lines())[-1])["done"]
     for headers in ({"origin": "https://elsewhere.test"}, {"host": "elsewhere.test"}):
         assert httpx.post(url, json=QUESTION, headers=headers, timeout=HANG_S).status_code == 403
+
+
+def ingress_ports() -> list[int]:
+    """Where replicas of the ingress listen, all of them on loopback, as the proxy does."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A"]
+    found = {int(port, 16): address for address, port in listening}
+    ports = [port for port in found if 30_000 <= port < 31_000]
+    assert {found[port] for port in ports} == {"0100007F"}
+    return ports
+
+
+def test_the_ingress_takes_requests_from_haproxy_only(application: Application):
+    assert httpx.get(f"{application.url}/v1/models", timeout=HANG_S).status_code == 200
+    for port in ingress_ports():
+        for path in ("/v1/models", "/healthz"):
+            direct = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=HANG_S)
+            assert direct.status_code == 403, direct.text
+
+
+def test_the_head_of_a_request_is_limited_past_haproxy_too(application: Application):
+    for port in (urlsplit(application.url).port, *ingress_ports()):
+        with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
+            try:
+                connection.sendall(b"GET / HTTP/1.1\r\nX-Long: " + b"a" * 2**23)
+                reply = connection.recv(12)
+            except ConnectionError:  # closed while the rest was sent
+                continue
+            assert reply == b"HTTP/1.1 400"

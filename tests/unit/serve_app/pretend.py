@@ -176,6 +176,7 @@ async def ingress(
     image_rules: ImageRules | None = None,
     card: ModelCard = CARD,
     management: Any = None,
+    proxy_secret: str | None = None,
     private_caches: bool = False,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
@@ -195,6 +196,7 @@ async def ingress(
             body_limits=BodyLimits(max_body_bytes, max_text_bytes, budget_bytes, grace_s),
             strict_fields=strict_fields,
             image_rules=image_rules or ImageRules(),
+            proxy_secret=proxy_secret,
             **limits,
         )
     finally:

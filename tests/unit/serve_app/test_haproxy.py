@@ -31,6 +31,7 @@ def generated(tmp_path):
         metrics_socket_path=str(directory / "metrics.sock"),
         server_state_base=str(directory),
         server_state_file=str(directory / "state"),
+        metrics_socket_path=str(directory / "metrics.sock"),
         stats_port=free_port(),
         metrics_port=free_port(),
         maxconn=40,
@@ -156,11 +157,76 @@ def test_an_edited_file_is_not_edited_again(generated):
     assert path.read_text() == edited
 
 
+ENABLED = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+OURS = {**ENABLED, haproxy.BINARY_VARIABLE: "/opt/bin/caravan-haproxy"}
+SECRET = "s3cret-_" * 4
+
+
 def test_ray_serve_without_the_command_is_a_risk():
-    enabled = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
-    assert "admin socket" in haproxy.risk(enabled)
-    assert haproxy.risk({**enabled, haproxy.BINARY_VARIABLE: "/opt/bin/caravan-haproxy"}) is None
-    assert haproxy.risk({}) is None
+    socket_risk, port_risk = haproxy.risks(ENABLED)
+    assert "admin socket" in socket_risk
+    assert haproxy.risks(OURS) == [port_risk]
+    assert haproxy.risks({}) == []
+
+
+def test_an_ingress_that_anybody_may_reach_is_a_risk_with_a_port_and_a_remedy():
+    [risk] = haproxy.risks({**OURS, "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "30100"})
+    assert "a port from 30000 to 30100" in risk
+    assert "Set CARAVAN_PROXY_SECRET" in risk
+    assert haproxy.risks({**OURS, haproxy.SECRET_VARIABLE: SECRET}) == []
+
+
+def test_the_secret_is_enforced_only_where_our_haproxy_adds_it():
+    secret = {haproxy.SECRET_VARIABLE: SECRET}
+    assert haproxy.enforced_secret({**OURS, **secret}) == SECRET
+    assert haproxy.enforced_secret({**ENABLED, **secret}) is None
+    assert haproxy.enforced_secret(secret) is None
+    assert haproxy.enforced_secret(OURS) is None
+
+
+@pytest.mark.parametrize("secret", ["short", "a" * 31 + "%", 'a"' * 20, "a b" * 20])
+def test_a_secret_that_is_weak_or_would_not_be_sent_as_it_is_is_refused(secret):
+    with pytest.raises(UnsafeError, match="32 to 256 letters"):
+        haproxy.enforced_secret({**OURS, haproxy.SECRET_VARIABLE: secret})
+
+
+def test_requests_carry_the_client_and_the_secret_whatever_they_bring(generated, monkeypatch):
+    config, path = generated
+    monkeypatch.setenv(haproxy.SECRET_VARIABLE, SECRET)
+    secure(path)
+    assert SECRET not in path.read_text()
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        backend = f"backend default_backend\n    server here 127.0.0.1:{port}\n"
+        text = re.sub(r"(?m)^backend default_backend\n.*\n", backend, path.read_text())
+        path.write_text(text)
+        here = ("127.0.0.1", config.http_options.port)
+        with running(config, path), socket.create_connection(here) as client:
+            forged = "X-Caravan-Client: 192.0.2.1 1\r\nX-Caravan-Proxy: guess\r\n"
+            client.sendall(f"GET / HTTP/1.1\r\nHost: local\r\n{forged}\r\n".encode())
+            server.settimeout(HANG_S)
+            head = received_head(server)
+            address = client.getsockname()
+    lines = head.decode().lower().split("\r\n")
+    ours = [line for line in lines if line.startswith("x-caravan")]
+    assert ours == [f"x-caravan-client: {address[0]} {address[1]}", f"x-caravan-proxy: {SECRET}"]
+
+
+def received_head(server):
+    connection, _ = server.accept()
+    with connection:
+        connection.settimeout(HANG_S)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += connection.recv(4096)
+        return head
+
+
+def test_without_a_secret_no_headers_are_added(generated, monkeypatch):
+    _, path = generated
+    monkeypatch.delenv(haproxy.SECRET_VARIABLE, raising=False)
+    secure(path)
+    assert "x-caravan" not in path.read_text()
 
 
 def test_a_directory_behind_a_link_is_refused(tmp_path):

@@ -47,3 +47,14 @@ def test_what_tasks_carry_of_a_tenant_is_a_digest_without_its_address() -> None:
     first, second = shown("192.0.2.7"), shown("192.0.2.8")
     assert first == shown("192.0.2.7") != second
     assert len(first) == 32 and "192.0" not in first
+
+
+def test_an_ipv6_network_is_one_tenant() -> None:
+    scopes = [
+        {"type": "http", "client": (address, 1)} for address in ("2001:db8::1", "2001:db8::2")
+    ]
+    assert {client_address(scope) for scope in scopes} == {"2001:db8::/64"}
+
+
+def test_an_ipv4_address_is_the_same_tenant_in_its_ipv6_form() -> None:
+    assert client_address({"type": "http", "client": ("::ffff:192.0.2.7", 1)}) == "192.0.2.7"
