@@ -195,6 +195,7 @@ class AppSettings(Section):
     of the server, beside those that nobody outside can own; None: these alone, or any where there
     are API keys. See `serve_app.api.cross_site`.
     `share_caches`: whether the holders of API keys share cached prefixes and images.
+    `max_text_bytes`, `body_budget_bytes`: see `serve_app.bodies.BodyLimits`.
     """
 
     on_demand: OnDemandSettings | None = None

@@ -31,7 +31,6 @@ def generated(tmp_path):
         metrics_socket_path=str(directory / "metrics.sock"),
         server_state_base=str(directory),
         server_state_file=str(directory / "state"),
-        metrics_socket_path=str(directory / "metrics.sock"),
         stats_port=free_port(),
         metrics_port=free_port(),
         maxconn=40,
