@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from runtime.errors import ModelFileError, RequestError
 from serve_app.access import allowed_models
-from serve_app.api.fields import Body, BodyReader, are_token_ids, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
@@ -251,13 +251,15 @@ def _openai_inputs(given: Any) -> list[Input]:
     if isinstance(given, str):
         return [RawText(given)]
     if isinstance(given, list) and given:
-        if are_token_ids(given):
-            return [TokenIds(tuple(given))]
+        if ids := token_ids(given):
+            return [TokenIds(ids)]
         _check_count(given)
         if all(isinstance(item, str) for item in given):
             return [RawText(item) for item in given]
-        if all(isinstance(item, list) and are_token_ids(item) for item in given):
-            return [TokenIds(tuple(item)) for item in given]
+        several = [token_ids(item) if isinstance(item, list) else None for item in given]
+        found = [TokenIds(ids) for ids in several if ids]
+        if len(found) == len(given):
+            return list[Input](found)
     raise RequestError("invalid input")
 
 

@@ -145,9 +145,15 @@ class BodyReader:
                     log.info("further unknown fields are not logged", logged=MOST_LOGGED)
 
 
-def are_token_ids(values: list[Any]) -> bool:
-    """Whether they are integers that may name tokens; at once, since there may be many."""
-    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**31
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+def token_ids(values: list[Any]) -> tuple[int, ...] | None:
+    """None unless they are integers that may name tokens, at least one. There may be many."""
+    try:
+        return msgspec.convert(values, tuple[TokenId, ...]) or None
+    except msgspec.ValidationError:
+        return None
 
 
 def _decoded(data: bytearray) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from serve_app.access import allowed_models
-from serve_app.api.fields import BodyReader, are_token_ids, harmless, unserved
+from serve_app.api.fields import BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import (
     Accounting,
     Common,
@@ -132,8 +132,8 @@ def _prompt(prompt: Any) -> PromptSource:
         return _prompt(prompt[0])
     if isinstance(prompt, str):
         return RawText(prompt)
-    if isinstance(prompt, list) and are_token_ids(prompt):
-        return TokenIds(tuple(prompt))
+    if isinstance(prompt, list) and (ids := token_ids(prompt)):
+        return TokenIds(ids)
     if isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
         raise RequestError('field "prompt" holds several prompts, which is not served yet')
     raise RequestError('field "prompt" must be a string or a list of token ids')

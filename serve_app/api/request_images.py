@@ -7,6 +7,7 @@ import asyncio
 import binascii
 import re
 from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from model_zoo.chat.messages import ImagePart
@@ -19,6 +20,7 @@ from serve_app.gateway.catalogue import ServedModel
 
 VISION = "vision"
 MAX_REQUEST_BYTES = 96 * 2**20  # of all images of a request, as they cross the direct stream
+PIECE_CHARACTERS = 2**20
 _MAGICS = (png.MAGIC, jpeg.MAGIC, *gif.MAGICS, bmp.MAGIC)
 _DATA_URI = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
 
@@ -51,6 +53,8 @@ class ImageReader:
     def __init__(self, backend: ChatBackend, rules: ImageRules) -> None:
         self._backend = backend
         self._rules = rules
+        # One, since decoding holds the GIL, which others would have to wait for as well.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
     def check_count(self, count: int) -> None:
@@ -72,7 +76,8 @@ class ImageReader:
         for image in linked.values():
             self._check_link(image)
         inline = [image for image in images if not image.linked]
-        decoded = await asyncio.to_thread(self._decoded, inline)
+        loop = asyncio.get_running_loop()
+        decoded = await loop.run_in_executor(self._thread, self._decoded, inline)
         fetched = await _together([self._fetched(image, tenant) for image in linked.values()])
         found = dict(zip(linked, fetched, strict=True))
         unlinked = iter(decoded)
@@ -115,7 +120,7 @@ class ImageReader:
         text = _plain_base64(image.text)
         self._check_size(image.place, len(text) // 4 * 3 - text[-2:].count("="))
         try:
-            data = binascii.a2b_base64(text, strict_mode=True)
+            data = _from_base64(text)
         except ValueError as error:
             raise RequestError(f'field "{image.place}" is no base64 data: {error}') from None
         self._check(image.place, data)
@@ -159,6 +164,17 @@ def _plain_base64(text: str) -> str:
         code = f"%{ord(character):X}"
         text = text.replace(code, character).replace(code.lower(), character)
     return text
+
+
+def _from_base64(text: str) -> bytes:
+    """ValueError where it is none. In pieces: others get the GIL between them."""
+    pieces = []
+    for begin in range(0, len(text), PIECE_CHARACTERS):
+        piece = binascii.a2b_base64(text[begin : begin + PIECE_CHARACTERS], strict_mode=True)
+        if begin + PIECE_CHARACTERS < len(text) and len(piece) != PIECE_CHARACTERS // 4 * 3:
+            raise ValueError("Excess data after padding")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def check_total(images: Iterable[ImagePart]) -> None:

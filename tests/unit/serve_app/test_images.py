@@ -168,6 +168,15 @@ async def test_base64_may_be_written_as_urls_are(spelled) -> None:
     assert prompt.messages[0].content == (ImagePart(image),) and codes == {"%2B", "%2F", "%3D"}
 
 
+def test_base64_in_pieces_is_what_it_is_in_one(monkeypatch) -> None:
+    monkeypatch.setattr(images, "PIECE_CHARACTERS", 8)
+    for data in (ONE, ONE + b"a", ONE + b"ab"):
+        assert images._from_base64(coded(data)) == data
+    for text in ("aGk=" + coded(ONE), "AAAAaGk=" + coded(ONE), "AAAAAGk", "AAAA" * 3 + "A"):
+        with pytest.raises(ValueError, match=r"padding|multiple|data characters"):
+            images._from_base64(text)
+
+
 BAD_DATA = {
     "not base64": ("%%%%", "is no base64 data"),
     "letters of another alphabet": ("_-_-", "is no base64 data"),
