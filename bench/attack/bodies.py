@@ -24,7 +24,10 @@ EMBED = "/v1/embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Bomb:
-    """A body of about `size` bytes: `item` again and again between `head` and `tail`."""
+    """A body of about `size` bytes: `item` again and again between `head` and `tail`.
+
+    `held_back`: its last byte is never sent.
+    """
 
     name: str
     path: str
@@ -33,6 +36,7 @@ class Bomb:
     tail: bytes
     size: int = BODY_BYTES
     numbered: bool = False
+    held_back: bool = False
 
     def build(self) -> bytes:
         count = self.size // (len(self.item) + (4 if self.numbered else 0))
@@ -59,6 +63,7 @@ BOMBS = (
     Bomb("escaped text", CHAT, _CONTENT, b"\\n", b'"}]}'),
     Bomb("text of four bytes", CHAT, _CONTENT, "😀".encode(), b'"}]}'),
     Bomb("no image", NATIVE, _IMAGES + b'"', b"AAAA", b'"]}]}'),
+    Bomb("a body that is held back", NATIVE, _IMAGES + b'"', b"AAAA", b'"]}]}', held_back=True),
     Bomb("a damaged image", NATIVE, _IMAGES + b'"iVBORw0KGgoA', b"AAAA", b'"]}]}', size=20 * 2**20),
     Bomb("digits", CHAT, b'{"seed":0.', b"1", b"}"),
     Bomb("blanks", CHAT, b"{", b" ", b"}"),
@@ -115,9 +120,13 @@ def _attackers(base_url: str, bomb: Bomb, told: Connection) -> None:
     here = (address.hostname, address.port or 80)
     end, statuses = time.monotonic() + SECONDS, Counter[str]()
 
+    if bomb.held_back:
+        body = body[:-1]
+    patience_s = SECONDS if bomb.held_back else PATIENCE_S
+
     def send_on() -> None:
         while time.monotonic() < end:
-            statuses[_status(lambda: _exchange(here, head.encode(), body))] += 1
+            statuses[_status(lambda: _exchange(here, head.encode(), body, patience_s))] += 1
 
     clients = [threading.Thread(target=send_on, daemon=True) for _ in range(CLIENTS)]
     for client in clients:
@@ -135,8 +144,8 @@ def _status(exchange: Callable[[], bytes]) -> str:
     return reply[1].decode() if len(reply) > 1 else "closed"
 
 
-def _exchange(address: tuple[str, int], head: bytes, body: bytes) -> bytes:
-    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+def _exchange(address: tuple[str, int], head: bytes, body: bytes, patience_s: float) -> bytes:
+    with socket.create_connection(address, timeout=patience_s) as connection:
         try:
             connection.sendall(head)
             connection.sendall(body)
