@@ -1,5 +1,6 @@
 """What Ray Serve does not set of uvicorn, on which each ingress replica listens."""
 
+import ctypes
 from collections.abc import MutableMapping
 
 import uvicorn.config
@@ -7,6 +8,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # HAProxy takes 16 KiB, so only requests that come past it reach this limit.
 MAX_HEAD_BYTES = 64 * 1024
+# glibc raises its own limit to that of the largest allocation that was freed, up to 32 MiB, and
+# keeps what is smaller: a few large bodies would leave the process hundreds of megabytes larger.
+MMAP_BYTES = 2**20
+_M_MMAP_THRESHOLD = -3
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -42,3 +47,11 @@ def configure(environment: MutableMapping[str, str]) -> None:
     """
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedProtocol.__name__}"
     environment.setdefault("FORWARDED_ALLOW_IPS", "")
+
+
+def return_large_allocations() -> None:
+    """From now on, allocations of more than `MMAP_BYTES` go back to the system when freed; without
+    effect where the C library is not glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)

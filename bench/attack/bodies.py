@@ -69,10 +69,10 @@ BOMBS = (
     Bomb("blanks", CHAT, b"{", b" ", b"}"),
     Bomb("8 MB of text", CHAT, _CONTENT, b"word ", b'"}]}', size=8_000_000),
     Bomb("290,000 token ids", TEXT, _PROMPT, b"1,", b"1]}", size=580_000),
-    Bomb("4,000 messages", CHAT, _MESSAGES, b'{"role":"user","content":"a"},',
-         b'{"role":"user","content":"a"}]}', size=120_000),
-    Bomb("4,000 text parts", CHAT, _PARTS, b'{"type":"text","text":""},', _END_PARTS,
-         size=100_000),
+    Bomb("2,000 messages", CHAT, _MESSAGES, b'{"role":"user","content":"a"},',
+         b'{"role":"user","content":"a"}]}', size=60_000),
+    Bomb("2,000 text parts", CHAT, _PARTS, b'{"type":"text","text":""},', _END_PARTS,
+         size=50_000),
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from serve_app.logs import get_logger
 MOST_LOGGED = 64
 LONGEST_NAME = 64
 # Messages of a request, parts of a message, and the like.
-MAX_ITEMS = 4096
+MAX_ITEMS = 2048
 # Reading a body of this size takes less than a millisecond. Larger ones are read in a thread: one,
 # since each call into C holds the GIL, which others would have to wait for as well.
 INLINE_BYTES = 64 * 1024

@@ -213,6 +213,7 @@ class Ingress:
         for risk in haproxy.risks(os.environ):
             log.warning("haproxy", text=risk)
         http_server.configure(os.environ)
+        http_server.return_large_allocations()
         placement = Schedulability(self._plan.needs, RayCluster())
         self._watching.add(asyncio.create_task(placement.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))

@@ -183,8 +183,8 @@ async def test_requests_without_images_have_the_limit_of_text(path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/api/chat", {"role": "user", "images": [""] * 4000}),
-        (CHAT, {"role": "user", "content": [part("data:")] * 4000}),
+        ("/api/chat", {"role": "user", "images": [""] * 2000}),
+        (CHAT, {"role": "user", "content": [part("data:")] * 2000}),
     ],
 )
 async def test_images_are_counted_before_they_are_read(path, message, monkeypatch):
@@ -195,15 +195,15 @@ async def test_images_are_counted_before_they_are_read(path, message, monkeypatc
     async with http_client(PretendReplica(), **options) as client:
         response = await client.post(path, json={"model": "demo", "messages": [message]})
     assert response.status_code == 400
-    assert "the request has 4,000 images; at most 2 are accepted" in response.text
+    assert "the request has 2,000 images; at most 2 are accepted" in response.text
 
 
 async def test_texts_side_by_side_are_joined():
     replica = PretendReplica()
-    body = {"model": "demo", "messages": [{"role": "user", "content": [text("a")] * 3000}]}
+    body = {"model": "demo", "messages": [{"role": "user", "content": [text("a")] * 2000}]}
     async with http_client(replica, max_body_bytes=2**20) as client:
         assert (await client.post(CHAT, json=body)).status_code == 200
-    assert replica.tasks[0].prompt.messages == (Message("user", "\n\n".join("a" * 3000)),)
+    assert replica.tasks[0].prompt.messages == (Message("user", "\n\n".join("a" * 2000)),)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -120,3 +121,12 @@ async def test_the_server_that_ray_starts_has_the_limit_and_trusts_no_header(mon
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         response = await client.get("/", headers={"x-forwarded-for": "192.0.2.9"})
     assert response.json() == "127.0.0.1"
+
+
+def test_freed_bodies_go_back_to_the_system_where_glibc_is(monkeypatch) -> None:
+    set_to: list[tuple[int, int]] = []
+    glibc = SimpleNamespace(mallopt=lambda *given: set_to.append(given))
+    for library in (glibc, SimpleNamespace()):
+        monkeypatch.setattr(http_server.ctypes, "CDLL", lambda _, library=library: library)
+        http_server.return_large_allocations()
+    assert set_to == [(-3, http_server.MMAP_BYTES)]
