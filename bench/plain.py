@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 import uvicorn
 
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
-from serve_app.bodies import BodyLimits
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel

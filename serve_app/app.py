@@ -11,6 +11,7 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from runtime.errors import CaravanError
+from serve_app.api.keys import ApiKey, read_keys
 from serve_app.autoscaling.serve_policy import autoscaling_config
 from serve_app.config.settings import (
     AppSettings,
@@ -22,7 +23,6 @@ from serve_app.config.settings import (
 from serve_app.gateway.directory import ON_DEMAND
 from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.schedulability import Need, Plan
-from serve_app.keys import ApiKey, read_keys
 from serve_app.logs import get_logger
 from serve_app.on_demand.settings import OnDemandSettings
 from serve_app.replica.deployments import (

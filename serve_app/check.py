@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from runtime.errors import CaravanError, ConfigurationError
+from serve_app.api.keys import read_keys
 from serve_app.config.settings import read_settings
-from serve_app.keys import read_keys
 from serve_app.replica.loading import check_model
 
 IMPORT_PATH = "serve_app.app:build"

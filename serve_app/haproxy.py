@@ -11,7 +11,7 @@ edits the file and becomes HAProxy. Ray 2.60 has no settings for what is edited 
   a part of all connections, so that unfinished requests of one client do not lock out the others;
 - requests tell the ingress their client's address and, where CARAVAN_PROXY_SECRET is set, prove by
   it that they came through HAProxy: the ingress listens on ports of its own
-  (`serve_app.through_proxy`).
+  (`serve_app.api.through_proxy`).
 
 A template of Ray's that these edits do not fit is refused, since a partly edited file would be
 unsafe without a sign of it.
@@ -155,7 +155,7 @@ def hardened(
 ) -> str:
     """The generated configuration with the edits. UnsafeError where one has no place in it.
 
-    `proven`: requests get the headers that `serve_app.through_proxy` reads.
+    `proven`: requests get the headers that `serve_app.api.through_proxy` reads.
     """
     frontend = _only(_FRONTEND, config)
     if connections_per_address is None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("runtime", "model_zoo", "serve_app")
 PURE_CORE = (
     "runtime.errors",
-    "runtime.fairness",
+    "runtime.engine.fairness",
     "runtime.engine.request",
     "runtime.engine.scheduler",
     "runtime.engine.text_stream",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from runtime.engine.fairness import may_enter
 from runtime.engine.request import (
     Delta,
     FinishReason,
@@ -20,7 +21,6 @@ from runtime.engine.scheduler import Advance, Scheduler, Sequence, StepPlan, Wan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
-from runtime.fairness import may_enter
 from runtime.vision.encoder import PreparedImage
 from runtime.vision.feature_cache import FeatureStore
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from runtime.engine.fairness import FairQueue
 from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
@@ -18,7 +19,6 @@ from runtime.engine.request import (
     Sampled,
     SamplingParams,
 )
-from runtime.fairness import FairQueue
 from runtime.kv.cache_manager import KVCacheManager, PageGrant, PageKey
 
 # Whether the features of the image with this digest are there.

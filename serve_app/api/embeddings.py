@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtime.errors import ModelFileError, RequestError
-from serve_app.access import allowed_models
+from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import encoded, error_body
 from serve_app.api.refusals import Refusal

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from serve_app.bodies import BodyLimits, BodyReceiver
+from serve_app.api.bodies import BodyLimits, BodyReceiver
 from serve_app.config.options import Options, read_options
 from serve_app.logs import get_logger
 

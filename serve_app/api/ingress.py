@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from runtime.errors import CaravanError
 from serve_app.api.auth import RequireKey, RequireManagementKey
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.connections import WholeForHttp10
 from serve_app.api.cross_site import (
     LOCAL_ORIGINS,
@@ -24,22 +25,21 @@ from serve_app.api.cross_site import (
 from serve_app.api.embeddings import Embeddings
 from serve_app.api.errors import on_error, on_http_error
 from serve_app.api.fields import BodyReader
+from serve_app.api.keys import ApiKey
+from serve_app.api.limits import Limiter, Limits
 from serve_app.api.ollama import OllamaChat
 from serve_app.api.ollama_management import OllamaManagement
 from serve_app.api.ollama_models import OllamaModels
 from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
+from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
+from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.tenant import TenantByAddress
-from serve_app.bodies import BodyLimits
+from serve_app.api.through_proxy import ThroughProxy
 from serve_app.gateway.backend import ChatBackend
-from serve_app.keys import ApiKey
-from serve_app.limits import Limiter, Limits
 from serve_app.on_demand.management import Management
-from serve_app.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
-from serve_app.rate_limiting import LimitRequests
-from serve_app.through_proxy import ThroughProxy
 
 VERSION = "0.1.0"
 # The release of Ollama whose API is served. Clients ask for a minimum: 0.6.4 (VS Code), 0.13.4

@@ -15,8 +15,9 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
-from serve_app.access import allowed_models
+from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
+from serve_app.api.keys import AllowedModels
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
 from serve_app.api.request_images import ImageReader, Unread, check_total
@@ -34,7 +35,6 @@ from serve_app.gateway.tasks import (
     RawText,
     TokenLogprob,
 )
-from serve_app.keys import AllowedModels
 
 NOTHING = RawText("")
 Context = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FirstError()]

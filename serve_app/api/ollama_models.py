@@ -11,15 +11,15 @@ from starlette.responses import JSONResponse, Response
 from model_zoo.chat.messages import Message
 from model_zoo.store.modelfile import render_modelfile
 from runtime.errors import ModelNotFoundError
-from serve_app.access import allowed_models
+from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless
+from serve_app.api.keys import AllowedModels
 from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import ServedModel
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import ModelCard
-from serve_app.keys import AllowedModels
 
 # Of a model that stays; clients want a date all the same.
 NEVER = "2318-01-01T00:00:00Z"

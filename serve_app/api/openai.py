@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.access import allowed_models
+from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, harmless, unserved
 from serve_app.api.refusals import Refusal
 from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings

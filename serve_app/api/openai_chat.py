@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.errors import RequestError
-from serve_app.access import allowed_models
+from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.openai import (
     Accounting,

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from serve_app.access import allowed_models
+from serve_app.api.access import allowed_models
 from serve_app.api.fields import BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import (
     Accounting,

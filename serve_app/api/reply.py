@@ -17,9 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.errors import CaravanError
 from serve_app.api.connections import through_proxy
+from serve_app.api.rate_limiting import metered
 from serve_app.api.refusals import Refusal, refusal
 from serve_app.gateway.tasks import ChatDelta, merge
-from serve_app.rate_limiting import metered
 
 JSON = "application/json; charset=utf-8"
 # A stream that was silent for so long sends something that its readers pass over.

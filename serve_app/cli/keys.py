@@ -4,9 +4,9 @@ import re
 
 import click
 
+from serve_app.api.keys import NAME_PATTERN, key_hash, new_key
 from serve_app.cli.options import json_option
 from serve_app.cli.terminal import print_json
-from serve_app.keys import NAME_PATTERN, key_hash, new_key
 
 
 @click.group("key")

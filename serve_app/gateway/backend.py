@@ -15,11 +15,11 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
+from serve_app.api.keys import AllowedModels
 from serve_app.gateway.catalogue import Catalogue, ServedModel
 from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
-from serve_app.keys import AllowedModels
 from serve_app.logs import get_logger
 from serve_app.transport.client import ConnectionLost, StreamClient
 from serve_app.transport.wire import Address, Heartbeat

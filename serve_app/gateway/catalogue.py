@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.errors import ModelNotFoundError
+from serve_app.api.keys import AllowedModels
 from serve_app.config.options import Options
 from serve_app.config.settings import canonical_name
 from serve_app.gateway.listing import ListedModel, LoadedModel, together
-from serve_app.keys import AllowedModels
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runtime.engine.engine import EngineStatistics
+from runtime.engine.fairness import may_enter
 from runtime.errors import (
     CaravanError,
     DoesNotFitError,
     ModelUnavailableError,
     OverloadedError,
 )
-from runtime.fairness import may_enter
 from serve_app.config.keep_alive import FOREVER
-from serve_app.fair_gate import FairGate
+from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task

@@ -11,12 +11,14 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from serve_app import haproxy, http_server
+from serve_app import haproxy
+from serve_app.api import http_server
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import ingress_app
+from serve_app.api.keys import ApiKey
 from serve_app.api.refusals import explained
 from serve_app.api.request_images import ImageRules
 from serve_app.autoscaling.serve_policy import encoder_stats, engine_stats
-from serve_app.bodies import BodyLimits
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
@@ -26,7 +28,6 @@ from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.schedulability import Plan, Schedulability
-from serve_app.keys import ApiKey
 from serve_app.logs import get_logger
 from serve_app.on_demand.commands import Answer, Command
 from serve_app.on_demand.management import Management

@@ -16,7 +16,7 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import PromptTooLongError, RequestError
-from serve_app.fair_gate import FairGate
+from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, together
 
 TOKENIZED_AT_ONCE = 2

@@ -47,6 +47,7 @@ from serve_app.replica.resolved_model import (
     present_origin,
     told_of,
 )
+from serve_app.replica.served_files import ServedFiles, warn_of_exposed
 from serve_app.replica.startup_log import (
     log_encoder,
     log_left_alone,
@@ -55,7 +56,6 @@ from serve_app.replica.startup_log import (
     log_reduced_context,
     log_vision,
 )
-from serve_app.served_files import ServedFiles, warn_of_exposed
 from serve_app.vision.assembly import assemble_encoder
 from serve_app.vision.encoder import EncoderReplica, check_cache
 from serve_app.vision.encoder_choice import Directory

@@ -13,7 +13,7 @@ from datetime import datetime
 from model_zoo.chat.messages import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
-from serve_app.fair_gate import FairGate
+from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import Conversation, PromptSource, RawText, TokenIds
 
 TEXT_THREADS = 4

@@ -39,7 +39,7 @@ from serve_app.logs import get_logger
 from serve_app.replica.embeddings import TextEmbedder
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import Preparer
-from serve_app.served_files import ServedFiles
+from serve_app.replica.served_files import ServedFiles
 
 # JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
 IMPOSSIBLE = -9999.0

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 
 from runtime import tls
-from serve_app.fair_gate import FairGate
+from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.transport import handshake, wire
 from serve_app.transport.sockets import accept_all, accepted_stream, listening_socket

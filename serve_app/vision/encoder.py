@@ -16,7 +16,7 @@ from runtime.engine.engine import dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
 from runtime.vision.encoder import LocalEncoder, PreparedImage, VisionTower, most_pixels
 from runtime.vision.feature_cache import FeatureStore
-from serve_app.fair_gate import FairGate
+from serve_app.gateway.fair_gate import FairGate
 from serve_app.transport.features import EncodeRequest
 
 IMAGES_KEPT = 16  # of the largest, by default

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel
 
 from runtime.errors import ConfigurationError
+from serve_app.api.keys import ApiKey
 from serve_app.config.sections import AutoscalingSettings
 from serve_app.config.settings import (
     AppSettings,
@@ -19,7 +20,6 @@ from serve_app.config.settings import (
     deployment_name,
     read_settings,
 )
-from serve_app.keys import ApiKey
 from serve_app.on_demand.settings import OnDemandSettings
 from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
 from tests.tiny_seeing import write_tiny_seeing

@@ -3,7 +3,7 @@
 import random
 from collections import Counter, deque
 
-from runtime.fairness import FairQueue, may_enter
+from runtime.engine.fairness import FairQueue, may_enter
 
 
 def queue_of(*items: tuple[str, int]) -> FairQueue[tuple[str, int]]:

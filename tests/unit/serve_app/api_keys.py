@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serve_app.keys import ApiKey, key_hash
+from serve_app.api.keys import ApiKey, key_hash
 
 
 def api_key(key: str, **entry: Any) -> ApiKey:

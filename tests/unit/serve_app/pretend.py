@@ -10,9 +10,10 @@ from starlette.applications import Starlette
 
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, GenerationFailedError
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import ingress_app
+from serve_app.api.keys import ApiKey
 from serve_app.api.request_images import ImageRules
-from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
@@ -21,7 +22,6 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, TokenLogprob
-from serve_app.keys import ApiKey
 from serve_app.transport.server import StreamServer
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S

@@ -15,16 +15,16 @@ import ollama
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import ModelNotFoundError, SourceError, StoreError
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import ingress_app
+from serve_app.api.keys import ApiKey
 from serve_app.api.request_images import ImageRules
-from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.catalogue import Catalogue, ServedModel
 from serve_app.gateway.directory import ModelDirectory
 from serve_app.gateway.model_card import ModelCard
-from serve_app.keys import ApiKey
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.management import Management
 from serve_app.on_demand.model_pool import Found, Limits, Loader, ModelPool, Sizes

@@ -14,10 +14,10 @@ from runtime.errors import (
     OverloadedError,
     RequestError,
 )
+from serve_app.api.keys import ALL_MODELS
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.directory import ModelDirectory
 from serve_app.gateway.tasks import ChatTask, RawText, merge
-from serve_app.keys import ALL_MODELS
 from serve_app.transport.server import StreamServer
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S

@@ -15,12 +15,8 @@ from starlette.requests import Request
 
 from model_zoo.chat.messages import Message
 from runtime.errors import OverloadedError, RequestError
-from serve_app import bodies
-from serve_app.api import fields, ollama, ollama_management, openai_chat, openai_completions
-from serve_app.api.fields import INLINE_BYTES, MAX_ITEMS, token_ids
-from serve_app.api.refusals import BodyTooLargeError, QuotaError, SlowBodyError
-from serve_app.api.request_images import ImageRules
-from serve_app.bodies import (
+from serve_app.api import bodies, fields, ollama, ollama_management, openai_chat, openai_completions
+from serve_app.api.bodies import (
     FREE_BYTES,
     MAX_STRUCTURES,
     MAX_VALUES,
@@ -28,6 +24,9 @@ from serve_app.bodies import (
     BodyReceiver,
     JsonScan,
 )
+from serve_app.api.fields import INLINE_BYTES, MAX_ITEMS, token_ids
+from serve_app.api.refusals import BodyTooLargeError, QuotaError, SlowBodyError
+from serve_app.api.request_images import ImageRules
 from tests.unit.serve_app.pretend import CARD, PretendReplica, http_client
 from tests.unit.serve_app.test_images import ONE, OPENAI, SEEING, coded, data_uri, part, text
 

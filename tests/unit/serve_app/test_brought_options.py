@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
-from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options, served_options
 from serve_app.gateway.catalogue import ServedModel
 from serve_app.gateway.model_card import ModelCard

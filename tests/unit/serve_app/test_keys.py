@@ -9,9 +9,9 @@ import yaml
 from ray.serve.exceptions import RayServeException
 
 from runtime.errors import ConfigurationError
+from serve_app.api.keys import ENVIRONMENT, AllowedModels, ApiKey, key_hash, new_key, read_keys
 from serve_app.app import build
 from serve_app.check import main
-from serve_app.keys import ENVIRONMENT, AllowedModels, ApiKey, key_hash, new_key, read_keys
 from tests.serve_configs import DEMO, deployments
 from tests.unit.serve_app.cli_runs import run, said
 

@@ -2,7 +2,7 @@
 
 import math
 
-from serve_app.limits import Bucket, Limiter, Limits
+from serve_app.api.limits import Bucket, Limiter, Limits
 
 
 class Clock:

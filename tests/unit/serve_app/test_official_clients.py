@@ -13,9 +13,9 @@ import openai
 import pytest
 from starlette.applications import Starlette
 
+from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import ingress_app
 from serve_app.api.request_images import ImageRules
-from serve_app.bodies import BodyLimits
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.catalogue import ServedModel

@@ -9,9 +9,9 @@ import pytest
 
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import GenerationFailedError
+from serve_app.api.limits import Limits, TenantLimits
+from serve_app.api.rate_limiting import metered
 from serve_app.gateway.tasks import ChatDelta
-from serve_app.limits import Limits, TenantLimits
-from serve_app.rate_limiting import metered
 from tests.patience import until
 from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.pretend import PretendReplica, http_client, ingress

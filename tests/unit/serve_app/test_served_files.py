@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import EngineDeadError
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
-from serve_app.served_files import ServedFiles, writers_beside_us
+from serve_app.replica.served_files import ServedFiles, writers_beside_us
 from tests.tiny_models import write_tiny_llama
 
 

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
-from serve_app import http_server
+from serve_app.api import http_server
+from serve_app.api.http_server import MAX_HEAD_BYTES, LimitedProtocol
 from serve_app.api.tenant import TenantByAddress, tenant_of
-from serve_app.http_server import MAX_HEAD_BYTES, LimitedProtocol
-from serve_app.through_proxy import ThroughProxy
+from serve_app.api.through_proxy import ThroughProxy
 from tests.unit.serve_app.pretend import PretendReplica, http_client
 from tests.unit.serve_app.sockets import listening
 

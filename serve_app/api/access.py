@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.types import Scope
 
-from serve_app.keys import ALL_MODELS, AllowedModels, ApiKey
+from serve_app.api.keys import ALL_MODELS, AllowedModels, ApiKey
 
 _STATE = "api_key"
 

@@ -18,9 +18,9 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from runtime.errors import ConfigurationError
+from serve_app.api.limits import Limits
 from serve_app.config.sections import Count, Section
 from serve_app.config.settings import canonical_name, source_path
-from serve_app.limits import Limits
 
 ENVIRONMENT = "CARAVAN_API_KEYS"
 # Scanners for leaked secrets, and people, recognise a key by its beginning.
@@ -55,7 +55,7 @@ class ApiKey(Section):
     """What one key permits. `sha256`: of the key, in hexadecimal.
 
     `manage`: whether it may pull, create, copy and delete models. `models`: as in AllowedModels.
-    The limits are those of `serve_app.limits`, over all processes of the ingress.
+    The limits are those of `serve_app.api.limits`, over all processes of the ingress.
     """
 
     name: str = Field(pattern=NAME_PATTERN)

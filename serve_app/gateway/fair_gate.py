@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from runtime.engine.fairness import FairQueue, may_enter
 from runtime.errors import OverloadedError
-from runtime.fairness import FairQueue, may_enter
 
 
 class FairGate:

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.auth import OPEN_PATHS
 from serve_app.api.errors import error_response, route_path
+from serve_app.api.limits import Bucket, Limiter, Reached, TenantLimits
 from serve_app.api.refusals import RETRY_AFTER_S, Refusal
 from serve_app.gateway.tasks import ChatDelta
-from serve_app.limits import Bucket, Limiter, Reached, TenantLimits
 from serve_app.logs import get_logger
 
 # Those of OpenAI, which clients and proxies read.
