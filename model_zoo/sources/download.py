@@ -1,11 +1,12 @@
 """Fetching a blob: ranges of it in parallel, gone on with where an earlier try ended."""
 
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 import httpx
 
@@ -16,6 +17,7 @@ from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError
 
 TELLING_S = 0.2
+ENDING_S = 0.05
 # Failures are forgotten after this much has come; a server that gives a byte and breaks is not
 # asked as often as a blob has bytes.
 PROGRESS_BYTES = 1 << 20
@@ -87,24 +89,29 @@ class _Fetch:
         self._partial = partial
         self._size = size
         self._ended = Event()
+        self._fetching = 0
+        self._lock = Lock()
 
     def run(self, streams: int, told: Callable[[int], None]) -> None:
-        self._ended.clear()
+        self._ended = ended = Event()
         lacking = [part for part in self._partial.parts if part.missing]
-        with ThreadPoolExecutor(max_workers=streams, thread_name_prefix="fetch") as pool:
-            futures = [pool.submit(self._part, part) for part in lacking]
-            try:
-                self._watch(futures, told)
-            finally:
-                self._ended.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._end([future for future in futures if not future.cancelled()])
+        pool = ThreadPoolExecutor(max_workers=streams, thread_name_prefix="fetch")
+        try:
+            self._watch([pool.submit(self._part, part, ended) for part in lacking], told)
+        finally:
+            with self._lock:
+                ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._end()
 
-    def _end(self, futures: list[Future[None]]) -> None:
-        """Until no thread writes any more: one that waits for a server is woken."""
-        while any(not future.done() for future in futures):
+    def _end(self) -> None:
+        """Returns when no thread writes any more; threads that wait for a server are woken.
+
+        Threads are counted by themselves: an interrupt can hide one from the executor.
+        """
+        while self._fetching:
             self._http.hang_up()
-            wait(futures, timeout=TELLING_S)
+            time.sleep(ENDING_S)
 
     def _watch(self, futures: list[Future[None]], told: Callable[[int], None]) -> None:
         pending = set(futures)
@@ -114,9 +121,20 @@ class _Fetch:
                 future.result()
             told(self._partial.completed)
 
-    def _part(self, part: Part) -> None:
-        patience = self._http.patience(self._location.url.host, sleep=self._ended.wait)
-        while part.missing and not self._ended.is_set():
+    def _part(self, part: Part, ended: Event) -> None:
+        with self._lock:
+            if ended.is_set():
+                return
+            self._fetching += 1
+        try:
+            self._retry(part, ended)
+        finally:
+            with self._lock:
+                self._fetching -= 1
+
+    def _retry(self, part: Part, ended: Event) -> None:
+        patience = self._http.patience(self._location.url.host, sleep=ended.wait)
+        while part.missing and not ended.is_set():
             before = part.done
             try:
                 self._once(part)

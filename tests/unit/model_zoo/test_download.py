@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,32 @@ def test_a_journal_that_makes_no_sense_is_not_believed(store) -> None:
             assert fetch(server, store) == WEIGHTS
             assert server.sent(BLOB) == len(WEIGHTS)
         store.remove(source(server).name)
+
+
+def test_an_interrupt_while_threads_are_started_leaves_none_behind(store, monkeypatch) -> None:
+    """`ThreadPoolExecutor` does not know a thread whose start is interrupted."""
+    asked, go_on = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, work, *arguments):
+            threads.append(threading.Thread(target=work, args=arguments))
+            threads[0].start()
+            assert asked.wait(HANG_S)
+            raise KeyboardInterrupt
+
+    def silent(exchange: Exchange) -> None:
+        asked.set()
+        go_on.wait(HANG_S)
+
+    monkeypatch.setattr("model_zoo.sources.download.ThreadPoolExecutor", Interrupted)
+    with serving(published(silent)) as server:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                fetch(server, store)
+            assert not threads[0].is_alive()
+        finally:
+            go_on.set()
 
 
 def test_a_disk_that_fills_up_is_told_and_what_has_come_is_kept(store, monkeypatch) -> None:
