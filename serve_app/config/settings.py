@@ -25,6 +25,7 @@ NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$
 # What decoders accept of a single file.
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_RANKS = 256
+MAX_FETCH_S = 300.0  # of an image by URL
 _NAME = r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?"
 HOST_NAME_PATTERN = rf"^(\*|{_NAME})$"
 ORIGIN_PATTERN = (
@@ -45,7 +46,7 @@ class ImageUrlSettings(Section):
 
     allowed_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = Field(min_length=1)
     max_bytes: int = Field(default=8 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
-    timeout_s: float = Field(default=10.0, gt=0, le=300)
+    timeout_s: float = Field(default=10.0, gt=0, le=MAX_FETCH_S)
     max_redirects: int = Field(default=3, ge=0, le=20)
     allow_private: bool = False
 

@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 from runtime.errors import ConfigurationError, RequestError
 from serve_app.api import image_fetching as fetching
 from serve_app.api.image_fetching import ImageFetcher
-from serve_app.config.settings import ImageUrlSettings, read_settings
+from serve_app.config.settings import MAX_FETCH_S, ImageUrlSettings, read_settings
 from tests.patience import until
 from tests.unit.serve_app.picture_server import HOLD, picture_server, redirect, reply
 
@@ -55,7 +55,7 @@ async def test_images_are_fetched_by_turns_over_tenants(monkeypatch) -> None:
         await may_answer.wait()
         return []
 
-    fetch = fetcher("*.test", resolve=resolve, timeout_s=300).fetch
+    fetch = fetcher("*.test", resolve=resolve, timeout_s=MAX_FETCH_S).fetch
 
     async def ask(host: str, tenant: str) -> None:
         with pytest.raises(RequestError, match="cannot be found"):

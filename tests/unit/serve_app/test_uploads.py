@@ -16,6 +16,7 @@ from serve_app.on_demand.management import Management
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.uploads import LEASE_S, MOST_AT_ONCE, UploadLimits, Uploads
 from tests.patience import until
+from tests.unit.serve_app.api_keys import api_key
 from tests.unit.serve_app.cli_runs import put
 from tests.unit.serve_app.pretend_cluster import Cluster, cluster_of, ingress, serving
 from tests.unit.serve_app.sockets import listening
@@ -211,9 +212,10 @@ async def new_files(root: Path) -> list[str]:
 
 
 async def test_tenants_have_quotas_of_their_own_and_are_told_when_they_are_used_up(root):
+    keys = tuple(api_key(name, manage=True) for name in ("one", "two"))
     async with (
         cluster_of(root, quota_bytes=10_000) as cluster,
-        serving(cluster, api_keys=("one", "two")) as client,
+        serving(cluster, api_keys=keys) as client,
     ):
         for key, status in [("one", 201), ("one", 507), ("two", 201), ("two", 507)]:
             data = f"{key} {status}".encode() * 1000
