@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
-from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.norm import AcrossHeads, RMSNorm
 from model_zoo.layers.step import Step
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.attention import paged_attention, write_cache
@@ -35,7 +35,7 @@ class SelfAttention:
     """Softmax attention of `heads` query heads over what `cache` declares, then a projection.
 
     Ranks divide the heads; `heads`, `cache` and `sinks` are those of all.
-    Queries and keys pass, where given, `q_norm` and `k_norm` per head, the step's rotation,
+    Queries and keys pass, where given, `q_norm` and `k_norm`, the step's rotation,
     `turned_norm`; queries are then multiplied by `temperature` of their position and the products
     by `scale`. Values pass `v_norm`. `softcap`, `sinks`: see `paged_attention`. `output`: name of
     the projection. With `stores` False there are no keys and values here: the step's pages are
@@ -52,8 +52,8 @@ class SelfAttention:
         heads: int,
         cache: LayerCache,
         scale: float,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        q_norm: RMSNorm | AcrossHeads | None = None,
+        k_norm: RMSNorm | AcrossHeads | None = None,
         v_norm: RMSNorm | None = None,
         turned_norm: RMSNorm | None = None,
         temperature: Temperature | None = None,
@@ -125,7 +125,7 @@ class SelfAttention:
             values = self._v_norm(values)
         write_cache(self._turned(keys, self._k_norm, step), values, step.pages, step.plan)
 
-    def _turned(self, x: Tensor, norm: RMSNorm | None, step: Step) -> Tensor:
+    def _turned(self, x: Tensor, norm: RMSNorm | AcrossHeads | None, step: Step) -> Tensor:
         """x [tokens, heads, key_dim] -> like x."""
         x = x if norm is None else norm(x)
         x = x if step.rotation is None else step.rotation(x)

@@ -39,16 +39,17 @@ class Mixer(Protocol):
 class Block:
     """x + attention(norm(x)), then that + feed_forward(norm(that)).
 
-    What is added passes the post norms, where there are any. Without `ffn_norm` the feed-forward
-    gets x as it is, and norms it by itself.
+    Norms that are None are left out; the post norms are applied to what is added, which is then
+    multiplied by `residual_scale`.
     """
 
-    attn_norm: RMSNorm | LayerNorm
+    attn_norm: RMSNorm | LayerNorm | None
     attention: Mixer
     ffn_norm: RMSNorm | LayerNorm | None
     feed_forward: RowWise
     post_attention_norm: RMSNorm | None = None
     post_ffw_norm: RMSNorm | None = None
+    residual_scale: float = 1.0
 
     @property
     def row_elements(self) -> int:
@@ -60,14 +61,40 @@ class Block:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
-        attended = self.attention(self.attn_norm(x), step)
+        attended = self.attention(x if self.attn_norm is None else self.attn_norm(x), step)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
-        x = attended.add_(step.kept(x))
+        x = self._scaled(attended).add_(step.kept(x))
         added = self.feed_forward(x if self.ffn_norm is None else self.ffn_norm(x))
         if self.post_ffw_norm is not None:
             added = self.post_ffw_norm(added)
-        return added.add_(x)
+        return self._scaled(added).add_(x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.residual_scale == 1.0 else x.mul_(self.residual_scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelBlock:
+    """x + attention(norm(x)) + feed_forward(norm(x))."""
+
+    norm: RMSNorm | LayerNorm
+    attention: Mixer
+    feed_forward: RowWise
+
+    @property
+    def row_elements(self) -> int:
+        return max(self.attention.row_elements, self.feed_forward.row_elements)
+
+    @property
+    def matrix_elements(self) -> int:
+        return max(self.attention.matrix_elements, self.feed_forward.matrix_elements)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        normed = self.norm(x)
+        added = self.attention(normed, step).add_(self.feed_forward(step.kept(normed)))
+        return added.add_(step.kept(x))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,15 +126,21 @@ def read_block(
     attention: Mixer,
     feed_forward: RowWise,
     *,
+    pre_norms: bool = True,
     post_norms: bool = False,
+    residual_scale: float = 1.0,
 ) -> Block:
-    """The block with RMSNorms of the usual names; `post_norms`: what is added has norms too."""
+    """The block with RMSNorms of the usual names.
+
+    pre_norms: of the inputs of attention and feed-forward. post_norms: of their outputs.
+    """
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
     return Block(
-        norm("attn_norm"),
+        norm("attn_norm") if pre_norms else None,
         attention,
-        norm("ffn_norm"),
+        norm("ffn_norm") if pre_norms else None,
         feed_forward,
         norm("post_attention_norm") if post_norms else None,
         norm("post_ffw_norm") if post_norms else None,
+        residual_scale,
     )

@@ -19,7 +19,8 @@ class Decoder:
     """Embedding, layers, norm and head; every row sees those before it. Where ranks divide the
     model, each of them has all states and all logits in the end.
 
-    `embedding_scale` multiplies the embeddings of tokens, `logit_softcap` bounds the logits.
+    `embedding_scale` multiplies the embeddings of tokens. Logits are divided by `logit_divisor`,
+    then bounded by `logit_softcap`.
     `output_norm`: RMSNorm of that name by default. `head_rows`: rows of the head, where it has
     fewer than the embedding. `image_elements`: how many elements layers that attend to images need
     beside, to store an image's rows. `layer_inputs`: from the embeddings and the batch to
@@ -34,6 +35,7 @@ class Decoder:
         layers: Sequence[Layer],
         *,
         embedding_scale: float | None = None,
+        logit_divisor: float = 1.0,
         logit_softcap: float | None = None,
         output_norm: RMSNorm | LayerNorm | None = None,
         head_rows: int | None = None,
@@ -53,6 +55,7 @@ class Decoder:
             layers, inputs=layer_inputs, ranks=w.ranks, layer_placement=w.layer_placement
         )
         self._embedding_scale, self._logit_softcap = embedding_scale, logit_softcap
+        self._logit_divisor = logit_divisor
         self._image_elements = image_elements
         self.hidden_size, self._device = sizes.hidden, w.device
         self._held = w.held
@@ -84,6 +87,8 @@ class Decoder:
         """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32
         would have steps of 0.125, which makes ties and coarse log-probabilities."""
         logits = self._output(states)
+        if self._logit_divisor != 1.0:
+            logits = logits.div_(self._logit_divisor)
         if self._logit_softcap is not None:
             logits = softcap(logits, self._logit_softcap)
         missing = self.vocab_size - logits.shape[1]

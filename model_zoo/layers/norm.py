@@ -19,6 +19,16 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AcrossHeads:
+    """One norm over all heads of a row together. x [tokens, heads, size] -> like x."""
+
+    norm: RMSNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(1)).view_as(x)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
     """weight and bias float32 [size]. x [..., size] -> like x, computed in float32."""
 
