@@ -43,11 +43,14 @@ _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 
 FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert",)),
+    Family("command_r", ("command-r",)),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),
     Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",)),
+    Family("glm4", ("glm4",)),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
+    Family("granite", ("granite", "granitemoe")),
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),
     Family("llama", ("llama",), pre_tokenizer="llama-bpe"),
@@ -56,6 +59,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", ("mistral3",), ("mistral3", "pixtral"), ("mistral3", "llama"), "tekken"),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("nomic_bert", ("nomic-bert",)),
+    Family("olmo2", ("olmo2",), tensor_parallel=False),
     Family("phi3", ("phi3",)),
     Family("qwen2", ("qwen2",), pre_tokenizer="qwen2"),
     Family("qwen25vl", _QWEN25VL, ("qwen25vl", "qwen2.5vl_merger"), _QWEN25VL, "qwen2"),

@@ -22,11 +22,14 @@ from runtime.engine.request import ImageSpan
 from runtime.worker.model import DecoderModel
 from tests.parity import (
     image_rows,
+    test_command_r,
     test_encoders,
     test_gemma2,
     test_gemma3,
     test_gemma4,
+    test_glm4,
     test_gptoss,
+    test_granite,
     test_llama4,
     test_mistral3,
     test_mixtral,
@@ -48,10 +51,14 @@ from tests.tiny_models import TinyLlama, write_tiny, write_tiny_llama
 TOLERANCE = 2e-5  # of logits, which are about one
 # What ranks divide in each architecture: at least one configuration for every kind of layer.
 CONFIGS: dict[str, PreTrainedConfig] = {
+    "command-r": test_command_r.CONFIGS["biases"],
     "gemma2": test_gemma2.CONFIGS["plain"],
     "gemma3": test_gemma3.CONFIGS["capped_logits"],
     "gemma4": test_gemma4.CONFIGS["all_at_once"],
+    "glm4": test_glm4.CONFIGS["plain"],
     "gpt-oss": test_gptoss.CONFIGS["plain"],
+    "granite": test_granite.CONFIGS["dense"],
+    "granitemoe": test_granite.CONFIGS["experts"],
     "llama4": test_llama4.CONFIGS["experts_in_every_other_layer"],
     "mistral3": test_mistral3.CONFIGS["temperature"],
     "mixtral": test_mixtral.CONFIGS["plain"],
@@ -189,4 +196,4 @@ class Echo(ProcessRanks):
 
 
 def test_what_is_divided_is_one_list() -> None:
-    assert [f.folder for f in FAMILIES if not f.tensor_parallel] == ["gemma3n"]
+    assert [f.folder for f in FAMILIES if not f.tensor_parallel] == ["gemma3n", "olmo2"]

@@ -23,16 +23,20 @@ from model_zoo.registry import class_for
 from runtime.errors import ModelFileError
 from tests.parity import (
     image_rows,
+    test_command_r,
     test_encoders,
     test_gemma2,
     test_gemma3,
     test_gemma3n,
     test_gemma4,
+    test_glm4,
     test_gptoss,
+    test_granite,
     test_llama,
     test_llama4,
     test_mistral3,
     test_mixtral,
+    test_olmo2,
     test_phi3,
     test_qwen2,
     test_qwen3,
@@ -46,20 +50,25 @@ from tests.tiny_models import write_tiny
 ENCODER = {"maker": AutoModel}
 CASES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "bert": (test_encoders.CONFIGS["bert"], ENCODER),
+    "command-r": (test_command_r.CONFIGS["biases"], {}),
     "gemma2": (test_gemma2.CONFIGS["plain"], {}),
     "gemma3": (test_gemma3.CONFIGS["plain"], {}),
     "gemma3 of Ollama": (test_gemma3.CONFIGS["plain"], {"flavour": "ollama"}),
     "gemma3n": (test_gemma3n.CONFIGS["plain"], {}),
     "gemma4": (test_gemma4.CONFIGS["dense"], {}),
     "gemma4 with experts": (test_gemma4.CONFIGS["all_at_once"], {}),
+    "glm4": (test_glm4.CONFIGS["plain"], {}),
     "gpt-oss": (test_gptoss.CONFIGS["plain"], {}),
     "gptoss": (test_gptoss.CONFIGS["plain"], {"flavour": "ollama"}),
+    "granite": (test_granite.CONFIGS["dense"], {}),
+    "granitemoe": (test_granite.CONFIGS["experts"], {}),
     "llama": (test_llama.RELATIVES["nemo"], {}),
     "llama with experts": (test_mixtral.CONFIGS["plain"], {}),
     "llama4": (test_llama4.CONFIGS["experts_in_every_other_layer"], {}),
     "mistral3": (test_mistral3.CONFIGS["temperature"], {}),
     "mllama": (image_rows.tiny_config(), image_rows.OPTIONS),
     "nomic-bert": (test_encoders.CONFIGS["nomic_bert"], ENCODER),
+    "olmo2": (test_olmo2.CONFIGS["plain"], {}),
     "phi3": (test_phi3.CONFIGS["plain"], {}),
     "phi3 of long contexts": (test_phi3.LONG, {}),
     "qwen2": (test_qwen2.CONFIGS["plain"], {}),
@@ -74,6 +83,7 @@ EPSILON, BASE = "attention.layer_norm_rms_epsilon", "rope.freq_base"
 LAYER_EPSILON, WINDOW = "attention.layer_norm_epsilon", "attention.sliding_window"
 ORIGINAL, SHARED = "rope.scaling.original_context_length", "expert_shared_feed_forward_length"
 HEADS = {"attention.key_length", "attention.value_length"}
+MULTIPLIERS = {"attention.scale", "embedding_scale", "logit_scale", "residual_scale"}
 YARN = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 GEMMA4 = {
     EPSILON, BASE, "rope.freq_base_swa", "rope.dimension_count_swa", "attention.value_length_swa",
@@ -82,6 +92,7 @@ GEMMA4 = {
 # Keys that nothing needs, or for which the family or the other keys have a value.
 DEFAULTS: Mapping[str, set[str]] = {
     "bert": {"attention.causal", LAYER_EPSILON},
+    "command-r": {*HEADS, LAYER_EPSILON, "logit_scale"},
     "gemma2": {
         BASE, WINDOW, "attn_logit_softcapping", "final_logit_softcapping",
     },
@@ -93,6 +104,7 @@ DEFAULTS: Mapping[str, set[str]] = {
     },
     "gemma4": GEMMA4 | {"attention.shared_kv_layers", "embedding_length_per_layer_input"},
     "gemma4 with experts": GEMMA4 | {"expert_feed_forward_length"},
+    "glm4": set(),
     "gpt-oss": {
         EPSILON, BASE, ORIGINAL, *YARN, "rope.scaling.type", WINDOW, "feed_forward_length",
         "expert_feed_forward_length",
@@ -101,6 +113,8 @@ DEFAULTS: Mapping[str, set[str]] = {
         EPSILON, BASE, ORIGINAL, *YARN, "rope.scaling.type", WINDOW, "feed_forward_length",
         "expert_feed_forward_length",
     },
+    "granite": {*HEADS, *MULTIPLIERS},
+    "granitemoe": {*HEADS, *MULTIPLIERS},
     "llama": {BASE, EPSILON},
     "llama with experts": {BASE, EPSILON, *HEADS},
     "llama4": {
@@ -114,6 +128,7 @@ DEFAULTS: Mapping[str, set[str]] = {
     },
     "mllama": {EPSILON, BASE, *HEADS},
     "nomic-bert": {"attention.causal", LAYER_EPSILON, BASE},
+    "olmo2": HEADS,
     "phi3": {BASE, *HEADS},
     "phi3 of long contexts": {BASE, *HEADS, "rope.scaling.attn_factor"},
     "qwen2": HEADS,
