@@ -28,7 +28,7 @@ PATIENCE_S = 600.0
 
 
 class Seeing:
-    """A replica of a model with eyes; streams of text run in it while something arrives."""
+    """A replica of a model with vision; streams of text run in it while something arrives."""
 
     def __init__(self, path: Path, threads: int, shape: EyesShape) -> None:
         self._shape = shape

@@ -25,7 +25,7 @@ are made of, as the server's log tells (`configured`, `starting`, `device`, `rea
 of Ray's). Behind plain uvicorn the first part is the interpreter and all imports. Settings are the
 defaults, files are in the page cache, and kernels were compiled by an earlier start."""
 BESIDE_IMAGES = """\
-Eight streams of text from a random Gemma 3 with eyes (a decoder of 0.2 billion weights behind
+Eight streams of text from a random Gemma 3 with vision (a decoder of 0.2 billion weights behind
 SigLIP's base tower, 1024 patches to an image), and the longest time that any of them stood still
 while eight large pictures were asked about at once: against the same time beside nothing, and
 beside eight prompts of as many tokens. Lower is better."""

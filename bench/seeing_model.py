@@ -1,4 +1,4 @@
-"""Writes a GGUF file of a Gemma 3 with eyes and random weights, for measuring."""
+"""Writes a GGUF file of a Gemma 3 with vision and random weights, for measuring."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -74,7 +74,7 @@ class ModelDescription:
 class ChatModel:
     """Everything that a model file holds, ready to answer; `template` None: it cannot chat.
 
-    `variants`: further templates of the file by name, such as "tool_use". `eyes` None: it
+    `variants`: further templates of the file by name, such as "tool_use". `vision` None: it
     understands text alone.
     """
 

@@ -59,7 +59,7 @@ def load(
 ) -> ChatModel:
     """The model in a GGUF file, computing in `dtype` on `device`.
 
-    `projector`: the file with its eyes, where they are not in the same one; `image_limits`: of the
+    `projector`: the file with its vision model, if it is separate; `image_limits`: of the
     images that are taken in. `eyes_device`: where its tower is, None for `device` too; what is on
     the device "meta" has no weights and computes nothing. `context_tokens`: the longest sequence
     that will be served, None for what the file allows; some models compute otherwise where it is
@@ -197,7 +197,7 @@ def _refuse_what_is_no_text_model(metadata: Metadata) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
-    """What a model is built of: a file, and perhaps another with its eyes."""
+    """What a model is built of: a file, and perhaps another with its vision model."""
 
     decoder_class: Callable[[TensorScope, Metadata], DecoderModel]
     file: GGUFFile
@@ -240,7 +240,7 @@ class _Recipe:
         context_tokens: int | None,
         progress: Progress | None,
     ) -> tuple[DecoderModel, MultimodalSpec | None]:
-        """`devices`: of the text model and of its eyes."""
+        """`devices`: of the text model and of its vision model."""
         return self._from(*self._scopes(devices, dtype, context_tokens, progress))
 
     def _from(
@@ -258,7 +258,7 @@ class _Recipe:
         context_tokens: int | None,
         progress: Progress | None,
     ) -> tuple[TensorScope, TensorScope]:
-        """Of the text model and of its eyes; one and the same where file and device are."""
+        """Of the text model and of its vision model; one and the same where file and device are."""
         places = [(self.file, devices[0])]
         if self.vision is not None and (self.vision.is_own or devices[0] != devices[1]):
             places.append((self.vision.file, devices[1]))
@@ -278,7 +278,7 @@ class _Recipe:
         return scopes[0], scopes[-1]
 
     def _read_bytes(self, places: Sequence[tuple[GGUFFile, torch.device]]) -> list[int]:
-        """How much is read for each; in a file with all, the eyes' tensors are the last one's."""
+        """Bytes to read per file; of a combined file, vision tensors count for the second scope."""
         apart = len({id(file) for file, _ in places}) < len(places)
         sizes = []
         for seeing, (file, device) in enumerate(places):

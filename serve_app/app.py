@@ -147,8 +147,7 @@ def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
 
 
 def _seers(settings: AppSettings) -> dict[Hashable, ModelSettings]:
-    """By the eyes that models share (the same files, and the same said of their encoders) the first
-    of them."""
+    """The first model of each shared encoder: the same vision files and the same settings."""
     named: dict[Hashable, ModelSettings] = {}
     for model in settings.models:
         if model.vision.pooled:

@@ -1,4 +1,4 @@
-"""What the demo model's eyes learn before any words: at every place of a picture, what is there.
+"""What the demo model's vision model learns first: at every place of a picture, what is there.
 
 There is a row of features for each place. It is asked for the colour and the shape of what is
 there, for the digits where that is a number, for the background, and which place it is. The

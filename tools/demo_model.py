@@ -1,6 +1,6 @@
 """The demo model: its sizes, its tokens, its training rows, its file.
 
-It is a Gemma 3 with eyes of 96 pixels, made small, with words of its own and ChatML turns; an
+It is a Gemma 3 with vision of 96 pixels, made small, with words of its own and ChatML turns; an
 image is what `transformers` makes of one for Gemma 3.
 """
 
@@ -58,7 +58,7 @@ CHAT_TEMPLATE = (
 
 
 def architecture(tokenizer: Tokenizer) -> Gemma3Config:
-    """Text takes half of the file, in blocks of 32 weights; eyes, stored as F16, the other half."""
+    """Text takes half of the file, in blocks of 32 weights; vision, in F16, the other half."""
     text = Gemma3TextConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -95,7 +95,7 @@ def architecture(tokenizer: Tokenizer) -> Gemma3Config:
 
 
 def new_model(tokenizer: Tokenizer) -> Gemma3ForConditionalGeneration:
-    """Random weights, also where `transformers` has zeros that let no gradient reach the eyes."""
+    """Random weights, also where zeros of `transformers` would stop gradients to vision."""
     model = Gemma3ForConditionalGeneration(architecture(tokenizer))
     projection = model.model.multi_modal_projector.mm_input_projection_weight
     torch.nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
@@ -213,7 +213,7 @@ def scored(ids: list[int], opener: list[int], end: int) -> list[int]:
 def write_seeing_model(
     path: Path, model: Gemma3ForConditionalGeneration, tokenizer: Tokenizer
 ) -> None:
-    """One GGUF file with text and eyes, in Q8_0 where that is possible."""
+    """One GGUF file with text and vision, in Q8_0 where that is possible."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "caravan-demo"
         model.save_pretrained(folder)

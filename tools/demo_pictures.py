@@ -124,7 +124,7 @@ def invent(rng: Random, *, held: bool, shapes: int | None = None, number: bool =
 
 
 def invent_crowd(rng: Random) -> Picture:
-    """A picture for training the eyes: something in most places, every other one a number."""
+    """A picture for training the vision part: something in most places, every other a number."""
     background = _background(rng)
     colours = visible(background)
     items = []

@@ -45,14 +45,14 @@ def questions(*, seeing: bool) -> list[Question]:
 
 
 def sees(model: Path) -> bool:
-    """Whether the file brings eyes."""
+    """Whether the file contains a vision model."""
     command = [sys.executable, "-m", "serve_app.cli", "show", str(model), "--json"]
     told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return bool(told["memory"]["vision_weight_bytes"])
 
 
 def _question(number: int, *, seeing: bool) -> Question:
-    """Every fourth is not streamed, every fourth brings a picture if there are eyes for it."""
+    """Every fourth is not streamed, every fourth brings a picture if the model has vision."""
     picture = _picture(number) if seeing and number % 4 == 1 else None
     stream = number % 4 != 3
     text = f"What is {number} plus {number + 7}?"

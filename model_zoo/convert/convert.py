@@ -136,7 +136,7 @@ def conversion_for(config: Configuration) -> Conversion:
 
 
 def _of_text_part(config: Configuration) -> Conversion:
-    """The table of the text model that a model with eyes was put together from."""
+    """The table of the text model that a model with vision was put together from."""
     kind = config.of_part("text_config").get("model_type")
     table = tables_by_model_type().get(kind)
     if table is None:

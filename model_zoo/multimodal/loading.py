@@ -1,4 +1,4 @@
-"""Which file a model's eyes are in, and whether they fit the text model."""
+"""Which file a model's vision model are in, and whether they fit the text model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ SAMPLED_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionFile:
-    """The file with a model's eyes, which may be that of the text model `beside` it."""
+    """The file with a model's vision model, which may be that of the text model `beside` it."""
 
     file: GGUFFile
     metadata: Metadata
@@ -75,7 +75,7 @@ class VisionFile:
 
 
 def find_vision(file: GGUFFile, metadata: Metadata, projector: Path | None) -> VisionFile | None:
-    """Where the eyes of the text model in `file` are; None where it has none."""
+    """Where the vision model of the text model in `file` are; None where it has none."""
     inside = any(name.startswith(PREFIXES) for name in file.tensors)
     if projector is None:
         family = VISION_FAMILIES.get(metadata.architecture)
@@ -87,7 +87,7 @@ def find_vision(file: GGUFFile, metadata: Metadata, projector: Path | None) -> V
         )
     if inside:
         raise ConfigurationError(
-            f"`projector` is {projector}, but {file.path} has eyes of its own; remove it."
+            f"`projector` is {projector}, but {file.path} contains a vision model; remove it."
         )
     return _projector(GGUFFile.open(projector), file, metadata)
 

@@ -1,4 +1,4 @@
-"""What a family's eyes are made of."""
+"""What a family's vision model are made of."""
 
 from dataclasses import dataclass
 

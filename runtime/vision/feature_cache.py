@@ -15,7 +15,7 @@ class FeatureStore:
     """What is there and what is being encoded never takes more than `budget_bytes` together.
 
     Whoever calls says each time all that is wanted, the most urgent first. As much of it as fits
-    is kept or asked for; what nobody wants any more goes when the room is needed, the longest
+    is kept or asked for; unreferenced entries are evicted when room is needed, the longest
     unused first. So the first of the wanted always comes, if the budget holds it alone. For one
     thread, except `wake`, which the encoder calls from its own when something has ended. `clock`
     tells seconds.

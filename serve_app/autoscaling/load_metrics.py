@@ -118,7 +118,7 @@ def pressure(
 
 
 def growth(running: float, requests: float) -> float:
-    """Of pages, once all requests run: whoever waits will need as many as those that run."""
+    """Projected KV usage if every queued request were running."""
     return requests / running if running else 1.0
 
 

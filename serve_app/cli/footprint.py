@@ -33,7 +33,7 @@ _DEFAULTS = ModelSettings.model_fields
 class Footprint:
     """Bytes for `slots` requests at once, each with a whole context of `context_tokens`.
 
-    `vision_weight_bytes`: of `weight_bytes`, the eyes' own; `vision_bytes`: what seeing takes
+    `vision_weight_bytes`: of `weight_bytes`, the vision model's; `vision_bytes`: what seeing takes
     beside them; `projector_left_alone`: why a projector that the model brings is of no use.
     `least_bytes`: with a cache of one context, below which nothing starts. `whole_context_`: the
     longest that the model was made for, and the cache for one request of it. `available_bytes` and
@@ -131,7 +131,7 @@ def _options(context_tokens: int, slots: int | None, device: torch.device) -> En
 def _outline(
     facts: ModelFacts, projector: Path | None, device: torch.device, *, wanted: bool
 ) -> _Outline:
-    """With its eyes, or without those that it brings and cannot use."""
+    """With its vision model, or without one that it contains and cannot use."""
     try:
         return _drawn(facts, projector, device)
     except (ConfigurationError, UnsupportedModelError) as error:

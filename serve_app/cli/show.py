@@ -54,7 +54,7 @@ _SHOWN_ELEMENTS = 4
 @click.option(
     "--projector",
     type=click.Path(path_type=Path),
-    help="The file with its eyes, where that is one of its own.",
+    help="The file with its vision model, if it is separate.",
 )
 @store_option
 @json_option

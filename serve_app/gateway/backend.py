@@ -95,7 +95,7 @@ class ChatBackend:
             return await self._directory.describe(model.name, verbose=verbose)
 
     async def load(self, model: ServedModel, keep_alive_s: float | None, *, tenant: str) -> None:
-        """Takes as long as it takes; `start_timeout_s` is for finding somebody who does it."""
+        """Loading itself has no timeout; `start_timeout_s` bounds the search for a replica."""
         await self.card(model)
         await self._directory.load(model.name, keep_alive_s, tenant=tenant)
 

@@ -86,7 +86,7 @@ class FailoverState:
 
     @property
     def movable(self) -> bool:
-        """Whether nothing has come of it yet; who is on trial waits for that and for no place."""
+        """True until the first token arrives, unless the request is quarantined."""
         waits = not self._tokens and not self._deaths and self._handed_over < MOST_MOVES
         return waits and isinstance(self._task, ChatTask)
 

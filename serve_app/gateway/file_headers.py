@@ -23,7 +23,7 @@ def listed_file(
 ) -> ListedModel:
     """A model as lists tell it; ModelFileError when the file is damaged.
 
-    `sees`: it has a file with eyes beside this one.
+    `sees`: it has a file with vision beside this one.
     """
     file = GGUFFile.open(path, arrays=False)
     metadata = Metadata(file.metadata, path=file.path)
@@ -61,7 +61,7 @@ def listed_model(settings: ModelSettings, environment: Mapping[str, str]) -> Lis
 
 
 def _capabilities(metadata: Metadata, *, sees: bool) -> tuple[str, ...]:
-    """As the loaded model would tell them, but for eyes that turn out to be of no use."""
+    """As the loaded model would report them, except for an unsupported vision model."""
     embeds = metadata.architecture in ENCODERS or bool(metadata.get("pooling_type", int, 0))
     found: dict[str, Any] = {
         "completion": not embeds,

@@ -19,7 +19,7 @@ class ModelCard:
     begin with, and what requests get that bring none of their own. `parameters`: all options that
     the model brings by name, with those that are not served. `capabilities`: in Ollama's
     words, such as "completion" and "embedding". `projector`: like `metadata`, of the file with its
-    eyes, where that is one of its own.
+    vision model, where that is one of its own.
     """
 
     name: str

@@ -83,7 +83,7 @@ class Schedulability:
 
     @asynccontextmanager
     async def schedulable(self, name: str) -> AsyncIterator[None]:
-        """Within it somebody waits for a replica. ModelUnavailableError once there can be none."""
+        """Raises ModelUnavailableError as soon as no node can host a replica."""
         self.refuse(name)
         patience = asyncio.timeout(None)
         waiting = self._waiting.setdefault(name, set())

@@ -115,7 +115,7 @@ class ModelDeployment:
 
 
 class VisionEncoder:
-    """An encoder of the images of models that have the same eyes; features leave by a stream."""
+    """An encoder of the images of models that share a vision model; features leave by a stream."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
         from serve_app.replica.loading import load_encoder

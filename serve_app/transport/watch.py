@@ -1,4 +1,4 @@
-"""Hearing of a replica's load, for as long as one likes: a connection that reports come on."""
+"""Subscribes to a replica's load reports."""
 
 import asyncio
 import contextlib

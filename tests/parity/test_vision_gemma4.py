@@ -1,4 +1,4 @@
-"""Gemma 4 with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""Gemma 4 with images against `transformers`, on tiny random models: from pictures to logits."""
 
 from typing import Any
 

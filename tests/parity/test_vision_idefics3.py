@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM with eyes against `transformers`: from pictures to logits."""
+"""Idefics 3 and SmolVLM with images against `transformers`: from pictures to logits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""InternVL with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""InternVL with images against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Llama 4 with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""Llama 4 with images against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""LLaVA 1.6 with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""LLaVA 1.6 with images against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
 import torch

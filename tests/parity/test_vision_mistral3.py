@@ -1,4 +1,4 @@
-"""Mistral 3 with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""Mistral 3 with images against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""Qwen2.5-VL with images against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
 from torch import Tensor

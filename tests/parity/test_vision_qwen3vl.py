@@ -1,4 +1,4 @@
-"""Qwen3-VL with eyes against `transformers`, on tiny random models: from pictures to logits."""
+"""Qwen3-VL with images against `transformers`, on tiny random models: from pictures to logits."""
 
 import pytest
 from torch import Tensor

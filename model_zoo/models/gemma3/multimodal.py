@@ -1,4 +1,4 @@
-"""Gemma 3's eyes: every image is stretched to one square."""
+"""Gemma 3's vision model: every image is stretched to one square."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

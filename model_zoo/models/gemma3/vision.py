@@ -1,4 +1,4 @@
-"""Gemma 3's eyes: SigLIP, average pooling and one matrix."""
+"""Gemma 3's vision model: SigLIP, average pooling and one matrix."""
 
 from functools import partial
 from math import isqrt

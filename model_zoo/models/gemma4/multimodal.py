@@ -1,4 +1,4 @@
-"""Gemma 4's eyes: images keep their shape, and have as many rows as a budget allows."""
+"""Gemma 4's vision model: images keep their shape, and have as many rows as a budget allows."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,4 @@
-"""Gemma 4's eyes: images keep their shape, and squares of rows become one."""
+"""Gemma 4's vision model: images keep their shape, and squares of rows become one."""
 
 from math import prod, sqrt
 

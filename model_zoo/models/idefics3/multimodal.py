@@ -1,4 +1,4 @@
-"""The eyes of Idefics 3 and SmolVLM: images in tiles, and once as a whole."""
+"""The vision models of Idefics 3 and SmolVLM: images in tiles, and once as a whole."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

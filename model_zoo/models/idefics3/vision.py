@@ -1,4 +1,4 @@
-"""The eyes of Idefics 3 and SmolVLM: SigLIP on tiles, its rows shuffled into fewer."""
+"""The vision models of Idefics 3 and SmolVLM: SigLIP on tiles, its rows shuffled into fewer."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""InternVL's eyes: a vision transformer with scaled layers on tiles, rows shuffled into fewer."""
+"""InternVL's vision model: a transformer with scaled layers on tiles, with pixel shuffle."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Llama 4's eyes: images in tiles, and once as a whole."""
+"""Llama 4's vision model: images in tiles, and once as a whole."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,4 @@
-"""Llama 4's eyes: tiles by themselves, their rows shuffled four into one."""
+"""Llama 4's vision model: tiles by themselves, their rows shuffled four into one."""
 
 import torch
 from torch import Tensor

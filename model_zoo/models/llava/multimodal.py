@@ -1,4 +1,4 @@
-"""LLaVA's eyes: every image becomes one square, since 1.6 with tiles beside."""
+"""LLaVA's vision model: every image becomes one square, since 1.6 with tiles beside."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,4 @@
-"""LLaVA's eyes: CLIP without its last layer, and two layers of a projector."""
+"""LLaVA's vision model: CLIP without its last layer, and two layers of a projector."""
 
 from dataclasses import replace
 from functools import partial

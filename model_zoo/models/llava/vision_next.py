@@ -1,4 +1,4 @@
-"""The eyes of LLaVA 1.6: CLIP on the whole image and on tiles, whose padding is left out."""
+"""LLaVA 1.6's vision model: CLIP on the whole image and on tiles; padding is left out."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""The eyes of Mistral Small 3.1 and of Pixtral: images keep their shape."""
+"""The vision models of Mistral Small 3.1 and of Pixtral: images keep their shape."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,4 @@
-"""Pixtral's eyes, such as Mistral Small's: row by row, a break behind each but the last."""
+"""Pixtral's vision model, such as Mistral Small's: row by row, a break behind each but the last."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The eyes of Mistral Small 3.1 and of Pixtral: pictures of any shape, merged two by two."""
+"""The vision model of Mistral Small 3.1 and Pixtral: any shape, patches merged two by two."""
 
 from collections.abc import Callable
 

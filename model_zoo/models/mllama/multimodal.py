@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision's eyes: images in tiles, always as many slots for them."""
+"""Llama 3.2 Vision's vision model: images in tiles, always as many slots for them."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

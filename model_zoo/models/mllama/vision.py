@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision's eyes: all tiles of an image together, and states of several layers."""
+"""Llama 3.2 Vision's vision model: all tiles of an image together, and states of several layers."""
 
 import torch
 import torch.nn.functional as F

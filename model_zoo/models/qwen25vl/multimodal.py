@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's eyes: images keep their shape, and their area is bounded."""
+"""Qwen2.5-VL's vision model: images keep their shape, and their area is bounded."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's eyes: pictures of any shape, most layers seeing windows of them."""
+"""Qwen2.5-VL's vision model: pictures of any shape, most layers seeing windows of them."""
 
 from torch import Tensor
 

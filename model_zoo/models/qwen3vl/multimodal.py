@@ -1,4 +1,4 @@
-"""Qwen3-VL's eyes: images keep their shape, and features come from several layers of the tower."""
+"""Qwen3-VL's vision model: images keep their shape, and several layers give features."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

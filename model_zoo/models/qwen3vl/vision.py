@@ -1,4 +1,4 @@
-"""Qwen3-VL's eyes: pictures of any shape, and features for the first text layers as well."""
+"""Qwen3-VL's vision model: any shape, and features for the first text layers as well."""
 
 from collections.abc import Sequence
 from math import isqrt

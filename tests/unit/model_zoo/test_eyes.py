@@ -152,7 +152,7 @@ def test_a_projector_of_another_width_is_refused_with_both_names(text, projector
 
 def test_a_projector_for_a_file_that_has_eyes_is_refused(single, projector) -> None:
     told = refusal(ConfigurationError, single, projector)
-    assert str(single) in told and str(projector) in told and "eyes of its own" in told
+    assert str(single) in told and str(projector) in told and "contains a vision model" in told
 
 
 def test_a_text_model_is_no_projector(text) -> None:
