@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from bench.attack.bystander import PATIENCE_S, watching
 from bench.attack.outcome import Outcome
 
+# A client with another address than the bystander; limits are per address.
+ATTACKER = "127.0.0.2"
 CLIENTS = 20
 SECONDS = 5.0
 BODY_BYTES = 31 * 2**20
@@ -145,7 +147,7 @@ def _status(exchange: Callable[[], bytes]) -> str:
 
 
 def _exchange(address: tuple[str, int], head: bytes, body: bytes, patience_s: float) -> bytes:
-    with socket.create_connection(address, timeout=patience_s) as connection:
+    with socket.create_connection(address, patience_s, (ATTACKER, 0)) as connection:
         try:
             connection.sendall(head)
             connection.sendall(body)

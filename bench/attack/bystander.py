@@ -49,9 +49,10 @@ class Measurements:
     def __str__(self) -> str:
         text = (
             f"/healthz p99 {self.health_p99 * 1e3:.0f} ms of {len(self.health)}, "
-            f"longest gap {self.longest_gap:.2f} s of {len(self.gaps)}, "
-            f"first piece after {max(self.firsts, default=PATIENCE_S):.2f} s at most"
+            f"longest gap {self.longest_gap:.2f} s of {len(self.gaps)}"
         )
+        if self.firsts:
+            text += f", first piece after {max(self.firsts):.2f} s at most"
         if self.failures:
             text += f", {len(self.failures)} failed: {self.failures[0]}"
         return text

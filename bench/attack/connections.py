@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from bench.attack.bodies import ATTACKER
 from bench.attack.bystander import watching
 from bench.attack.outcome import Outcome
 from bench.attack.processes import Listener, resident_bytes, tcp_listeners
@@ -18,8 +19,6 @@ from bench.attack.target import Target
 
 SLOW_BODIES, SLOW_BYTES = 40, 2**20
 HALF_OPEN = 4200
-# Beside the address of the bystander: one client, as far as the server can see.
-ATTACKER = "127.0.0.2"
 # Of a header or a body that is held back, with time to spare.
 DEADLINE_S = 90.0
 HUGE_HEADER_BYTES = 64 * 2**20
