@@ -88,12 +88,11 @@ class _Fetch:
         self._location = location
         self._partial = partial
         self._size = size
-        self._ended = Event()
         self._fetching = 0
         self._lock = Lock()
 
     def run(self, streams: int, told: Callable[[int], None]) -> None:
-        self._ended = ended = Event()
+        ended = Event()
         lacking = [part for part in self._partial.parts if part.missing]
         pool = ThreadPoolExecutor(max_workers=streams, thread_name_prefix="fetch")
         try:
@@ -137,7 +136,7 @@ class _Fetch:
         while part.missing and not ended.is_set():
             before = part.done
             try:
-                self._once(part)
+                self._once(part, ended)
             except Passing as failure:
                 if part.done - before >= PROGRESS_BYTES:
                     patience.renew()
@@ -148,7 +147,7 @@ class _Fetch:
                     f"{refusal.status}."
                 ) from None
 
-    def _once(self, part: Part) -> None:
+    def _once(self, part: Part, ended: Event) -> None:
         begin = part.begin + part.done
         whole = (begin, part.end) == (0, self._size)
         headers = {} if whole else {"range": f"bytes={begin}-{part.end - 1}"}
@@ -158,7 +157,7 @@ class _Fetch:
             if not whole:
                 self._check_range(response, begin, part.end)
             for chunk in response.iter_raw():
-                if self._ended.is_set():
+                if ended.is_set():
                     return
                 if len(chunk) > part.missing:
                     raise SourceError(f"{response.url.host} sends more than the blob has.")
