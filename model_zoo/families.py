@@ -31,7 +31,7 @@ class Family:
 
     @property
     def multimodal(self) -> str:
-        """Module with `build_eyes`; imported when a file needs it."""
+        """Module with `build_multimodal`; imported when a file needs it."""
         return f"model_zoo.models.{self.folder}.multimodal"
 
 

@@ -60,7 +60,7 @@ def load(
     """The model in a GGUF file, computing in `dtype` on `device`.
 
     `projector`: the file with its vision model, if it is separate; `image_limits`: of the
-    images that are taken in. `eyes_device`: where its tower is, None for `device` too; what is on
+    images that are taken in. `vision_device`: where its tower is, None for `device` too; what is on
     the device "meta" has no weights and computes nothing. `context_tokens`: the longest sequence
     that will be served, None for what the file allows; some models compute otherwise where it is
     long. `progress(done, total)` hears of bytes read. `ranks`: those that divide the text model

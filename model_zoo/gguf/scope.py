@@ -35,8 +35,8 @@ class TensorScope:
     `context_tokens`: the longest sequence that will be served, None for what the file allows.
     `ranks`: those that divide the model among them; where a `Split` is given, layers hold their
     rank's part, and what they compute is that part, or whole again as their name says. Names and
-    shapes are always those of the file. `stages`: where each layer goes, under the prefix `blk`;
-    `device` is then the main one.
+    shapes are always those of the file. `layer_placement`: where each layer goes, under the prefix
+    `blk`; `device` is then the main one.
     """
 
     def __init__(

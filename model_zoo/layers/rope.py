@@ -14,7 +14,7 @@ class Pairs(Enum):
     """Which dimensions of a head turn together: (2i, 2i + 1), or (i, i + rotated / 2)."""
 
     INTERLEAVED = "interleaved"
-    NEOX = "halves"
+    NEOX = "neox"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

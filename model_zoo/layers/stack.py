@@ -67,9 +67,9 @@ class LayerStack:
     """Runs layers over x [tokens, hidden].
 
     `inputs`: from the embeddings and the batch to [tokens, layers, width], of which each layer sees
-    its part. `ranks`: those that divide the layers among them. `stages`: where each layer is, if
-    not all where x is. `row_elements`: how many elements a row needs at once at most, beside x;
-    `matrix_elements`: the largest matrix.
+    its part. `ranks`: those that divide the layers among them. `layer_placement`: where each layer
+    is, if not all where x is. `row_elements`: how many elements a row needs at once at most, beside
+    x; `matrix_elements`: the largest matrix.
     """
 
     def __init__(
@@ -98,9 +98,8 @@ class LayerStack:
         """Where each of `caches` is."""
         if self._layer_placement is None:
             return None
-        stored = zip(
-            self._layers, self._layer_placement.layers, strict=False
-        )  # a file may have more
+        devices = self._layer_placement.layers  # a file may have more
+        stored = zip(self._layers, devices, strict=False)
         return tuple(device for layer, device in stored if layer.reads is None)
 
     @property

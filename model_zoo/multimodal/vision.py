@@ -37,7 +37,7 @@ class VisionModel:
     ) -> PromptImages:
         """RequestError for what is no image, and for too many.
 
-        Nothing is decoded where the images take more than `at_most` positions. `loan`: of the
+        Nothing is decoded where the images take more than `at_most` positions. `lease`: of the
         album that has room for their pixels, and those that have been here before; it raises where
         there is no room.
         """

@@ -119,7 +119,7 @@ class _Applicant:
         self._proof = b""
 
     def proved_rank(self, token: str, size: int) -> int | None:
-        """Goes on with the handshake; None until the answer is whole. EOFError, OSError: the other
+        """Continues the handshake; None until the answer is whole. EOFError, OSError: the other
         side has left, or does not speak TLS. EngineDeadError: it does not know the token."""
         try:
             self._challenge()

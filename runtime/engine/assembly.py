@@ -62,8 +62,9 @@ def assemble(
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that only needs `start`, and what it reserved.
 
-    `encoder`: gives the features of images; closed with the engine. `team`: the ranks of which the
-    decoder is the first one's part; they run `compute_part`, and end with the engine. Raises
+    `encoder`: gives the features of images; closed with the engine. `rank_group`: the
+    ranks of which the decoder is the first one's part; they run `compute_part`, and end with the
+    engine. Raises
     DoesNotFitError when the device has too little memory, ConfigurationError when the options
     contradict each other or the model.
     """

@@ -346,7 +346,7 @@ def admissible(
             f"The conversation has {images:,} images; the model takes {limits.most_images:,}. "
             "Leave some out."
         )
-    if request.begun is None:  # whoever had a place keeps one
+    if request.begun is None:  # resumed requests are never refused
         _check_places(limits, live, own)
     if request.pooling is not None:
         return request

@@ -1,4 +1,4 @@
-"""Fair queueing over tenants: who is served next, and how much of a bounded queue one may fill."""
+"""Fair queueing over tenants: the order of service, and each tenant's share of a bounded queue."""
 
 import heapq
 from collections.abc import Hashable, Iterator, Mapping

@@ -63,7 +63,7 @@ class Sequence:
 
     @property
     def resumes(self) -> bool:
-        """Whether it has had its turn, here or on a replica that was lost, and goes on."""
+        """True after a preemption, or if the request was running on a replica that was lost."""
         begun = self.request.begun
         return self.epoch > 0 or (begun is not None and begun.had_turn)
 

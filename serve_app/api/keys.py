@@ -99,7 +99,7 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """A fast hash suffices: a key has 256 random bits, so nobody finds it by trying. Slow hashes
+    """A fast hash suffices: a key has 256 random bits, so it cannot be guessed. Slow hashes
     are for passwords, and would cost every request."""
     return hashlib.sha256(key.encode()).hexdigest()
 

@@ -40,7 +40,7 @@ class QuotaError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """The server is not there for this, or not for whoever asks."""
+    """The server or the client's key does not permit the request."""
 
 
 @dataclass(frozen=True, slots=True)

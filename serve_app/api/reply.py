@@ -176,8 +176,9 @@ async def _send_single(
 
 
 class _Line:
-    """A connection for an answer. The status is sent with the first bytes, which may be a `beat`:
-    one is sent when nothing else was for `quiet_s`, then every `beat_s` (None: `quiet_s`)."""
+    """A connection for an answer. The status is sent with the first bytes, which may be a
+    `heartbeat`: one is sent after `quiet_s` without other bytes, then every `heartbeat_s` (None:
+    `quiet_s`)."""
 
     def __init__(
         self,

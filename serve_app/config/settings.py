@@ -193,10 +193,10 @@ class AppSettings(Section):
     API keys. `api_keys_file`: see `serve_app.api.keys`. `concurrent_requests`: of an API key that
     states no limit of its own or, without keys, of a client address. `allowed_origins`: of web
     pages that may use the server, beside those of the browser's own machine. `allowed_hosts`: names
-    of the server, beside those that nobody outside can own; None: these alone, or any where there
-    are API keys. See `serve_app.api.cross_site`.
-    `share_caches`: whether the holders of API keys share cached prefixes and images.
-    `max_text_bytes`, `body_budget_bytes`: see `serve_app.api.bodies.BodyLimits`.
+    of the server, beside names that outsiders cannot register; None: these alone, or any where
+    there are API keys. See `serve_app.api.cross_site`. `share_caches`: whether the holders of API
+    keys share cached prefixes and images. `max_text_bytes`, `body_budget_bytes`: see
+    `serve_app.api.bodies.BodyLimits`.
     """
 
     on_demand: OnDemandSettings | None = None

@@ -22,7 +22,7 @@ MOST_WAITING = 64  # prompts with images, whose bytes are held until their turn
 
 
 class Preparer:
-    """Makes prompts for one model. `album`: lends what images take."""
+    """Makes prompts for one model. `image_cache`: leases room for images."""
 
     def __init__(self, model: ChatModel, image_cache: ImageCache | None = None) -> None:
         self._model = model

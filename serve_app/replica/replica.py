@@ -48,8 +48,8 @@ log = get_logger()
 
 
 class ModelReplica:
-    """Serves one loaded model. `card` is what it tells about itself, without the arrays; `album`
-    lends room for images; `files`: those that are computed with where they lie."""
+    """Serves one loaded model. `card`: its facts, without arrays. `image_cache`: leases room for
+    images. `files`: the model files that are mapped."""
 
     def __init__(
         self,

@@ -33,8 +33,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _recurrent_layer(w: TensorScope, sizes: Sizes, delta: DeltaSizes, index: int) -> Layer:
-    """Files that hold all gates in one matrix have the heads in the order of the model's authors;
-    the others say so, or have them as llama.cpp's converter orders them."""
+    """Files with all gates in one matrix keep the authors' order of heads. Others state theirs; the
+    default is that of llama.cpp's converter."""
     tiled = sizes.metadata.get("ssm.v_head_reordered", bool, not w.has("ssm_ba"))
     net = GatedDeltaNet(w, hidden=sizes.hidden, sizes=delta, eps=sizes.eps, tiled=tiled)
     return Layer(_block(w, sizes, net, index), delta.cache)
