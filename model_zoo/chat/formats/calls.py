@@ -1,0 +1,194 @@
+"""Tool calls in generated text: JSON objects and lists, names before JSON, XML-like parameters.
+
+A grammar consumes one call, or a list of calls, and reports it to `Calls`. It raises Malformed if
+the text does not follow it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from model_zoo.chat.formats.events import CallAborted, CallArguments, CallBegin, CallEnd, Text
+from model_zoo.chat.formats.source import Malformed, Source, Steps
+
+NAMES = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters")
+IDS = ("id", "tool_call_id")
+
+# The JSON schema of a tool's parameters, by the tool's name.
+Tools = Mapping[str, Mapping[str, Any]]
+
+
+class Calls:
+    """Collects the calls of one reply. `tools`: those that the request declares.
+
+    With `declared_only`, calls of other tools are malformed: where no marker precedes a call, its
+    name tells it from other JSON.
+    """
+
+    def __init__(self, source: Source, tools: Tools) -> None:
+        self.tools = tools
+        self.declared_only = False
+        self._source = source
+        self._count = 0
+        self._open = False
+
+    def begin(self, name: object, identity: object = None) -> None:
+        if self._open or not isinstance(name, str) or not name:
+            raise Malformed
+        if self.declared_only and name not in self.tools:
+            raise Malformed
+        self._open = True
+        known = identity if isinstance(identity, str) and identity else None
+        self._source.events.append(CallBegin(self._count, name, known))
+
+    def arguments(self, piece: str) -> None:
+        self._source.events.append(CallArguments(self._count, piece))
+
+    def end(self) -> None:
+        self._source.events.append(CallEnd(self._count))
+        self._close()
+        self._source.record()  # what follows is not part of this call, even if it is malformed
+
+    def read(self, opener: str, grammar: "Grammar") -> Steps[bool]:
+        """Reads calls by `grammar`, after `opener`. Malformed calls become text; returns False."""
+        self._source.record(opener)
+        try:
+            yield from grammar(self._source, self)
+        except Malformed:
+            text = self._source.recorded()
+            if self._open:
+                self._source.events.append(CallAborted(self._count, text))
+                self._close()
+            else:
+                self._source.events.append(Text(text))
+            return False
+        return True
+
+    def _close(self) -> None:
+        assert self._open
+        self._open = False
+        self._count += 1
+
+
+Grammar = Callable[[Source, Calls], Steps[None]]
+
+
+def json_object(source: Source, calls: Calls) -> Steps[None]:
+    """`{"name": ..., "arguments": {...}}`, also within `{"type": "function", "function": ...}`.
+
+    The arguments are passed on as they arrive if the name precedes them.
+    """
+    found: dict[str, Any] = {}
+    yield from _members(source, calls, found)
+    if "ended" not in found:
+        arguments = found.get("arguments", {})
+        if isinstance(arguments, str):
+            arguments = _parsed(arguments)
+        if not isinstance(arguments, dict):
+            raise Malformed
+        calls.begin(found.get("name"), found.get("id"))
+        calls.arguments(json.dumps(arguments, ensure_ascii=False))
+    calls.end()
+
+
+def _members(source: Source, calls: Calls, found: dict[str, Any]) -> Steps[None]:
+    yield from source.expect("{")
+    yield from source.space()
+    if (yield from source.starts_with(("}",))):
+        return
+    while True:
+        key = yield from _string(source)
+        yield from source.space()
+        yield from source.expect(":")
+        yield from source.space()
+        first = yield from source.peek()
+        if key in ARGUMENTS and "name" in found and first == "{":
+            calls.begin(found["name"], found.get("id"))
+            yield from source.json(calls.arguments)
+            found["ended"] = True
+        elif key == "function" and first == "{":
+            yield from _members(source, calls, found)
+        else:
+            value = yield from _value(source)
+            if key in ARGUMENTS:
+                found["arguments"] = value
+            elif key in NAMES or key == "function":
+                found["name"] = value
+            elif key in IDS:
+                found["id"] = value
+        yield from source.space()
+        if (yield from source.expect(",", "}")) == "}":
+            return
+        yield from source.space()
+
+
+def json_list(source: Source, calls: Calls) -> Steps[None]:
+    """`[{"name": ..., "arguments": {...}}, ...]`, with at least one call."""
+    yield from source.expect("[")
+    yield from source.space()
+    while True:
+        yield from json_object(source, calls)
+        yield from source.space()
+        if (yield from source.expect(",", "]")) == "]":
+            return
+        yield from source.space()
+
+
+def json_calls(source: Source, calls: Calls) -> Steps[None]:
+    """A JSON object or a list of them."""
+    yield from source.space()
+    first = yield from source.peek()
+    yield from (json_list if first == "[" else json_object)(source, calls)
+
+
+def arguments_of(
+    source: Source, calls: Calls, name: str, identity: str | None = None
+) -> Steps[None]:
+    """The JSON object of a call whose name is known."""
+    yield from source.space()
+    if (yield from source.peek()) != "{":
+        raise Malformed
+    calls.begin(name, identity)
+    yield from source.json(calls.arguments)
+    calls.end()
+
+
+def closed_by(closer: str, grammar: Grammar) -> Grammar:
+    """`grammar`, then `closer` with white space around it, which may be missing."""
+
+    def closed(source: Source, calls: Calls) -> Steps[None]:
+        yield from source.space()
+        yield from grammar(source, calls)
+        yield from source.space()
+        yield from source.starts_with((closer,))
+
+    return closed
+
+
+def _string(source: Source) -> Steps[str]:
+    if (yield from source.peek()) != '"':
+        raise Malformed
+    text: str = yield from source.json(_ignore)
+    return text
+
+
+def _value(source: Source) -> Steps[Any]:
+    if (yield from source.peek()) in ("{", "[", '"'):
+        return (yield from source.json(_ignore))
+    return _parsed((yield from source.while_in(_in_scalar)))
+
+
+def _in_scalar(char: str) -> bool:
+    return char.isalnum() or char in "+-."
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Malformed from None
+
+
+def _ignore(piece: str) -> None:
+    """Takes a piece of a value that is needed only as a whole."""

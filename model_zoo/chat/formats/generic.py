@@ -1,0 +1,80 @@
+"""Tools for templates that read none: their schemas, calls and results as plain text.
+
+The form is that of Hermes, which most models have seen: JSON within `<tool_call>`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
+
+_INSTRUCTIONS = (
+    "You may call functions. Their signatures are:\n{signatures}\n\n"
+    "To call a function, write a JSON object with its name and arguments within tags:\n"
+    '<tool_call>\n{{"name": "FUNCTION", "arguments": {{...}}}}\n</tool_call>\n'
+    "Write nothing else then. The results follow within <tool_response> tags."
+)
+
+
+def generic_messages(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The conversation without tool roles and tool calls; `tools` are described in the system
+    message. Without tools, calls and results in it are still written as text."""
+    plain = _with_joined_results([_plain(message) for message in messages])
+    return _with_instructions(plain, tools) if tools else plain
+
+
+def _plain(message: Message) -> Message:
+    if message.role == "tool":
+        result = f"<tool_response>\n{message.text}\n</tool_response>"
+        return Message("user", _joined(result, message.images))
+    if not message.tool_calls:
+        return message
+    calls = "\n".join(map(_call, message.tool_calls))
+    text = f"{message.text}\n{calls}" if message.text else calls
+    return dataclasses.replace(message, content=_joined(text, message.images), tool_calls=())
+
+
+def _call(call: ToolCall) -> str:
+    return f"<tool_call>\n{_json({'name': call.name, 'arguments': call.arguments})}\n</tool_call>"
+
+
+def _with_joined_results(messages: list[Message]) -> list[Message]:
+    """Results of parallel calls in one message: templates want users and assistants by turns."""
+    joined: list[Message] = []
+    for message in messages:
+        before = joined[-1] if joined else None
+        if before is not None and _is_result(before) and _is_result(message):
+            content = f"{before.content}\n{message.content}"
+            joined[-1] = dataclasses.replace(before, content=content)
+        else:
+            joined.append(message)
+    return joined
+
+
+def _is_result(message: Message) -> bool:
+    content = message.content
+    return isinstance(content, str) and content.startswith("<tool_response>\n")
+
+
+def _with_instructions(
+    messages: list[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    signatures = "\n".join(_json(tool.get("function", tool)) for tool in tools)
+    text = _INSTRUCTIONS.format(signatures=signatures)
+    if messages and messages[0].role in ("system", "developer"):
+        first = messages[0]
+        content = _joined(f"{first.text}\n\n{text}", first.images)
+        return [dataclasses.replace(first, content=content), *messages[1:]]
+    return [Message("system", text), *messages]
+
+
+def _joined(text: str, images: tuple[ImagePart, ...]) -> str | tuple[str | ImagePart, ...]:
+    return (*images, text) if images else text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

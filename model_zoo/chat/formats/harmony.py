@@ -1,0 +1,47 @@
+"""gpt-oss replies: messages with channel, recipient and content (OpenAI's harmony format).
+
+Analysis is thinking; a message to `functions.NAME` is a call; everything else is text.
+"""
+
+import re
+
+from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
+from model_zoo.chat.formats.events import Text, Thinking
+from model_zoo.chat.formats.source import Source, Steps
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+MARKERS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
+
+
+def read_harmony(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
+    """Reads a whole reply; the prompt ends with `<|start|>assistant`."""
+    calls = Calls(source, tools)
+    while (yield from source.peek()):
+        header: list[str] = []
+        if (yield from source.until((MESSAGE,), header.append)) is None:
+            source.events.append(Text(_without_markers("".join(header))))
+            return
+        yield from _read_body(source, calls, "".join(header))
+
+
+def _read_body(source: Source, calls: Calls, header: str) -> Steps[None]:
+    function = _FUNCTION.search(header)
+    channel = _CHANNEL.search(header)
+    if function is not None and calls.tools:
+        name = function[1]
+        if (yield from calls.read("", lambda source, calls: arguments_of(source, calls, name))):
+            yield from source.until((*ENDS, START), lambda text: None)
+            return
+    kind = Thinking if channel is not None and channel[1] == "analysis" else Text
+    yield from source.until((*ENDS, START), lambda text: source.events.append(kind(text)))
+
+
+def _without_markers(text: str) -> str:
+    """The text of a reply that does not have the form of messages."""
+    for marker in MARKERS:
+        text = text.replace(marker, "")
+    return text

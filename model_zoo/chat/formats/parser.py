@@ -1,0 +1,52 @@
+"""Parsing a reply while it is generated."""
+
+from collections.abc import Callable
+from itertools import groupby
+
+from model_zoo.chat.formats.events import CallArguments, Event, Text, Thinking
+from model_zoo.chat.formats.source import Source, Steps
+
+Grammar = Callable[[Source], Steps[None]]
+
+
+class ReplyParser:
+    """Splits the text of one reply into events by a grammar."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._source = Source()
+        self._steps = grammar(self._source)
+
+    def feed(self, text: str) -> list[Event]:
+        """The events that are certain once `text` has been added."""
+        self._source.add(text)
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        """The remaining events; the reply has ended."""
+        self._source.ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Event]:
+        next(self._steps, None)
+        events, self._source.events = self._source.events, []
+        return merged(events)
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """The events without empty pieces, adjacent pieces of one kind joined."""
+    result: list[Event] = []
+    for (kind, index), group in groupby(events, key=_kind):
+        pieces = list(group)
+        if kind is Text or kind is Thinking:
+            text = "".join(piece.text for piece in pieces)  # type: ignore[union-attr]
+            result += [kind(text)] if text else []
+        elif kind is CallArguments:
+            text = "".join(piece.json for piece in pieces)  # type: ignore[union-attr]
+            result += [CallArguments(index, text)] if text else []
+        else:
+            result += pieces
+    return result
+
+
+def _kind(event: Event) -> tuple[type[Event], int]:
+    return type(event), getattr(event, "index", 0)

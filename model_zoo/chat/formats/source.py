@@ -1,0 +1,196 @@
+"""Incremental parsing of generated text: grammars are generators that yield when they need more.
+
+Every read passes text on as soon as it cannot be part of a marker, so a parser never waits longer
+than its grammar requires.
+"""
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from model_zoo.chat.formats.events import Event
+
+Result = TypeVar("Result")
+# A part of a grammar. It yields when it needs more text, and returns its result.
+Steps = Generator[None, None, Result]
+Emit = Callable[[str], None]
+
+
+class Source:
+    """Generated text that has been received and not been consumed yet."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.events: list[Event] = []
+        self._held = ""
+        self._recorded: list[str] | None = None
+
+    def add(self, text: str) -> None:
+        self._held += text
+
+    def record(self, text: str = "") -> None:
+        """From now on, `recorded` collects what is consumed, after `text`."""
+        self._recorded = [text]
+
+    def recorded(self) -> str:
+        assert self._recorded is not None
+        return "".join(self._recorded)
+
+    def take(self, count: int) -> str:
+        """Consumes `count` characters, which must have been received."""
+        taken, self._held = self._held[:count], self._held[count:]
+        if self._recorded is not None:
+            self._recorded.append(taken)
+        return taken
+
+    def until(
+        self, markers: Sequence[str], emit: Emit, *, trim: bool = False
+    ) -> Steps[tuple[str, str] | None]:
+        """Consumes text up to and including the first of `markers`; what precedes it goes to
+        `emit`. Returns the marker, preceded by the white space that `trim` cuts off the end of the
+        text, or None when the text ended without a marker."""
+        while True:
+            marker = self._first(markers)
+            if marker is not None:
+                text = self.take(self._held.index(marker))
+                kept = text.rstrip() if trim else text
+                emit(kept)
+                return text[len(kept) :], self.take(len(marker))
+            keep = 0 if self.ended else self._uncertain(markers, trim=trim)
+            emit(self.take(len(self._held) - keep))
+            if self.ended:
+                return None
+            yield
+
+    def expect(self, *options: str) -> Steps[str]:
+        """Consumes one of `options`; raises Malformed if the text starts with none of them."""
+        found = yield from self.starts_with(options)
+        if found is None:
+            raise Malformed
+        return found
+
+    def starts_with(self, options: Sequence[str]) -> Steps[str | None]:
+        """Consumes and returns the option that the text starts with; None if there is none."""
+        while True:
+            for option in options:
+                if self._held.startswith(option):
+                    return self.take(len(option))
+            if self.ended or not any(option.startswith(self._held) for option in options):
+                return None
+            yield
+
+    def space(self) -> Steps[None]:
+        """Consumes white space."""
+        while True:
+            rest = self._held.lstrip()
+            self.take(len(self._held) - len(rest))
+            if rest or self.ended:
+                return
+            yield
+
+    def peek(self) -> Steps[str]:
+        """The next character, not consumed; empty at the end."""
+        while not self._held and not self.ended:
+            yield
+        return self._held[:1]
+
+    def while_in(self, accepted: Callable[[str], bool]) -> Steps[str]:
+        """Consumes and returns characters as long as they are accepted."""
+        text = ""
+        while True:
+            count = next(
+                (at for at, char in enumerate(self._held) if not accepted(char)), len(self._held)
+            )
+            text += self.take(count)
+            if self._held or self.ended:
+                return text
+            yield
+
+    def json(self, emit: Emit) -> Steps[Any]:
+        """Consumes one JSON object, array or string; its pieces go to `emit`. Returns its value.
+
+        Raises Malformed as soon as the text cannot be one.
+        """
+        first = yield from self.peek()
+        if first not in ("{", "[", '"'):
+            raise Malformed
+        text, extent = "", Extent()
+        while True:
+            count = extent.advance(self._held)
+            piece = self.take(count)
+            text += piece
+            if piece:
+                emit(piece)
+            if extent.complete:
+                return _decoded(text)
+            if self.ended or extent.broken:
+                raise Malformed
+            yield
+
+    def _first(self, markers: Sequence[str]) -> str | None:
+        found = [(at, -len(m), m) for m in markers if (at := self._held.find(m)) >= 0]
+        return min(found)[2] if found else None
+
+    def _uncertain(self, markers: Sequence[str], *, trim: bool) -> int:
+        """Length of the end of the text that may be a marker's beginning, or space before one."""
+        held, longest = self._held, 0
+        for marker in markers:
+            for length in range(min(len(marker) - 1, len(held)), longest, -1):
+                if held.endswith(marker[:length]):
+                    longest = length
+                    break
+        if trim:
+            certain = held[: len(held) - longest]
+            longest += len(certain) - len(certain.rstrip())
+        return longest
+
+
+class Malformed(Exception):
+    """The text does not follow the grammar of a call."""
+
+
+class Extent:
+    """Finds the end of a JSON object, array or string that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.broken = False
+        self._closers: list[str] = []
+        self._in_string = False
+        self._escaped = False
+
+    def advance(self, text: str) -> int:
+        """The number of characters of `text` that belong to the value."""
+        for at, char in enumerate(text):
+            self._step(char)
+            if self.complete:
+                return at + 1
+            if self.broken:
+                return at
+        return len(text)
+
+    def _step(self, char: str) -> None:
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+                self.complete = not self._closers
+            elif char < " ":
+                self.broken = True  # a control character must be escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._closers.append("}" if char == "{" else "]")
+        elif char in "}]":
+            self.broken = not self._closers or self._closers.pop() != char
+            self.complete = not self.broken and not self._closers
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Malformed from None

@@ -1,0 +1,131 @@
+"""Replies whose thinking and calls stand between marker texts, as most families write them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from model_zoo.chat.formats.calls import Calls, Grammar, Tools, arguments_of, json_calls
+from model_zoo.chat.formats.events import Text, Thinking
+from model_zoo.chat.formats.source import Source, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingTags:
+    """The texts before and after thinking."""
+
+    open: str
+    close: str
+
+
+class BareCalls(Protocol):
+    """Calls without a marker, which a reply may only begin with."""
+
+    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
+        """Consumes and returns what tells a call from text; None if there is no call."""
+
+    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
+        """Reads the call after `opener`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedReply:
+    """`openers` map the marker before calls to their grammar. `dropped`: markers without
+    meaning."""
+
+    thinking: ThinkingTags | None = None
+    openers: Mapping[str, Grammar] = field(default_factory=dict)
+    bare: BareCalls | None = None
+    dropped: tuple[str, ...] = ()
+
+    def read(self, source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
+        """Reads a whole reply. `thinks`: the prompt ends within thinking. Calls are text unless
+        there are `tools`.
+
+        White space beside thinking and calls is dropped, as templates render it again.
+        """
+        calls = Calls(source, tools)
+        blank = ""
+        if thinks:
+            yield from self._think(source)
+        else:
+            blank = yield from source.while_in(str.isspace)
+            if self.thinking and (yield from source.starts_with((self.thinking.open,))):
+                blank = ""
+                yield from self._think(source)
+        if tools and self.bare:
+            blank = yield from _read_bare(source, calls, self.bare, blank)
+        _say(source, blank)
+        yield from self._read_text(source, calls)
+
+    def _read_text(self, source: Source, calls: Calls) -> Steps[None]:
+        openers = self.openers if calls.tools else {}
+        thinking = [self.thinking.open] if self.thinking else []
+        markers = (*openers, *thinking, *self.dropped)
+        while True:
+            found = yield from source.until(
+                markers, lambda text: _say(source, text), trim=bool(markers)
+            )
+            if found is None:
+                return
+            blank, marker = found
+            if marker in openers:
+                if (yield from calls.read(blank + marker, openers[marker])):
+                    yield from source.space()
+            elif marker in thinking:
+                yield from self._think(source)
+
+    def _think(self, source: Source) -> Steps[None]:
+        assert self.thinking is not None
+        yield from source.space()
+        yield from source.until(
+            (self.thinking.close,), lambda text: source.events.append(Thinking(text)), trim=True
+        )
+        yield from source.space()
+
+
+def _read_bare(source: Source, calls: Calls, bare: BareCalls, blank: str) -> Steps[str]:
+    """Reads calls without a marker, separated by semicolons or white space. Returns the separator
+    that turned out not to precede a call."""
+    calls.declared_only = True
+    while True:
+        opener = yield from bare.opener(source, calls.tools)
+        if opener is None:
+            break
+        grammar = partial(_bare_grammar, bare, opener)
+        if not (yield from calls.read(blank + opener, grammar)):
+            blank = ""
+            break
+        yield from source.space()
+        blank = (yield from source.starts_with((";",))) or ""
+        blank += yield from source.while_in(str.isspace)
+    calls.declared_only = False
+    return blank
+
+
+def _bare_grammar(bare: BareCalls, opener: str, source: Source, calls: Calls) -> Steps[None]:
+    yield from bare.read(source, calls, opener)
+
+
+class BareJson:
+    """JSON objects, or a list of them."""
+
+    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
+        return "" if (yield from source.peek()) in ("{", "[") else None
+
+    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
+        yield from json_calls(source, calls)
+
+
+class BareNames:
+    """A tool's name in a line of its own, then a JSON object, as GLM-4 writes them."""
+
+    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
+        return (yield from source.starts_with([f"{name}\n" for name in tools]))
+
+    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
+        yield from arguments_of(source, calls, opener.strip())
+
+
+def _say(source: Source, text: str) -> None:
+    source.events.append(Text(text))
