@@ -1,4 +1,4 @@
-"""`python -m bench`; measured processes do not import this, so each loads only its own engine."""
+"""`python -m bench`; measured processes do not import it, so each loads one engine only."""
 
 from bench.run import main
 

@@ -1,4 +1,4 @@
-"""What is measured of every engine, and how one runs in a process of its own."""
+"""What is measured of each engine, and how each runs in its own process."""
 
 import multiprocessing
 import time
@@ -14,7 +14,7 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every contender gets alike."""
+    """Settings that are the same for all engines."""
 
     threads: int
     context_tokens: int
@@ -24,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Tokens that came out while all sequences were decoding, and how long that took."""
+    """Tokens that were sampled while all sequences were decoding, and the time for them."""
 
     tokens: int
     seconds: float
@@ -35,29 +35,29 @@ class Decoding:
 
 
 class Contender(Protocol):
-    """An engine with the model loaded. No prompt is ever given twice."""
+    """An engine with the model loaded. No prompt is used twice."""
 
     def prefill(self, prompt: Sequence[int]) -> float:
         """Seconds from the request to its first sampled token."""
         ...
 
     def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
-        """Answer all prompts at once with `tokens` tokens each, prefill left out of the time."""
+        """Answer all prompts concurrently with `tokens` tokens each; the time excludes prefill."""
         ...
 
     def close(self) -> None: ...
 
 
 class Inspectable(Contender, Protocol):
-    """A contender that also tells what it computed."""
+    """A contender that also returns log-probabilities."""
 
     def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
-        """The tokens most likely to come next and their log-probabilities."""
+        """The most likely next tokens and their log-probabilities."""
         ...
 
 
 class Isolated:
-    """A contender in a process of its own, so that no two share threads or memory."""
+    """A contender in its own process, so that none share threads or memory."""
 
     def __init__(self, build: Callable[..., Inspectable], *arguments: object) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -105,7 +105,7 @@ def _work(connection: Connection, build: Callable[..., Inspectable], arguments: 
 
 
 class Clock:
-    """When all of several sequences had begun, and what came after that."""
+    """When all sequences had started decoding, and the tokens after that."""
 
     def __init__(self, sequences: int) -> None:
         self._waiting = set(range(sequences))
@@ -113,7 +113,7 @@ class Clock:
         self._tokens = 0
 
     def saw(self, sequence: int, tokens: int) -> None:
-        """`tokens` more came out of a sequence now."""
+        """A sequence has produced `tokens` more tokens."""
         if self._begun is not None:
             self._tokens += tokens
             return

@@ -1,4 +1,4 @@
-"""How long streams of text stand still while images arrive, and while nothing or text does."""
+"""The longest gap of text streams while images, prompts or nothing arrive."""
 
 import asyncio
 import io
@@ -13,7 +13,7 @@ from PIL import Image
 
 from bench.contender import Isolated
 from bench.report import Row
-from bench.seeing_model import EyesShape
+from bench.vision_model import VisionModelShape
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
 from serve_app.config.settings import ModelSettings
@@ -27,14 +27,14 @@ CONTEXT_TOKENS = 2048
 PATIENCE_S = 600.0
 
 
-class Seeing:
-    """A replica of a model with vision; streams of text run in it while something arrives."""
+class VisionReplica:
+    """A replica of a vision model that runs text streams while other requests arrive."""
 
-    def __init__(self, path: Path, threads: int, shape: EyesShape) -> None:
+    def __init__(self, path: Path, threads: int, shape: VisionModelShape) -> None:
         self._shape = shape
         self._replica = load_replica(
             ModelSettings(
-                name="seeing",
+                name="replica",
                 source=str(path),
                 device="cpu",
                 threads=threads,
@@ -46,35 +46,35 @@ class Seeing:
         self._seeds = itertools.count()
 
     def gap_beside_images(self) -> tuple[float, float]:
-        """The longest gap in seconds, and how long the arriving images took."""
+        """The longest gap in seconds, and the time that the images took."""
         return asyncio.run(self._longest_gap(self._images()))
 
     def gap_beside_prompts(self) -> float:
-        """The same beside prompts as long as those images."""
+        """The same with prompts as long as those images."""
         return asyncio.run(self._longest_gap(self._prompts()))[0]
 
     def gap_alone(self, seconds: float) -> float:
-        """The same beside nothing, for so long."""
+        """The longest gap without other requests, over this time."""
         return asyncio.run(self._longest_gap(asyncio.sleep(seconds)))[0]
 
     @property
     def encoded(self) -> int:
-        """How many images have been encoded so far."""
+        """The number of images that have been encoded."""
         return self._replica.statistics().images_encoded_total
 
     def close(self) -> None:
         self._replica.close()
 
     async def _longest_gap(self, arrival: Coroutine[None, None, None]) -> tuple[float, float]:
-        """Of any of the streams, from the moment when the last of them had begun."""
+        """The longest gap of any stream, after the start of the last one."""
         gaps = _Gaps(STREAMS)
         streams = [asyncio.create_task(self._stream(gaps, index)) for index in range(STREAMS)]
         async with asyncio.timeout(PATIENCE_S):
             await gaps.all_begun.wait()
             gaps.forget()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             await arrival
-            took = time.perf_counter() - begun
+            took = time.perf_counter() - started
         longest = gaps.longest()
         assert not any(stream.done() for stream in streams), "a stream was too short"
         for stream in streams:
@@ -109,11 +109,11 @@ class Seeing:
 
     def _task(self, prompt: Conversation | RawText, tokens: int | None) -> ChatTask:
         greedy = SamplingParams(temperature=0.0)
-        return ChatTask(str(next(self._seeds)), "seeing", prompt, greedy, tokens)
+        return ChatTask(str(next(self._seeds)), "replica", prompt, greedy, tokens)
 
 
 class _Gaps:
-    """When each of several streams was last seen to go on."""
+    """The time of the last output of each stream."""
 
     def __init__(self, streams: int) -> None:
         self.all_begun = asyncio.Event()
@@ -129,17 +129,17 @@ class _Gaps:
             self.all_begun.set()
 
     def forget(self) -> None:
-        """What lies before this moment does not count."""
+        """Ignore everything before this moment."""
         self._seen = dict.fromkeys(self._seen, time.perf_counter())
         self._longest = 0.0
 
     def longest(self) -> float:
-        """With what has lasted until now."""
+        """Includes the gap that lasts until now."""
         now = time.perf_counter()
         return max((self._longest, *(now - seen for seen in self._seen.values())))
 
 
-class _IsolatedSeeing(Isolated):
+class _IsolatedVisionReplica(Isolated):
     def gap_beside_images(self) -> tuple[float, float]:
         return self._call("gap_beside_images")
 
@@ -150,16 +150,16 @@ class _IsolatedSeeing(Isolated):
         return self._call("gap_alone", seconds)
 
 
-def gap_rows(path: Path, threads: int, shape: EyesShape, rounds: int) -> list[Row]:
-    """The longest gap beside images, as a ratio to that beside nothing and beside prompts."""
+def gap_rows(path: Path, threads: int, shape: VisionModelShape, rounds: int) -> list[Row]:
+    """The longest gap with images, relative to that with nothing and with prompts."""
     print("longest gaps: streams of text while images arrive", flush=True)
     images, alone, prompts = [], [], []
-    with closing(_IsolatedSeeing(Seeing, path, threads, shape)) as seeing:
+    with closing(_IsolatedVisionReplica(VisionReplica, path, threads, shape)) as replica:
         for _ in range(rounds):
-            gap, seconds = seeing.gap_beside_images()
+            gap, seconds = replica.gap_beside_images()
             images.append(1000 * gap)
-            alone.append(1000 * seeing.gap_alone(seconds))
-            prompts.append(1000 * seeing.gap_beside_prompts())
+            alone.append(1000 * replica.gap_alone(seconds))
+            prompts.append(1000 * replica.gap_beside_prompts())
     return [
         Row("Q8_0", "longest gap, otherwise nothing", "ms", tuple(images), tuple(alone)),
         Row("Q8_0", "longest gap, otherwise prompts", "ms", tuple(images), tuple(prompts)),
@@ -167,7 +167,7 @@ def gap_rows(path: Path, threads: int, shape: EyesShape, rounds: int) -> list[Ro
 
 
 def _photo(seed: int, side: int) -> bytes:
-    """PNG: smooth colours under noise, no two alike."""
+    """A PNG of smooth colours with noise; all are different."""
     random = np.random.default_rng(seed)
     small = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
     smooth = np.asarray(small.resize((2 * side, side), Image.Resampling.BICUBIC), np.int16)

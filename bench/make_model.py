@@ -1,4 +1,4 @@
-"""Writes a GGUF file of Llama-3.2-1B's shape with random weights, for measuring."""
+"""Writes a GGUF file of Llama-3.2-1B's shape with random weights, for benchmarks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class Shape:
 
 
 def ensure_model(folder: Path, label: str, vocabulary: Vocabulary, shape: Shape) -> Path:
-    """The path of the model, written first if it is not there."""
+    """The path of the model, which is written if it does not exist."""
     path = folder / f"random-1b-{label}-{vocabulary.name}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,10 +52,10 @@ def ensure_model(folder: Path, label: str, vocabulary: Vocabulary, shape: Shape)
 
 
 def write_model(path: Path, label: str, vocabulary: Vocabulary, shape: Shape) -> None:
-    """All layers hold the same random matrices; the head is tied to the embedding.
+    """All layers have the same random matrices; the head is tied to the embedding.
 
-    Embeddings of tokens that are not plain text are zero, so that answers are readable and never
-    end early: their logits stay at 0 while the best of the others are far above.
+    Embeddings of tokens other than plain text are zero, so their logits are 0 and far below the
+    best ones: answers are readable and do not end early.
     """
     kind = GGMLQuantizationType[label]
     random = np.random.default_rng(1)
@@ -97,7 +97,7 @@ def _write_sizes(writer: GGUFWriter, shape: Shape, vocabulary_size: int) -> None
 
 
 def llama3_rope_factors(shape: Shape) -> np.ndarray:
-    """[head_dim / 2] float32: what each rotary frequency is divided by, as Llama 3.2 sets it."""
+    """[head_dim / 2] float32: the divisor of each rotary frequency, as in Llama 3.2."""
     factor, low, high, original_context = 32.0, 1.0, 4.0, 8192
     exponents = np.arange(0, shape.head_dim, 2, dtype=np.float64) / shape.head_dim
     turns = original_context / (2 * np.pi * shape.rope_base**exponents)
@@ -119,8 +119,8 @@ def _random_matrix(
 def _random_q4_k(random: Generator, size: tuple[int, int]) -> np.ndarray:
     """Valid Q4_K blocks (float16 scale and minimum, 12 bytes of 6-bit scales, 128 of nibbles).
 
-    Value = d * scale * nibble - dmin * minimum, with scale and minimum drawn from 0..63 and the
-    nibble from 0..15; dmin = 7.5 d centres it, and d makes its deviation that of the other types.
+    Value = d * scale * nibble - dmin * minimum, with scale and minimum from 0..63 and nibble from
+    0..15; dmin = 7.5 d centres it, and d gives it the standard deviation of the other types.
     """
     rows, columns = size
     blocks = rows * columns // BLOCK_OF_Q4_K

@@ -1,4 +1,4 @@
-"""The rows of the table: two contenders take turns at the same tasks."""
+"""The rows of the tables: two contenders run the same tasks in turn."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ COMPARED_TOKENS = 20
 
 
 class Prompts:
-    """Random prompts, none of them twice, so that no prefix cache helps."""
+    """Random prompts, all different, so that prefix caches have no effect."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
@@ -33,7 +33,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often each task is measured, and with what."""
+    """How often each task is measured, and its sizes."""
 
     rounds: int
     setting: Setting
@@ -41,7 +41,7 @@ class Plan:
 
 
 def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
-    """Rows against llama.cpp, and how far the two engines' log-probabilities lie apart."""
+    """Rows against llama.cpp, and the largest difference of log-probabilities."""
     print(f"{label}: this engine and llama.cpp", flush=True)
     with (
         closing(Isolated(Caravan, path, plan.setting)) as ours,
@@ -54,7 +54,7 @@ def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
 
 
 def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
-    """Rows of this engine behind HTTP against the bare one."""
+    """Rows of this engine behind HTTP against the engine alone."""
     print(f"{label}: this engine through HTTP and bare", flush=True)
     with (
         closing(Served(path, plan.setting)) as rest,
@@ -68,7 +68,7 @@ def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
 
 
 def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
-    """Against the fastest measured decode step, which is the hardest to stay small beside."""
+    """Relative to the fastest measured decode step, which is the strictest comparison."""
     shares = []
     for count in ANSWER_TOKENS:
         fastest = max(max(row.first) for row in rows if row.task == _decode_task(count))
@@ -115,7 +115,7 @@ def _decode_task(count: int) -> str:
 
 
 def _distance(first: Inspectable, second: Inspectable, prompt: Sequence[int]) -> float:
-    """The largest difference of log-probability among the tokens both find most likely."""
+    """The largest difference of log-probability of the most likely tokens of both."""
     ours, theirs = (contender.most_likely(prompt, COMPARED_TOKENS) for contender in (first, second))
     common = ours.keys() & theirs.keys()
     if len(common) < COMPARED_TOKENS / 2:

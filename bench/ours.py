@@ -1,4 +1,4 @@
-"""This project's engine without Ray: the model loaded as a replica loads it, and `AsyncEngine`."""
+"""This project's engine without Ray: a model and its `AsyncEngine`."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, see
 
 
 class Caravan:
-    """One engine on this process's CPU threads."""
+    """An engine on the CPU threads of this process."""
 
     def __init__(self, path: Path, setting: Setting) -> None:
         torch.set_num_threads(setting.threads)

@@ -15,7 +15,7 @@ LOG_LEVEL_ERROR = 4
 
 
 class LlamaCpp:
-    """One context with a sequence id, and a cache of its own, for each sequence."""
+    """One context; each sequence has its own sequence id and cache."""
 
     def __init__(self, path: Path, setting: Setting) -> None:
         llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
@@ -79,7 +79,7 @@ class LlamaCpp:
         self._run([(token, i, sequence, i == last) for i, token in enumerate(prompt)])
 
     def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
-        """One step over (token, position, sequence, whether its logits are wanted)."""
+        """One step over (token, position, sequence, whether logits are needed)."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence, wanted) in enumerate(rows):

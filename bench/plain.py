@@ -2,18 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import uvicorn
 
-from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import ingress_app
-from serve_app.api.request_images import ImageRules
+from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import Catalogue, ServedModel
-from serve_app.gateway.listing import ListedModel, LoadedModel
+from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
@@ -21,43 +20,33 @@ from serve_app.transport.wire import Address
 
 
 class OneReplica:
-    """Directory and lists of a backend that has its only replica at hand."""
+    """The replicas of a model of which the only one is in this process."""
 
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        raise AssertionError("tasks go to the replica at hand")
+        raise AssertionError("tasks do not leave this process")
 
-    async def describe(self, model: str, *, verbose: bool) -> ModelCard:
-        return self._replica.describe(verbose=verbose)
-
-    async def load(self, model: str, keep_alive_s: float | None) -> None:
-        """It is there already."""
-
-    async def unload(self, model: str) -> None:
-        """It stays."""
-
-    async def configured(self) -> Sequence[ListedModel]:
-        return ()
-
-    async def stored(self) -> Sequence[ListedModel]:
-        return ()
-
-    async def find_stored(self, name: str) -> ListedModel | None:
+    async def choose_earlier(
+        self, task: Task, *, avoid: frozenset[str] = frozenset()
+    ) -> Address | None:
         return None
 
-    async def loaded(self) -> Sequence[LoadedModel]:
-        return ()
+    async def describe(self, *, verbose: bool) -> ModelCard:
+        return self._replica.describe(verbose=verbose)
+
+    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+        return [LoadedModel.of(self._replica.describe())]
 
 
 class LocalBackend(ChatBackend):
-    """Tasks go to a replica in this process."""
+    """Runs tasks on a replica in this process."""
 
     def __init__(self, settings: ModelSettings, replica: ModelReplica) -> None:
         served = ServedModel(settings.name, settings.options, settings.brings_options)
-        here = OneReplica(replica)
-        super().__init__(Catalogue([served], here), here, start_timeout_s=60.0)
+        registry = ModelRegistry([served], {settings.name: OneReplica(replica)})
+        super().__init__(registry, start_timeout_s=60.0)
         self._replica = replica
 
     def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
@@ -69,9 +58,7 @@ async def main(settings: AppSettings, port: int) -> None:
     replica = load_replica(model)
     app = ingress_app(
         LocalBackend(model, replica),
-        api_keys=None,
-        body_limits=BodyLimits.of(settings),
-        image_rules=ImageRules.of(settings),
+        IngressOptions.of(settings, api_keys=None, proxy_secret=None),
     )
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
     try:

@@ -1,41 +1,42 @@
-"""What was measured, as a Markdown page: medians, and ratios of two that took turns."""
+"""The results as a Markdown page: medians, and ratios of contenders that were measured in turn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 INTRODUCTION = """\
-Written by `make bench`. A random model of Llama-3.2-1B's shape with a vocabulary of 128k; sampling
-with top_k 40, top_p 0.9, temperature 0.8. Each figure is a median over rounds in which the two
-took turns, ± the farthest round; a ratio is the median of the rounds' ratios."""
+Written by `make bench`. A random model of Llama-3.2-1B's shape with a vocabulary of 128k;
+sampling with top_k 40, top_p 0.9, temperature 0.8. The two contenders of a row are measured in
+turn. Each figure is the median over rounds, ± the round farthest from it; a ratio is the median
+of the rounds' ratios."""
 AGAINST_PEER = """\
-Tokens per second, those of all sequences together; above 1.00 this engine is faster. Both read the
-same blocks; this engine computes and caches in float32, llama.cpp caches in float16."""
+Tokens per second of all sequences together; above 1.00 this engine is faster. Both read the same
+blocks; this engine computes and caches in float32, llama.cpp caches in float16."""
 AGAINST_BARE = """\
-The same engine behind `serve run`, asked over HTTP by one client process, against the engine alone.
-In time to first token lower is better."""
+The same engine behind `serve run`, with one HTTP client process, against the engine alone. For
+the time to the first token, lower is better."""
 STREAMS = """\
-The demo model behind `serve run` and behind plain uvicorn, the same ingress and the same replica in
-one process: streams that begin at once, 64 tokens each, asked by one client process on the same
-cores. Its steps are so short that this shows what surrounds them. In milliseconds lower is
-better."""
+The demo model behind `serve run` and behind plain uvicorn, the same ingress and the same replica
+in one process: streams that start at the same time, 64 tokens each, from one client process on
+the same cores. The steps of this model are short, so the figures show the cost around them. In
+milliseconds, lower is better."""
 FROM_START = """\
-Seconds from the start of the server's process to the first token that a client sees, and what they
-are made of, as the server's log tells (`configured`, `starting`, `device`, `ready`, and two lines
-of Ray's). Behind plain uvicorn the first part is the interpreter and all imports. Settings are the
-defaults, files are in the page cache, and kernels were compiled by an earlier start."""
+Seconds from the start of the server process to the first token that a client receives, and the
+parts of this time, from the server's log (`configured`, `starting`, `device`, `ready`, and two
+lines of Ray's). Behind plain uvicorn the first part is the interpreter and all imports. Settings
+are the defaults, files are in the page cache, and kernels were compiled by an earlier start."""
 BESIDE_IMAGES = """\
 Eight streams of text from a random Gemma 3 with vision (a decoder of 0.2 billion weights behind
-SigLIP's base tower, 1024 patches to an image), and the longest time that any of them stood still
-while eight large pictures were asked about at once: against the same time beside nothing, and
-beside eight prompts of as many tokens. Lower is better."""
+SigLIP's base tower, 1024 patches per image), and the longest gap of any of them while eight
+requests with large images arrived at the same time, relative to the longest gap without other
+requests, and with eight prompts of as many tokens. Lower is better."""
 SAMPLER = """\
-top_k 40 over 128,256 tokens, beside the fastest decode step above. It is to stay below 5%."""
+top_k 40 over 128,256 tokens, relative to the fastest decode step above. The limit is 5%."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One task: its value in each round, from two contenders that took turns."""
+    """One task: its value in each round, from two contenders that are measured in turn."""
 
     model: str
     task: str
@@ -45,13 +46,13 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The median over rounds: what disturbs a round disturbs both of its halves."""
+        """The median over rounds: a disturbance affects both halves of a round."""
         return median(a / b for a, b in zip(self.first, self.second, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerShare:
-    """Time to sample one step's rows, and how long such a step takes in all."""
+    """Time to sample the rows of one step, and the time of the whole step."""
 
     rows: int
     sampling_ms: float
@@ -120,7 +121,7 @@ def comparison(rows: Sequence[Row], first: str, second: str) -> str:
 
 
 def parts_table(rows: Sequence[Row], first: str, second: str) -> str:
-    """What either is made of, in the unit of the rows; "–" where it has no such part."""
+    """The parts of both, in the unit of the rows; "–" if a contender lacks a part."""
     lines = [
         f"| model | part | unit | {first} | {second} |",
         "|---|---|---|---:|---:|",
@@ -149,7 +150,7 @@ def _part(values: Sequence[float]) -> str:
 
 
 def _median(values: Sequence[float]) -> str:
-    """The median, and how far single rounds lay from it."""
+    """The median, and the largest distance of a round from it."""
     middle = median(values)
     spread = max(abs(value - middle) for value in values) / middle
     return f"{middle:.1f} ±{spread:.0%}" if len(values) > 1 else f"{middle:.1f}"

@@ -57,7 +57,7 @@ class Served:
         prompt: Sequence[int],
         tokens: int,
     ) -> None:
-        """A chunk is at least one token; the usage at the end tells how many there were in all."""
+        """A chunk is at least one token; the usage at the end has the total."""
         body = {**_body(prompt, tokens), "stream": True, "stream_options": {"include_usage": True}}
         seen = 0
         async with client.stream("POST", f"{self._url}/v1/completions", json=body) as reply:

@@ -11,9 +11,9 @@ from bench.make_model import LABELS, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, sampler_shares
 from bench.report import Results, Row, results_page
 from bench.sections import kept_sections
-from bench.seeing_model import EyesShape, ensure_seeing_model
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
+from bench.vision_model import VisionModelShape, ensure_vision_model
 from bench.vocabulary import find_vocabulary
 from runtime.kernels.native import cache_directory
 
@@ -47,10 +47,10 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
             starts = start_rows(label, path, plan.setting.threads, plan.rounds)
         if not arguments.keep:
             path.unlink()
-    seeing = ensure_seeing_model(CACHE / "random-seeing.gguf", EyesShape())
-    gaps = gap_rows(seeing, plan.setting.threads, EyesShape(), plan.rounds)
+    vision = ensure_vision_model(CACHE / "random-vision.gguf", VisionModelShape())
+    gaps = gap_rows(vision, plan.setting.threads, VisionModelShape(), plan.rounds)
     if not arguments.keep:
-        seeing.unlink()
+        vision.unlink()
     streams = stream_rows(plan.setting.threads, plan.rounds)
     starts = start_rows("demo", DEMO, plan.setting.threads, plan.rounds) + starts
     sampler = sampler_shares(rows, plan)

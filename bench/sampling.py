@@ -1,4 +1,4 @@
-"""How long the sampler takes for one step's rows of a 128k vocabulary."""
+"""Time of the sampler for the rows of one step with a vocabulary of 128k."""
 
 import time
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import torch
 
 from bench.contender import TEMPERATURE, TOP_K, TOP_P
 from runtime.engine.request import SamplingParams
-from runtime.worker.sampler import Draws, Path, Sampler
+from runtime.worker.sampler import Draws, LoadedSlots, Path, Sampler
 
 WARM_UPS = 5
 REPEATS = 40
 
 
 def sampling_ms(rows: int, vocab_size: int, threads: int) -> float:
-    """Milliseconds for `rows` sequences with top_k 40, top_p and temperature, the median."""
+    """Median milliseconds for `rows` sequences with top_k 40, top_p and temperature."""
     torch.set_num_threads(threads)
     sampler = _loaded_sampler(rows, vocab_size)
     draws = _draws(rows)
@@ -40,10 +40,13 @@ def _loaded_sampler(rows: int, vocab_size: int) -> Sampler:
         for row in range(rows)
     ]
     floats, ints = sampler.parameter_rows(params)
-    sampler.load_parameters(
-        torch.arange(rows),
-        torch.tensor(floats, dtype=torch.float32),
-        torch.tensor(ints, dtype=torch.int64),
+    sampler.load(
+        LoadedSlots(
+            (),
+            torch.arange(rows),
+            torch.tensor(floats, dtype=torch.float32),
+            torch.tensor(ints, dtype=torch.int64),
+        )
     )
     return sampler
 

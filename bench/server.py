@@ -1,4 +1,4 @@
-"""HTTP servers that are measured: a process each, asked over loopback, ended when closed."""
+"""HTTP servers to measure, each a process on the loopback interface that `close` ends."""
 
 import contextlib
 import json
@@ -23,10 +23,10 @@ QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
 
 class Server:
-    """A command that serves `url`, ready when this returns.
+    """A command that serves `url`; the constructor returns when it is ready.
 
-    `begun_at`, `answered_at`: when its process began and when a replica first described its model,
-    in seconds since the epoch, as its log has them.
+    `begun_at`, `answered_at`: the start of the process, and the first time that a replica described
+    its model, in seconds since the epoch.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Who was started in the background by a shell ignores interrupts, and so would this.
+            # Background jobs of a shell ignore SIGINT, and so would their children.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         self._wait_until_ready(model)
@@ -51,7 +51,7 @@ class Server:
 
     @classmethod
     def of_ray(cls, model: dict[str, Any]) -> Self:
-        """`serve run`, configured as the quickstart but for port and model."""
+        """`serve run` with the quickstart configuration except for port and model."""
         port = _free_port()
         folder = tempfile.TemporaryDirectory(prefix="caravan-bench-")
         config = yaml.safe_load(QUICKSTART.read_text())
@@ -72,7 +72,7 @@ class Server:
         return cls(command, port, folder, model["name"])
 
     def log(self) -> str:
-        """All that it has said so far."""
+        """The log so far."""
         return Path(self._log.name).read_text(errors="replace")
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Server:
         self._folder.cleanup()
 
     def _wait_until_ready(self, model: str) -> None:
-        """Until a replica describes its model."""
+        """Wait until a replica describes its model."""
         deadline = time.monotonic() + START_TIMEOUT_S
         with httpx.Client() as client:
             while time.monotonic() < deadline and self._process.poll() is None:

@@ -1,6 +1,6 @@
-"""`python -m bench.simulate`: policies of routing compared, over simulated replicas.
+"""`python -m bench.simulate`: compares routing policies over simulated replicas.
 
-What is simulated is in `bench/simulation`; our policy is the one that the ingress runs.
+The simulator is in `bench/simulation`; our policy is the code that the ingress runs.
 """
 
 import argparse
@@ -41,8 +41,12 @@ def _shortened(scenario: Scenario) -> Scenario:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
-    parser.add_argument("--only", default="", help="scenarios with this in their name")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time, not written")
+    parser.add_argument("--only", default="", help="run only scenarios whose name contains this")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="simulate a tenth of the time; do not write the results",
+    )
     return parser.parse_args()
 
 

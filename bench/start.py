@@ -1,4 +1,4 @@
-"""From process start to the first token: what that time is made of, as the server's log has it."""
+"""The time from process start to the first token, and its parts, from the server's log."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from bench.server import Server
 
 NAME = "measured"
 LOG_TIMEOUT_S = 30
-# What happens until each moment, in this order. Without Ray there are but a few of them.
+# What happens until each moment, in this order. Without Ray there are only a few of them.
 RAY = "interpreter and Ray's processes"
 SERVE = "Serve's controller and proxy"
 BUILDER = "a process that builds the application, and its imports"
@@ -28,13 +28,13 @@ WARM = "memory reserved, largest step computed"
 REACHED = "until the replica is reached by HTTP"
 TOKEN = "first token of the first request"
 ALL = "**process start to first token**"
-# Lines of Ray's own, by the words that they begin with behind the local time.
+# Log lines of Ray, by their first words after the local time.
 _OF_RAY = {RAY: "Started a local Ray instance", SERVE: "Submitted deploy config"}
 _STAMP = r"(?m)^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\s.*"
 
 
 def start_rows(label: str, path: Path, threads: int, rounds: int) -> list[Row]:
-    """A row for each part: through Ray, and through plain uvicorn without those that it lacks."""
+    """A row for each part, with Ray and with plain uvicorn, which lacks some parts."""
     print(f"{label}: process start to first token", flush=True)
     model = {"name": NAME, "source": str(path), "device": "cpu", "threads": threads}
     ray, plain = [], []
@@ -45,7 +45,7 @@ def start_rows(label: str, path: Path, threads: int, rounds: int) -> list[Row]:
 
 
 def moments(log: str) -> dict[str, float]:
-    """When each part of the start was over, in seconds since the epoch, as far as `log` tells."""
+    """The end of each part of the start in seconds since the epoch, as far as `log` has it."""
     found = {part: at for part, words in _OF_RAY.items() if (at := _said_by_ray(log, words))}
     events = {event["event"]: event for event in _events(log)}
     configured, ready = events.get("configured"), events.get("ready")
@@ -62,7 +62,7 @@ def moments(log: str) -> dict[str, float]:
 
 
 def parts(begun_at: float, moments: Mapping[str, float]) -> dict[str, float]:
-    """The seconds that passed until each moment since the one before, and in the end all."""
+    """The seconds between consecutive moments, and finally the total."""
     ends = list(moments.values())
     passed = [end - begin for begin, end in zip([begun_at, *ends], ends, strict=False)]
     return {**dict(zip(moments, passed, strict=True)), ALL: ends[-1] - begun_at}
@@ -83,19 +83,17 @@ def _ask_for_a_token(url: str) -> None:
 
 
 def _told(server: Server) -> dict[str, float]:
-    """Lines of a replica take a moment to reach the log."""
+    """Waits, because lines of a replica reach the log late."""
     deadline = time.monotonic() + LOG_TIMEOUT_S
     while WARM not in (found := moments(server.log())):
         if time.monotonic() > deadline:
-            raise SystemExit(
-                f"The server's log does not tell of its start:\n{server.log()[-4000:]}"
-            )
+            raise SystemExit(f"The server's log has no start lines:\n{server.log()[-4000:]}")
         time.sleep(0.1)
     return found
 
 
 def _events(log: str) -> Iterator[dict[str, Any]]:
-    """Our own lines, whatever Ray puts before them."""
+    """The lines of this project, without Ray's prefix."""
     for line in log.splitlines():
         _, brace, rest = line.partition('{"event": ')
         if brace:

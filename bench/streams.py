@@ -1,4 +1,4 @@
-"""What Ray costs a stream: through `serve run` and through plain uvicorn, few and many at once."""
+"""The cost of Ray per stream: `serve run` against plain uvicorn, with few and many streams."""
 
 import asyncio
 import json
@@ -26,14 +26,14 @@ DEMO = Path(__file__).parents[1] / "models" / "demo.gguf"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of streams that began at once: the median first token, and all tokens by all the time."""
+    """Of concurrent streams: the median time to the first token, and tokens per second in total."""
 
     first_token_ms: float
     tokens_per_second: float
 
 
 def stream_rows(threads: int, rounds: int) -> list[Row]:
-    """Rows of the small demo model, whose steps are so short that it shows what surrounds them."""
+    """Rows of the small demo model, whose steps are short, so that other costs are visible."""
     print("streams: through Ray and through plain uvicorn", flush=True)
     source = random.Random(1)
     found: dict[int, list[tuple[Load, Load]]] = {count: [] for count in STREAMS}
@@ -92,7 +92,7 @@ async def _load(url: str, prompts: Sequence[Sequence[int]]) -> Load:
 
 
 async def _answer(client: httpx.AsyncClient, url: str, prompt: Sequence[int]) -> tuple[float, int]:
-    """When its first token came, and how many there were in all."""
+    """The time of the first token, and the number of tokens."""
     body = {
         "model": NAME,
         "prompt": list(prompt),

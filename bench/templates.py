@@ -1,4 +1,4 @@
-"""`python -m bench.templates FOLDER`: how long chat templates take here and in `transformers`.
+"""`python -m bench.templates FOLDER`: time of chat templates here and in `transformers`.
 
 Each template of the folder renders a short and a long conversation, both sides in turn.
 """
@@ -38,11 +38,12 @@ PARAMETERS = {
 INTRODUCTION = f"""{TEMPLATES}
 
 Written by `python -m bench.templates FOLDER`, of {{count}} published templates. Milliseconds of
-processor time of `ChatTemplate.render`, which sends the conversation to the template's own process
-and gets the text back, in both processes, and of `transformers`' `render_jinja_template`: medians
-of at least {ROUNDS} renderings, in which the two took turns. Short: a system message, a tool and a
-question. Long: {TURNS} questions, each with a call, a result and an answer, and {TOOLS} tools; less
-where a template refuses that. The table has the templates that take longest in `transformers`.
+processor time of `ChatTemplate.render`, which sends the conversation to the template's own
+process and receives the text, in both processes, and of `transformers`' `render_jinja_template`:
+medians of at least {ROUNDS} renderings, measured in turn. Short: a system message, a tool and a
+question. Long: {TURNS} questions, each with a call, a result and an answer, and {TOOLS} tools;
+fewer if a template refuses these. The table has the templates that take longest in
+`transformers`.
 """
 Values = dict[str, Any]
 Talk = tuple[list[Message], list[Values] | None]
@@ -50,7 +51,7 @@ Talk = tuple[list[Message], list[Values] | None]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds of a rendering, the median; `waited`: the shortest from call to text here."""
+    """Median milliseconds of a rendering; `waited`: the shortest time from call to text here."""
 
     ours: float
     theirs: float
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def _timed(source: str) -> tuple[Timing, Timing] | None:
-    """Of the short and the long conversation; None where the template takes none of them."""
+    """Of the short and the long conversation; None if the template accepts neither."""
     template = ChatTemplate(source, **TOKENS)
     short, long = _timing(template, _talks(1, 1)), _timing(template, _talks(TURNS, TOOLS))
     return (short, long) if short and long else None
@@ -127,7 +128,7 @@ def _interleaved(ours: Callable[[], str], theirs: Callable[[], str]) -> Timing:
 
 
 def _processor_seconds(render: Callable[[], str]) -> list[float]:
-    """Nothing where a process ended meanwhile and took its clock along."""
+    """0 if the process has ended, and its clock with it."""
     clocks = _clocks()
     try:
         began = sum(map(time.clock_gettime, clocks))
@@ -138,7 +139,7 @@ def _processor_seconds(render: Callable[[], str]) -> list[float]:
 
 
 def _clocks() -> list[int]:
-    """The processor-time clocks of this process and of all below it, by Linux' numbering."""
+    """The processor-time clocks of this process and its descendants, as Linux numbers them."""
     pids = [os.getpid()]
     for pid in pids:  # grows while it is walked
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -147,7 +148,7 @@ def _clocks() -> list[int]:
 
 
 def _talks(turns: int, tools: int) -> Iterator[Talk]:
-    """The same conversation with less and less in it that a template may refuse."""
+    """The conversation, with fewer and fewer elements that a template may refuse."""
     functions = [
         {"name": f"f{number}", "description": "Tells facts", "parameters": PARAMETERS}
         for number in range(tools)

@@ -1,4 +1,4 @@
-"""The 128k vocabulary of the measured model: Llama 3's where it is at hand, or a made-up one."""
+"""The 128k vocabulary of the benchmark model: Llama 3's if available, else a synthetic one."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ PLAIN = set(string.ascii_letters + string.digits + "Ġ.,")
 
 
 def find_vocabulary() -> Vocabulary:
-    """Llama 3's from the test data beside the repository, else a synthetic one of that size."""
+    """Llama 3's vocabulary from the test data, else a synthetic one of the same size."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     path = Path(os.environ.get("CARAVAN_TEST_DATA", beside)) / REAL_FILE
     return read_vocabulary(path) if path.exists() else synthetic_vocabulary()
@@ -62,7 +62,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def synthetic_vocabulary() -> Vocabulary:
-    """256 bytes, all pairs of small letters, and pairs of pairs until 256 places are left."""
+    """256 bytes, all pairs of lower-case letters, and pairs of pairs, except for 256 ids."""
     pairs = ["".join(pair) for pair in itertools.product(string.ascii_lowercase, repeat=2)]
     fours = itertools.product(pairs, repeat=2)
     count = SIZE - 256 - 256 - len(pairs)

@@ -1,10 +1,12 @@
-"""A loaded model: conversations become prompts, and its facts can be told."""
+"""A loaded model: turns conversations into prompts and describes its file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from model_zoo.chat.formats.generic import generic_messages
+from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from model_zoo.chat.messages import (
     ChatTemplate,
     ImagePart,
@@ -16,7 +18,7 @@ from model_zoo.gguf.header import MetadataValue
 from model_zoo.multimodal.image_cache import ImageLease
 from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
-from model_zoo.multimodal.vision import PromptImages, VisionModel
+from model_zoo.multimodal.vision_model import PromptImages, VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import ImageSpan
 from runtime.errors import RequestError
@@ -28,24 +30,28 @@ EFFORTS = ("low", "medium", "high", "max")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids to continue; `spans` are the images among them, `images` each that differs once."""
+    """Token ids to continue; `spans`: the images among them; `images`: each different image
+    once. `thinks`: the prompt ends within thinking, so the reply begins there."""
 
     tokens: tuple[int, ...]
     spans: tuple[ImageSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model file says about itself.
+    """The facts that a model file states.
 
-    `quantization`: such as "Q4_K_M", "Q8_0", "F16". `tensors`: name, type and shape in the file's
-    order, fastest dimension first. `digest` names the file: SHA-256 in hex of its header and size.
-    `modified_at` unix seconds. `chat_template`: the one in use, and `template_source` where it is
-    from, such as "file" or "fallback (chatml)"; None where there is none. `pooling`: "mean", "cls"
-    or "last", in files made for embedding. `sees`: whether it understands images. `projector`: the
-    metadata of the file with its tower, where that is one of its own, and the number of its
-    parameters as `general.parameter_count`.
+    quantization: such as "Q4_K_M", "Q8_0", "F16".
+    tensors: name, type and shape in the file's order, fastest dimension first.
+    digest: SHA-256 in hex of the file's header and size.
+    modified_at: unix seconds.
+    chat_template: the template in use. template_source: its origin, such as "file" or "fallback
+    (chatml)". Both None if there is none.
+    pooling: "mean", "cls" or "last", in files made for embedding.
+    sees: whether the model accepts images.
+    projector: metadata of a separate projector file, with its `general.parameter_count`.
     """
 
     architecture: str
@@ -72,10 +78,10 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatModel:
-    """Everything that a model file holds, ready to answer; `template` None: it cannot chat.
+    """A model file, loaded: decoder, tokenizer, chat template and vision model.
 
-    `variants`: further templates of the file by name, such as "tool_use". `vision` None: it
-    understands text alone.
+    template: None if the file has none; the model cannot chat. variants: further templates of the
+    file by name, such as "tool_use". vision: None if the model accepts text only.
     """
 
     decoder: DecoderModel
@@ -86,11 +92,29 @@ class ChatModel:
     vision: VisionModel | None = None
 
     @property
+    def reply_format(self) -> ReplyFormat:
+        """How the model writes thinking and tool calls."""
+        return format_of(self._tool_template)
+
+    @property
+    def markup(self) -> dict[int, bytes]:
+        """The control tokens that are part of the text of replies, with their bytes."""
+        control = self.tokenizer.vocabulary.control
+        texts = self.reply_format.markup & control.keys()
+        return {control[text]: text.encode() for text in texts}
+
+    @property
+    def _tool_template(self) -> str | None:
+        template = self.variants.get("tool_use", self.template)
+        return None if template is None else template.source
+
+    @property
     def tower(self) -> VisionTower | None:
         return None if self.vision is None else self.vision.tower
 
     def with_template(self, source: str, *, origin: str) -> "ChatModel":
-        """The same model with another chat template; ModelFileError when that is not Jinja."""
+        """The same model with another chat template; raises ModelFileError if it is not valid
+        Jinja."""
         told = replace(self.description, chat_template=source, template_source=origin)
         template = template_of(source, self.tokenizer)
         return replace(self, template=template, variants={}, description=told)
@@ -106,44 +130,52 @@ class ChatModel:
         now: datetime | None = None,
         lease: ImageLease | None = None,
     ) -> Prompt:
-        """The conversation with the answer left open.
+        """The prompt of a conversation, ready for the model's answer.
 
-        tools: function schemas; rendered by the variant "tool_use" where the file has one.
+        tools: function schemas; rendered by the variant "tool_use" if the file has one. A template
+        that reads no tools gets them as text (`formats.generic`).
         thinking: whether to think, or one of `EFFORTS`; None: the template's default.
-        variables: additional template variables. They override those of `thinking` and contain
-        none of the names that are set here.
+        variables: additional template variables. They override those of `thinking` and contain none
+        of the names that are set here.
         at_most: token budget of the prompt, by default the file's context length. Images beyond it
         are not decoded.
         now: the time that templates see, by default this machine's.
-        lease: image cache lease, as in `VisionModel.see`.
+        lease: image cache lease, as in `VisionModel.prepare`.
 
         Raises RequestError for what the template or the model does not support.
         """
-        if self.template is None:
-            raise RequestError(
-                "The model has no chat template (`tokenizer.chat_template`); send raw text to "
-                "complete instead."
-            )
+        template = self._template_for(tools)
+        if not template.supports_tools:
+            messages, tools = generic_messages(messages, tools), ()
         images = [part for message in messages for part in message.images]
         self._refuse_unseen(images)
-        template = self.variants.get("tool_use", self.template) if tools else self.template
-        placement = None if self.vision is None else self.vision.placement
+        placeholders = None if self.vision is None else self.vision.placeholders
         rendered = render_unforged(
             template,
             self.tokenizer,
             messages,
             {**_thinking_variables(thinking), **(variables or {}), "tools": tools or None},
-            image=None if placement is None else placement.spelled,
-            reserved=() if placement is None else placement.reserved,
+            image=None if placeholders is None else placeholders.spelled,
+            reserved=() if placeholders is None else placeholders.reserved,
             now=now,
         )
-        texts = [rendered.text] if placement is None else rendered.text.split(placement.marker)
+        text = rendered.text
+        texts = [text] if placeholders is None else text.split(placeholders.marker)
         if len(texts) != len(images) + 1:
             raise RequestError(
                 f"The model's chat template shows {len(texts) - 1} of the conversation's "
                 f"{len(images)} images; put images in the user's turns."
             )
-        return self._prompt(texts, images, at_most, rendered.sentinel, lease)
+        prompt = self._prompt(texts, images, at_most, rendered.sentinel, lease)
+        return replace(prompt, thinks=self.reply_format.opens_thinking(rendered.text))
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        if self.template is None:
+            raise RequestError(
+                "The model has no chat template (`tokenizer.chat_template`); send raw text to "
+                "complete instead."
+            )
+        return self.variants.get("tool_use", self.template) if tools else self.template
 
     def prepare_text(
         self,
@@ -153,16 +185,16 @@ class ChatModel:
         at_most: int | None = None,
         lease: ImageLease | None = None,
     ) -> Prompt:
-        """Raw text to continue; BOS by the file's own rule.
+        """The prompt of raw text; BOS is added if the file states so.
 
-        `[img-N]` in the text is image N, from 0; images without a tag stand before the text. Line
-        breaks around them are the writer's part.
+        `[img-N]` in the text is image N, from 0; images without a tag precede the text. Line breaks
+        around images are not added.
         """
         self._refuse_unseen(images)
         if self.vision is None or not images:
             return self._prompt([text], [], at_most)
-        placement = self.vision.placement
-        before, _, after = placement.spelled.partition(placement.marker)
+        placeholders = self.vision.placeholders
+        before, _, after = placeholders.spelled.partition(placeholders.marker)
         texts, placed = [""], []
         for part in tagged(text, images):
             if isinstance(part, str):
@@ -186,8 +218,8 @@ class ChatModel:
         if self.vision is not None and images:
             room = self.decoder.context_length if at_most is None else at_most
             files = [image.data for image in images]
-            seen = self.vision.see(files, at_most=room, lease=lease)
-        laid = lay_out(self.tokenizer, texts, seen.shown, sentinel=sentinel)
+            seen = self.vision.prepare(files, at_most=room, lease=lease)
+        laid = lay_out(self.tokenizer, texts, seen.pieces, sentinel=sentinel)
         return Prompt(laid.tokens, laid.spans, seen.images)
 
     def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
@@ -196,7 +228,7 @@ class ChatModel:
 
 
 def _thinking_variables(thinking: bool | str | None) -> dict[str, Any]:
-    """The choice under each name that published templates read it by."""
+    """The choice under each name that published templates use."""
     if thinking is None:
         return {}
     if isinstance(thinking, bool):

@@ -14,7 +14,8 @@ class Family:
     model, that its `multimodal.py` runs.
     vision_of: architectures of the text models that its vision model works with.
     pre_tokenizer: the row of `tokenizers/pretokenizers.py` for files that state `default`.
-    tensor_parallel: whether ranks can divide its text model.
+    tensor_parallel: whether ranks can divide its text model (`parallel.tensor`); layers of every
+    text model can be placed on several devices.
     """
 
     folder: str
@@ -44,6 +45,7 @@ _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert",)),
     Family("command_r", ("command-r",)),
+    Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),

@@ -1,4 +1,4 @@
-"""One rank's part of the text model in a file, for ranks that neither chat nor see."""
+"""One rank's part of the text model in a file, for ranks without tokenizer and vision model."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from runtime.worker.model import DecoderModel
 
 
 def file_digest(path: Path) -> str:
-    """By which ranks see that they have the same file; it is quickly read."""
+    """A digest that ranks compare to verify that they have the same file; cheap to compute."""
     return GGUFFile.open(path, arrays=False).digest
 
 
@@ -27,7 +27,7 @@ def load_part(
     ranks: Ranks,
     progress: Progress | None = None,
 ) -> DecoderModel:
-    """The decoder with this rank's weights; `context_tokens` and errors as of `registry.load`."""
+    """The decoder with this rank's weights; `context_tokens` and errors as in `registry.load`."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)

@@ -1,8 +1,8 @@
-"""Which class runs which architecture, and loading a model file with it."""
+"""Loads model files with the family of their architecture."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -22,8 +22,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
-from model_zoo.multimodal.loading import PREFIXES, VisionFile, find_vision, opened
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
+from model_zoo.multimodal.vision_loading import PREFIXES, VisionFile, build_vision, find_vision
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
@@ -31,7 +31,7 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
-# `pooling_type`: how an embedding model makes one vector of many.
+# `pooling_type`: how an embedding model pools the states of a text.
 _POOLINGS = MappingProxyType({1: "mean", 2: "cls", 3: "last"})
 _NONE, _RANK = 0, 4
 _FILE_TYPES = {
@@ -43,48 +43,63 @@ _FILE_TYPES = {
 Place = Callable[[GGUFFile, DecoderModel], LayerPlacement | None]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a file is loaded, beside device and type.
+
+    vision_device: of the vision model, None for that of the text model; on "meta" it has no weights
+    and computes nothing.
+    context_tokens: the longest sequence that will be served, None for what the file allows; some
+    models choose their rotary factors by it.
+    progress(done, total): called with bytes read.
+    image_limits: of decoded images.
+    ranks: those that divide the text model.
+    place: computes the layer placement from the file and the model without weights; None or a
+    result of None puts all layers on one device.
+    read: False leaves the weights on disk, for an outline on a CPU.
+    """
+
+    vision_device: torch.device | None = None
+    context_tokens: int | None = None
+    progress: Progress | None = None
+    image_limits: DecodingLimits = field(default_factory=DecodingLimits)
+    ranks: Ranks = ALONE
+    place: Place | None = None
+    read: bool = True
+
+
 def load(
     path: Path | str,
     *,
-    projector: Path | None = None,
     device: torch.device,
-    vision_device: torch.device | None = None,
     dtype: torch.dtype,
-    context_tokens: int | None = None,
-    progress: Progress | None = None,
-    image_limits: DecodingLimits | None = None,
-    ranks: Ranks = ALONE,
-    place: Place | None = None,
-    read: bool = True,
+    projector: Path | None = None,
+    options: LoadOptions | None = None,
 ) -> ChatModel:
     """The model in a GGUF file, computing in `dtype` on `device`.
 
-    `projector`: the file with its vision model, if it is separate; `image_limits`: of the
-    images that are taken in. `vision_device`: where its tower is, None for `device` too; what is on
-    the device "meta" has no weights and computes nothing. `context_tokens`: the longest sequence
-    that will be served, None for what the file allows; some models compute otherwise where it is
-    long. `progress(done, total)` hears of bytes read. `ranks`: those that divide the text model
-    among them. `place`: where its layers go, of its file and of the model without weights; None
-    where all are on `device`, which is else the main one. Without `read` the weights stay on disk,
-    for an outline on a CPU. ModelFileError when a file is missing, damaged or contradicts itself,
-    UnsupportedModelError when it needs what is not served yet, ConfigurationError when the
-    projector is not for this model.
+    projector: the file with its vision model, if separate.
+
+    Raises ModelFileError for a missing, damaged or contradictory file, UnsupportedModelError for
+    features that are not supported, ConfigurationError for a projector of another model.
     """
-    file = (GGUFFile if read else UnreadFile).open(path)
+    options = options or LoadOptions()
+    file = (GGUFFile if options.read else UnreadFile).open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
-    check_divisible(metadata, ranks)
+    check_divisible(metadata, options.ranks)
     source = find_vision(file, metadata, projector)
-    if source is not None and source.is_own and not read:
+    if source is not None and source.is_own and not options.read:
         source = replace(source, file=UnreadFile.open(source.file.path))
     tokenizer, chosen = _language(file, metadata)
-    recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, ranks)
-    outline = recipe.check(dtype, context_tokens)
-    recipe = recipe.staged(None if place is None else place(file, outline))
-    where = device, vision_device or device
-    decoder, parts = recipe.built(where, dtype, context_tokens, progress)
-    limits = image_limits or DecodingLimits()
-    vision = opened(parts, source, decoder, limits) if parts is not None and source else None
+    recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, dtype, options)
+    outline = recipe.check()
+    if options.place is not None:
+        recipe = replace(recipe, layer_placement=options.place(file, outline))
+    decoder, parts = recipe.built(device, options.vision_device or device)
+    vision = None
+    if parts is not None and source is not None:
+        vision = build_vision(parts, source, decoder, options.image_limits)
     return ChatModel(
         decoder,
         tokenizer,
@@ -111,7 +126,7 @@ def describe(
     chosen: ChosenTemplate | None,
     vision: VisionFile | None = None,
 ) -> ModelDescription:
-    """What is told about a loaded file."""
+    """The description of a loaded file."""
     tensors = file.tensors.values()
     own = vision.file if vision is not None and vision.is_own else None
     return ModelDescription(
@@ -147,7 +162,7 @@ def _parameter_count(file: GGUFFile) -> int:
 
 
 def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderModel]:
-    """The class that runs such a file; UnsupportedModelError when there is none."""
+    """`build_decoder` of the file's family; UnsupportedModelError if there is none."""
     _refuse_what_is_no_text_model(metadata)
     name = metadata.architecture
     if name not in TEXT_FAMILIES:
@@ -159,23 +174,13 @@ def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderMo
 
 
 def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
-    """UnsupportedModelError where several ranks cannot divide such a model."""
-    if ranks.size > 1:
-        _check_family(
-            metadata,
-            f"models of architecture {{}} cannot be divided among {ranks.size} ranks "
-            "(`parallel.tensor`)",
-        )
-
-
-def _check_family(metadata: Metadata, refusal: str) -> None:
-    """UnsupportedModelError with `refusal`, which has {} for the architecture."""
-    if TEXT_FAMILIES[metadata.architecture].tensor_parallel:
+    """UnsupportedModelError if ranks cannot divide models of this architecture."""
+    if ranks.size == 1 or TEXT_FAMILIES[metadata.architecture].tensor_parallel:
         return
     known = sorted(chain.from_iterable(f.architectures for f in FAMILIES if f.tensor_parallel))
     raise UnsupportedModelError(
-        f"{metadata.path}: {refusal.format(metadata.architecture)}; those that can: "
-        f"{', '.join(known)}."
+        f"{metadata.path}: models of architecture {metadata.architecture} cannot be divided among "
+        f"{ranks.size} ranks (`parallel.tensor`); those that can: {', '.join(known)}."
     )
 
 
@@ -197,19 +202,21 @@ def _refuse_what_is_no_text_model(metadata: Metadata) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
-    """What a model is built of: a file, and perhaps another with its vision model."""
+    """A model file, possibly with another that has its vision model, before its weights are
+    read."""
 
     decoder_class: Callable[[TensorScope, Metadata], DecoderModel]
     file: GGUFFile
     metadata: Metadata
     tokenizer: Tokenizer
     vision: VisionFile | None
-    ranks: Ranks
+    dtype: torch.dtype
+    options: LoadOptions
     layer_placement: LayerPlacement | None = None
 
-    def check(self, dtype: torch.dtype, context_tokens: int | None) -> DecoderModel:
-        """Builds without data, so that a bad file is refused before gigabytes are read."""
-        scopes = self._scopes((META, META), dtype, context_tokens, None)
+    def check(self) -> DecoderModel:
+        """Builds the model without data: a bad file is refused before gigabytes are read."""
+        scopes = self._scopes((META, META), None)
         decoder, _ = self._from(*scopes)
         for scope in dict.fromkeys(scopes):
             scope.check()
@@ -223,42 +230,24 @@ class _Recipe:
             )
         return decoder
 
-    def staged(self, layer_placement: LayerPlacement | None) -> "_Recipe":
-        """The same with layers on several devices; None: all on one."""
-        if layer_placement is not None:
-            _check_family(
-                self.metadata,
-                "the layers of architecture {} cannot be placed on several devices "
-                "(`tensor_split`, `num_gpu`)",
-            )
-        return replace(self, layer_placement=layer_placement)
-
     def built(
-        self,
-        devices: tuple[torch.device, torch.device],
-        dtype: torch.dtype,
-        context_tokens: int | None,
-        progress: Progress | None,
+        self, device: torch.device, vision_device: torch.device
     ) -> tuple[DecoderModel, MultimodalSpec | None]:
-        """`devices`: of the text model and of its vision model."""
-        return self._from(*self._scopes(devices, dtype, context_tokens, progress))
+        return self._from(*self._scopes((device, vision_device), self.options.progress))
 
     def _from(
-        self, w: TensorScope, seeing: TensorScope
+        self, w: TensorScope, vision: TensorScope
     ) -> tuple[DecoderModel, MultimodalSpec | None]:
         decoder = self.decoder_class(w, self.metadata)
         if self.vision is None:
             return decoder, None
-        return decoder, self.vision.build(seeing.undivided(), self.tokenizer, decoder)
+        return decoder, self.vision.build(vision.undivided(), self.tokenizer, decoder)
 
     def _scopes(
-        self,
-        devices: tuple[torch.device, torch.device],
-        dtype: torch.dtype,
-        context_tokens: int | None,
-        progress: Progress | None,
+        self, devices: tuple[torch.device, torch.device], progress: Progress | None
     ) -> tuple[TensorScope, TensorScope]:
-        """Of the text model and of its vision model; one and the same where file and device are."""
+        """Of the text model and of the vision model; the same scope if file and device are the
+        same."""
         places = [(self.file, devices[0])]
         if self.vision is not None and (self.vision.is_own or devices[0] != devices[1]):
             places.append((self.vision.file, devices[1]))
@@ -267,29 +256,29 @@ class _Recipe:
             TensorScope(
                 file,
                 device=device,
-                dtype=dtype,
-                context_tokens=context_tokens,
-                progress=heard,
-                ranks=self.ranks,
+                dtype=self.dtype,
+                context_tokens=self.options.context_tokens,
+                progress=share,
+                ranks=self.options.ranks,
                 layer_placement=self.layer_placement,
             )
-            for (file, device), heard in zip(places, shares, strict=True)
+            for (file, device), share in zip(places, shares, strict=True)
         ]
         return scopes[0], scopes[-1]
 
     def _read_bytes(self, places: Sequence[tuple[GGUFFile, torch.device]]) -> list[int]:
-        """Bytes to read per file; of a combined file, vision tensors count for the second scope."""
+        """Bytes to read per file; vision tensors of a combined file count for the second scope."""
         apart = len({id(file) for file, _ in places}) < len(places)
         sizes = []
-        for seeing, (file, device) in enumerate(places):
+        for second, (file, device) in enumerate(places):
             infos = () if device == META else file.tensors.values()
-            own = (i for i in infos if not apart or i.name.startswith(PREFIXES) == bool(seeing))
+            own = (i for i in infos if not apart or i.name.startswith(PREFIXES) == bool(second))
             sizes.append(sum(info.nbytes for info in own))
         return sizes
 
 
 def _shares(progress: Progress | None, sizes: Sequence[int]) -> list[Progress | None]:
-    """For files that are read one after the other: each tells how much of all is there."""
+    """Callbacks for files that are read in turn; each reports progress over all of them."""
     if progress is None:
         return [None] * len(sizes)
 
@@ -300,9 +289,9 @@ def _shares(progress: Progress | None, sizes: Sequence[int]) -> list[Progress | 
 
 
 def token_metadata(file: GGUFFile) -> Mapping[str, MetadataValue]:
-    """The metadata without the tokens beyond the embedding's rows, which some files list.
+    """The metadata without tokens beyond the rows of the embedding, which some files list.
 
-    Nothing can be computed of such a token; in Gemma 3's it stands for a place in an image.
+    Such tokens cannot be computed; in Gemma 3 one of them is the image placeholder.
     """
     embedding = file.tensors.get("token_embd.weight")
     arrays = {key: file.metadata[key] for key in _PER_TOKEN if key in file.metadata}
@@ -315,7 +304,7 @@ def token_metadata(file: GGUFFile) -> Mapping[str, MetadataValue]:
 
 
 def quantization(file: GGUFFile, metadata: Metadata) -> str:
-    """What the file calls itself, or else the type of most of its weights."""
+    """The quantisation that the file states, else the type of most of its weights."""
     stated = _FILE_TYPES.get(metadata.get("general.file_type", int, -1))
     if stated is not None:
         return stated

@@ -1,12 +1,12 @@
-"""The exception tree of the whole project, one sentence each."""
+"""The exception classes of the project."""
 
 
 class CaravanError(Exception):
-    """Anything this project refuses or fails at, told in one sentence meant for a person."""
+    """Base class; the message is one sentence for users."""
 
 
 class ConfigurationError(CaravanError):
-    """The configuration names something that does not exist or cannot be."""
+    """The configuration is invalid."""
 
 
 class ModelFileError(CaravanError):
@@ -14,56 +14,56 @@ class ModelFileError(CaravanError):
 
 
 class UnsupportedModelError(ModelFileError):
-    """The file is sound, but it needs an architecture, block type or tokenizer not served yet."""
+    """The file is valid, but its architecture, block type or tokenizer is not supported."""
 
 
 class SourceError(CaravanError):
-    """A model cannot be had from the place that its source names."""
+    """A model cannot be downloaded from its source."""
 
 
 class SourceNotFoundError(SourceError):
-    """The place that a source names has no such model, or does not show it to everybody."""
+    """The source has no such model, or access to it is restricted."""
 
 
 class StoreError(CaravanError):
-    """The store of models lacks the model, is damaged, is full or cannot be written."""
+    """The model store lacks the model, is damaged, is full or cannot be written."""
 
 
 class StorageFullError(StoreError):
-    """The disk of the store is full, or what one tenant may keep there is used up."""
+    """The disk of the store is full, or a tenant's quota is used up."""
 
 
 class DoesNotFitError(CaravanError):
-    """The device has less memory than the model needs at worst."""
+    """The device has less memory than the model may need."""
 
 
 class RequestError(CaravanError):
-    """The request cannot be served as it stands; the client has to change it."""
+    """The request is invalid; the client must change it."""
 
 
 class PromptTooLongError(RequestError):
-    """The prompt leaves no room for an answer within the model's context."""
+    """The prompt is too long for the model's context."""
 
 
 class ModelNotFoundError(CaravanError):
-    """No model of that name is served."""
+    """No model of this name is served."""
 
 
 class OverloadedError(CaravanError):
-    """Too much is queued already; the same request may be served later."""
+    """The queue is full; the client may retry later."""
 
 
 class ModelUnavailableError(OverloadedError):
-    """The model cannot be served as the cluster is now: it has no place, or could not be loaded."""
+    """The model cannot be scheduled on the cluster now, or could not be loaded."""
 
 
 class GenerationFailedError(CaravanError):
-    """The model could not continue this one request; the engine goes on."""
+    """The model could not continue this request; the engine is not affected."""
 
 
 class EngineDeadError(CaravanError):
-    """The engine loop has failed; this replica serves nothing any more."""
+    """The engine loop has ended; the replica cannot serve requests."""
 
 
 class ReplicaLostError(CaravanError):
-    """The replica that worked on the request is gone; the answer stays unfinished."""
+    """The replica of the request was lost; the answer is incomplete."""

@@ -1,8 +1,8 @@
-"""TLS of the cluster's own connections, configured by the variables that Ray reads for its gRPC.
+"""TLS for the cluster's own connections, configured by the variables that Ray reads for gRPC.
 
-Each end presents the certificate of its host and verifies that the cluster's CA has signed the
-other's. Names in certificates are not compared with addresses: the handshake inside the connection
-proves which process the other end is (`handshake.py`).
+Each end presents its host's certificate and verifies that the cluster's CA has signed the other
+one. Names in certificates are not checked: the handshake inside the connection proves the identity
+of the other process (`handshake.py`).
 """
 
 import os
@@ -29,9 +29,9 @@ def configured(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def context_for(role: Role, environment: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
-    """What secures a connection, with the certificates as they are on disk now; None: nothing does.
+    """The TLS context, with the certificates that are on disk now; None if TLS is not configured.
 
-    ConfigurationError: a file is not named or cannot be read.
+    ConfigurationError: a variable is missing, or its file cannot be read.
     """
     if not configured(environment):
         return None
@@ -56,7 +56,7 @@ def context_for(role: Role, environment: Mapping[str, str] = os.environ) -> ssl.
 
 
 def refusal(error: OSError) -> str:
-    """Why no TLS connection came about, in words that name the likely cause."""
+    """A message that names the likely cause of a failed TLS handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"the other end's certificate is refused: {error.verify_message}. All hosts need "
@@ -73,14 +73,14 @@ def refusal(error: OSError) -> str:
 
 
 class SecureSocket:
-    """A blocking TLS connection that one thread may read while another writes.
+    """A blocking TLS connection that one thread may read while another one writes.
 
-    OpenSSL allows no two threads in one connection, and Python's sockets do not prevent it: here
-    each call into it is non-blocking and holds a lock, and waiting happens outside.
+    OpenSSL connections are not thread-safe, and Python's TLS sockets have no lock. Here every call
+    into OpenSSL is non-blocking and holds a lock; threads wait without it.
     """
 
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, role: Role) -> None:
-        """Takes `connected` over. Nothing is sent before `handshake` or `advance_handshake`."""
+        """Takes ownership of `connected`. Nothing is sent before `handshake`."""
         connected.setblocking(False)
         self._socket = context.wrap_socket(
             connected, server_side=role == "listener", do_handshake_on_connect=False
@@ -89,7 +89,7 @@ class SecureSocket:
         self._lock = threading.Lock()
 
     def handshake(self) -> None:
-        """BlockingIOError without a timeout left: to be called again when there is more to read."""
+        """With a timeout of 0, BlockingIOError: call again when there is more to read."""
         self._until_done(self._socket.do_handshake)
 
     def recv(self, count: int) -> bytes:
@@ -102,7 +102,7 @@ class SecureSocket:
                 sent += self._until_done(partial(self._socket.send, left[sent:]))
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Of each call from now on; 0: those that would have to wait raise BlockingIOError."""
+        """The limit of each later call; 0: calls that would wait raise BlockingIOError."""
         self._timeout_s = timeout_s
 
     def setsockopt(self, level: int, name: int, value: int) -> None:
@@ -118,7 +118,7 @@ class SecureSocket:
         return self._socket.fileno()
 
     def shutdown(self, how: int) -> None:
-        """Of the connection below, so that a thread that waits in `recv` returns."""
+        """Shut down the TCP connection, so that a thread in `recv` returns."""
         socket.socket.shutdown(self._socket, how)
 
     def close(self) -> None:

@@ -20,11 +20,11 @@ from serve_app.config.settings import (
     deployment_name,
     read_settings,
 )
-from serve_app.gateway.directory import ON_DEMAND
 from serve_app.gateway.file_headers import listed_model
+from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
 from serve_app.logs import get_logger
-from serve_app.on_demand.settings import OnDemandSettings
+from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.replica.deployments import (
     Ingress,
     ModelDeployment,
@@ -32,33 +32,32 @@ from serve_app.replica.deployments import (
     VisionEncoder,
 )
 from serve_app.replica.loading import check_model
-from serve_app.routing.replica_set import ROUTER
+from serve_app.routing.replica_set import router_config
 
-# Streams live long and mostly wait, so the ingress takes as many as its sockets allow; requests
-# that exceed what a model can work on are told so by its engine.
+# Streams are long and mostly idle. Engines refuse requests that exceed their capacity.
 INGRESS_ONGOING_REQUESTS = 10_000
-# Nobody can take over the connection of a client, so an ingress that is replaced ends its answers.
+# No other process can take over client connections, so a replaced ingress finishes its answers.
 INGRESS_DRAIN_S = 3600
-# Calls for control only: tokens do not travel through the handle.
+# Control calls only: tokens are not sent through handles.
 CONTROL_ONGOING_REQUESTS = 1_000
-_LIFE: dict[str, Any] = {
+_LIFECYCLE: dict[str, Any] = {
     "health_check_period_s": 2,
     "graceful_shutdown_timeout_s": 30,
     "graceful_shutdown_wait_loop_s": 0.1,
 }
 
-# With a sign that no model's name has.
+# The colon cannot occur in a model's deployment name.
 ON_DEMAND_DEPLOYMENT = "OnDemand:models"
 
 log = get_logger()
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application that these settings describe; settings and files are checked first.
+    """The application for the `args` of a Serve config file; checks settings and model files first.
 
-    Serve shows a RayServeException as its message alone, anything else as a traceback.
+    Errors are RayServeExceptions, of which Serve shows the message without a traceback.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         settings = read_settings(args)
         keys = read_keys(settings.api_keys_file, os.environ)
@@ -67,9 +66,9 @@ def build(args: dict[str, Any]) -> Application:
         raise RayServeException(str(error)) from error
     for note in filter(None, notes):
         log.info("note", text=note)
-    names, seconds = [model.name for model in settings.models], time.monotonic() - begun
-    named = None if keys is None else [key.name for key in keys]
-    log.info("configured", models=names, keys=named, check_s=round(seconds, 3))
+    names, seconds = [model.name for model in settings.models], time.monotonic() - started
+    key_names = None if keys is None else [key.name for key in keys]
+    log.info("configured", models=names, keys=key_names, check_s=round(seconds, 3))
     return application(settings, keys)
 
 
@@ -77,7 +76,7 @@ def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Appli
     encoders = _encoders(settings)
     timeout_s = settings.start_timeout_s
     models = {
-        model.name: _model(model, encoders.get(_vision(model)), timeout_s)
+        model.name: _model(model, encoders.get(_vision_key(model)), timeout_s)
         for model in settings.models
     }
     ingress = serve.deployment(
@@ -86,7 +85,7 @@ def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Appli
         num_replicas=settings.ingress_replicas,
         max_ongoing_requests=INGRESS_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},
-        max_surge_percent=100,  # the next one first: it needs little, and somebody has to answer
+        max_surge_percent=100,  # start the new ingress before stopping the old one
         graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
@@ -102,7 +101,7 @@ def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> App
         name=ON_DEMAND_DEPLOYMENT,
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
         ray_actor_options=_on_demand_resources(settings),
-        **_LIFE,
+        **_LIFECYCLE,
         **_scale(settings, start_timeout_s),
     )
     return deployment.bind(settings)
@@ -111,12 +110,12 @@ def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> App
 def _plan(settings: AppSettings) -> Plan:
     needs = {model.name: _need(model) for model in settings.models}
     if settings.on_demand is not None:
-        bundle = _counted(_on_demand_resources(settings.on_demand))
+        bundle = _bundle(_on_demand_resources(settings.on_demand))
         needs[ON_DEMAND] = Need("`on_demand`", ON_DEMAND_DEPLOYMENT, (bundle,))
     encoders = {}
     for model in settings.models:
         if model.vision.pooled:
-            need = _encoder_need(_seers(settings)[_vision(model)])
+            need = _encoder_need(_encoder_models(settings)[_vision_key(model)])
             needs[need.what], encoders[model.name] = need, need.what
     listed = {model.name: listed_model(model, os.environ) for model in settings.models}
     known = {name: model for name, model in listed.items() if model is not None}
@@ -124,43 +123,45 @@ def _plan(settings: AppSettings) -> Plan:
 
 
 def _need(settings: ModelSettings) -> Need:
-    bundles = _bundles(settings).get("placement_group_bundles") or [_counted(_resources(settings))]
+    bundles = _bundles(settings).get("placement_group_bundles") or [_bundle(_resources(settings))]
     together, apart = (settings.parallel.placement == f"strict_{how}" for how in ("pack", "spread"))
     what, name = f"model '{settings.name}'", deployment_name(settings.name)
     return Need(what, name, tuple(bundles), together=together, apart=apart)
 
 
 def _encoder_need(settings: ModelSettings) -> Need:
-    bundle = _counted(_encoder_resources(settings.vision))
+    bundle = _bundle(_encoder_resources(settings.vision))
     what = f"the vision encoder of model '{settings.name}'"
     return Need(what, _encoder_name(settings), (bundle,))
 
 
-def _counted(options: Mapping[str, Any]) -> dict[str, float]:
-    """What an actor takes of a node."""
+def _bundle(options: Mapping[str, Any]) -> dict[str, float]:
+    """Resources of an actor by Ray's names."""
     return {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
 
 
 def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
     timeout_s = settings.start_timeout_s
-    return {vision: _encoder(model, timeout_s) for vision, model in _seers(settings).items()}
+    return {
+        vision: _encoder(model, timeout_s) for vision, model in _encoder_models(settings).items()
+    }
 
 
-def _seers(settings: AppSettings) -> dict[Hashable, ModelSettings]:
-    """The first model of each shared encoder: the same vision files and the same settings."""
-    named: dict[Hashable, ModelSettings] = {}
+def _encoder_models(settings: AppSettings) -> dict[Hashable, ModelSettings]:
+    """The first model of each encoder. Models with equal vision files and settings share one."""
+    models: dict[Hashable, ModelSettings] = {}
     for model in settings.models:
         if model.vision.pooled:
-            named.setdefault(_vision(model), model)
-    return named
+            models.setdefault(_vision_key(model), model)
+    return models
 
 
-def _vision(model: ModelSettings) -> Hashable:
+def _vision_key(model: ModelSettings) -> Hashable:
     return model.source, model.projector, model.vision.encoder
 
 
 def _encoder_name(settings: ModelSettings) -> str:
-    """With a sign that no model's deployment has."""
+    """The colon cannot occur in the deployment name of a model."""
     return f"VisionEncoder:{deployment_name(settings.name)}"
 
 
@@ -170,7 +171,7 @@ def _encoder(settings: ModelSettings, start_timeout_s: float) -> Application:
         name=_encoder_name(settings),
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
         ray_actor_options=_encoder_resources(settings.vision),
-        **_LIFE,
+        **_LIFECYCLE,
         **_scale(settings.vision, start_timeout_s),
     )
     return deployment.bind(settings)
@@ -179,21 +180,22 @@ def _encoder(settings: ModelSettings, start_timeout_s: float) -> Application:
 def _model(
     settings: ModelSettings, encoders: Application | None, start_timeout_s: float
 ) -> Application:
+    name = deployment_name(settings.name)
     deployment = serve.deployment(
         ModelDeployment,
-        name=deployment_name(settings.name),
+        name=name,
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
-        request_router_config=ROUTER,
+        request_router_config=router_config(name),
         ray_actor_options=_resources(settings),
         **_bundles(settings),
-        **_LIFE,
+        **_LIFECYCLE,
         **_scale(settings, start_timeout_s),
     )
     return deployment.bind(settings, encoders)
 
 
 def _bundles(settings: ModelSettings) -> dict[str, Any]:
-    """A replica of several ranks has a place for each of them, reserved together."""
+    """A tensor-parallel replica reserves a bundle for each rank in one placement group."""
     parallel, resources = settings.parallel, _resources(settings)
     if parallel.tensor == 1:
         return {}
@@ -215,9 +217,9 @@ def _scale(
 
 
 def _resources(settings: ModelSettings) -> dict[str, Any]:
-    """What Ray reserves: a GPU for a model that wants one, one CPU unless told otherwise.
+    """What Ray reserves for a replica: by default one CPU, and a GPU for each device in use.
 
-    `auto` takes a GPU where the cluster has any.
+    `device: auto` uses a GPU if the cluster has any.
     """
     device = settings.computing_device
     wants_gpu = device == "cuda" or (device == "auto" and _cluster_has_gpus())

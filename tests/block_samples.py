@@ -1,11 +1,11 @@
-"""Random bytes for every block type, and where in a block its scales lie."""
+"""Random blocks of every type, and the offsets of scales in blocks."""
 
 import numpy as np
 
 from runtime.quant.block_types import BlockType
 
 # Byte offsets of the half-precision scales in a block.
-NEOX = {
+HALF_OFFSETS = {
     "F16": (0,),
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -43,7 +43,7 @@ EXTREMES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.0, 65504.0, -65504.
 def random_blocks(
     type: BlockType, shape: tuple[int, ...], *, random: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Every bit pattern but infinities and NaNs, often with an extreme scale.
+    """Every bit pattern except infinities and NaNs, often with an extreme scale.
 
     `shape` counts blocks in its last place.
     """
@@ -95,4 +95,4 @@ def set_half(blocks: np.ndarray, type: BlockType, offset: int, values: np.ndarra
 def half_offsets(type: BlockType) -> tuple[int, ...]:
     if type.name in SCATTERED_HALF:
         return (SCATTERED_HALF[type.name],)
-    return NEOX.get(type.name, ())
+    return HALF_OFFSETS.get(type.name, ())

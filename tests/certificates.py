@@ -29,7 +29,7 @@ class Authority:
     def environment(
         self, host: str = "host", *, trusted: "Authority | None" = None
     ) -> dict[str, str]:
-        """What configures TLS on a host: with a certificate of its own, and `trusted`, else this
+        """Environment variables of TLS on a host: its own certificate, and `trusted`, else this
         authority, as the CA of the other hosts."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _unsigned(_subject(host), self._subject, key).sign(self._key, hashes.SHA256())

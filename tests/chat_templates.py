@@ -1,4 +1,4 @@
-"""Published chat templates, conversations that try all that they can do, and their reference."""
+"""Published chat templates, conversations that use all their features, and their reference."""
 
 import json
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def rendered_by_transformers(
     tools: Sequence[dict[str, Any]] | None = None,
     **variables: Any,
 ) -> str | None:
-    """None where it raises, whatever it is that the template stumbles over."""
+    """None where rendering raises, for any reason."""
     variables = {"add_generation_prompt": True} | SPECIAL | variables
     try:
         (text,), _ = render_jinja_template([chat], tools=tools, chat_template=source, **variables)

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread per parallel region, and time as a busy machine has it."""
+"""Settings of every test: one thread per parallel region, and the patient event loop."""
 
 import asyncio
 import os

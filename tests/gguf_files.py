@@ -22,15 +22,20 @@ def rewrite(
     target: Path,
     *,
     keys: Mapping[str, Any] | None = None,
+    own_keys: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray | tuple[np.ndarray, str] | None] | None = None,
 ) -> Path:
     """Copy `source` to `target`; `keys` and `tensors` replace, add, or where None remove.
 
-    Tensors that are given are float32, in numpy's order of dimensions, or blocks and their type.
+    `own_keys` are keys of the architecture, given without its name. Tensors that are given are
+    float32, in numpy's order of dimensions, or blocks and their type.
     """
     reader = gguf.GGUFReader(source)
     keys, tensors = dict(keys or {}), dict(tensors or {})
-    writer = gguf.GGUFWriter(target, keys.pop("general.architecture", "llama"))
+    stated = reader.fields["general.architecture"].contents()
+    architecture = keys.pop("general.architecture", stated)
+    keys |= {f"{architecture}.{key}": value for key, value in (own_keys or {}).items()}
+    writer = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue

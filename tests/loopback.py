@@ -1,4 +1,4 @@
-"""HTTP servers on loopback that stand in for the places where models are published."""
+"""HTTP servers on loopback that stand in for model registries."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def digest(data: bytes) -> str:
 
 @dataclass
 class Exchange:
-    """A request, and the means to answer it; `sent` counts the bytes of its body."""
+    """A request and methods to reply to it; `sent` counts the bytes of its body."""
 
     handler: BaseHTTPRequestHandler
     path: str
@@ -67,7 +67,7 @@ class Exchange:
         return (int(stated[1]), int(stated[2]) + 1) if stated else (0, len(data))
 
     def content(self, data: bytes) -> None:
-        """The data, or the range of it that was asked for."""
+        """The data, or the requested range of it."""
         begin, end = self.range_of(data)
         headers = {"content-length": str(end - begin), "accept-ranges": "bytes"}
         if "range" in self.headers:
@@ -101,7 +101,7 @@ class Server:
 
 @contextmanager
 def serving(answering: Answering) -> Iterator[Server]:
-    """A server whose clients in this process wait for it as long as a busy machine may need."""
+    """A server; clients in this process wait for it as long as a busy machine needs."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

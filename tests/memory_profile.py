@@ -1,10 +1,10 @@
-"""How much memory a profiled piece of code held at once."""
+"""Peak memory of profiled code."""
 
 from torch.profiler import profile
 
 
 def peak_bytes(recorded: profile) -> int:
-    """The most bytes that were allocated at once."""
+    """The largest number of bytes allocated at one time."""
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

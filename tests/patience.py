@@ -1,8 +1,7 @@
-"""Time in tests: limits that only a hang reaches, and a clock that stands while the machine does.
+"""Time in tests: timeouts that only a hang reaches, and a clock that stalls do not advance.
 
-A machine may be busy with other work, so a second may pass between any two lines of a test. What
-must happen is awaited for up to `HANG_S`. What a test gives little time, such as a peer that falls
-silent, is timed by `PatientLoop`.
+On a busy machine a second may pass between any two lines of a test. Waits for events end after
+`HANG_S`. Short timeouts under test, such as that of a silent peer, run on `PatientLoop`.
 """
 
 import asyncio
@@ -11,15 +10,15 @@ import time
 from collections.abc import Callable
 from selectors import SelectorKey
 
-# No test takes so long unless it waits for what never happens.
+# No test takes so long unless it waits for something that never happens.
 HANG_S = 600.0
-# How much time one turn of the event loop counts for at most.
+# The most by which one turn of the event loop advances its clock.
 _TURN_S = 0.01
 
 
 class PatientLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock a stall does not advance: each turn of the loop counts for 10 ms at
-    most. So timers and I/O come in the same order on a slow machine as on a fast one."""
+    """An event loop whose clock advances by at most 10 ms per turn of the loop, so that timers and
+    I/O come in the same order on a slow machine as on a fast one."""
 
     def __init__(self) -> None:
         super().__init__(_Turns())
@@ -33,17 +32,17 @@ class PatientLoop(asyncio.SelectorEventLoop):
 
 
 class _Turns(selectors.DefaultSelector):
-    """Waits for one turn at most, so that time in which nothing happens is counted whole."""
+    """Waits for one turn at most, so that idle time is counted in full."""
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         return super().select(_TURN_S if timeout is None else min(timeout, _TURN_S))
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Poll until the condition holds; AssertionError when it has not after `HANG_S`."""
+    """Poll until the condition holds; AssertionError after `HANG_S`."""
     deadline = time.monotonic() + HANG_S
     while not condition():
-        assert time.monotonic() < deadline, f"not so within {HANG_S:g} s"
+        assert time.monotonic() < deadline, f"the condition did not hold within {HANG_S:g} s"
         time.sleep(0.01)
 
 

@@ -18,15 +18,15 @@ import torch
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.rank_part import file_digest, load_part
-from model_zoo.registry import load
+from model_zoo.registry import LoadOptions, load
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE
 from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.async_engine import AsyncEngine
 from runtime.vision.encoder import ImageEncoder
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
 
@@ -94,9 +94,9 @@ def assembled(
     with ExitStack() as failing:
         failing.callback(lambda: rank_group and rank_group.close())
         ranks = ALONE if rank_group is None else rank_group.ranks
-        model = load(path, device=CPU, dtype=torch.float32, ranks=ranks)
+        model = load(path, device=CPU, dtype=torch.float32, options=LoadOptions(ranks=ranks))
         if rank_group is not None:
-            rank_group.await_parts(file_digest(path))
+            rank_group.wait_loaded(file_digest(path))
         settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
         engine, _ = assemble(
             model.decoder,
@@ -124,7 +124,7 @@ def compute(rank_info: RankInfo, path: Path, told: Path) -> None:
         part = load_part(
             path, device=CPU, dtype=torch.float32, context_tokens=None, ranks=member.ranks
         )
-        member.tell_loaded(file_digest(told))
+        member.report_loaded(file_digest(told))
         compute_part(part, member, device=CPU)
     except Exception as error:
         member.control_channel.fail(error)

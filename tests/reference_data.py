@@ -1,4 +1,4 @@
-"""Real vocabularies and chat templates that tests compare with, where a machine has them."""
+"""Real vocabularies and chat templates, where the machine has them."""
 
 import os
 import struct
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).parents[1]
+from tests.checkout import ROOT
+
 _NUMBERS = {
     0: "B",
     1: "b",
@@ -27,7 +28,7 @@ _STRING, _ARRAY = 8, 9
 
 def reference_data(name: str) -> Path:
     """A file or folder of the reference data; skips the test where there is none."""
-    for folder in (os.environ.get("CARAVAN_TEST_DATA"), _ROOT.parent / "shared" / "data"):
+    for folder in (os.environ.get("CARAVAN_TEST_DATA"), ROOT.parent / "shared" / "data"):
         if folder and (path := Path(folder) / name).exists():
             return path
     pytest.skip(f"no {name} in $CARAVAN_TEST_DATA nor in ../shared/data")
@@ -35,7 +36,7 @@ def reference_data(name: str) -> Path:
 
 @cache
 def vocabulary_metadata(name: str) -> dict[str, Any]:
-    """The metadata of vocab/ggml-vocab-<name>.gguf, read apart from the project's own reader."""
+    """The metadata of vocab/ggml-vocab-<name>.gguf, without the project's own reader."""
     return _Metadata(reference_data(f"vocab/ggml-vocab-{name}.gguf").read_bytes()).read()
 
 

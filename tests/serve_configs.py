@@ -11,13 +11,11 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.app import build
 from serve_app.check import IMPORT_PATH
-
-ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "models" / "demo.gguf"
+from tests.checkout import DEMO_MODEL
 
 
 def parsed(text: str) -> ServeDeploySchema:
-    """AssertionError names what Serve would pass over in silence."""
+    """AssertionError names keys that Serve would ignore."""
     config = yaml.safe_load(text)
     schema = ServeDeploySchema.model_validate(config)
     ignored = set(_keys(config)) - set(_keys(schema.model_dump(exclude_unset=True)))
@@ -26,20 +24,20 @@ def parsed(text: str) -> ServeDeploySchema:
 
 
 def arguments(schema: ServeDeploySchema) -> dict[str, Any]:
-    """What the only application of the file is built with."""
+    """The arguments of the only application of the file."""
     (application,) = schema.applications
     assert application.import_path == IMPORT_PATH
     return application.args
 
 
-def on_demo(args: dict[str, Any], *, seeing: Path = DEMO) -> dict[str, Any]:
+def on_demo(args: dict[str, Any], *, vision_model: Path = DEMO_MODEL) -> dict[str, Any]:
     """The same with a model that is here in place of each one that would have to be pulled:
-    `seeing` where images are to be encoded, else the demo model."""
+    `vision_model` where images are to be encoded, else the demo model."""
     args = copy.deepcopy(args)
     for model in args["models"]:
         if not Path(model["source"]).exists():
             model.pop("projector", None)
-            source = seeing if "vision" in model else DEMO
+            source = vision_model if "vision" in model else DEMO_MODEL
             model |= {"source": str(source), "context_tokens": 512}
     return args
 

@@ -1,4 +1,4 @@
-"""What `make serve` and `make test` run, in which order, and how they report a failure."""
+"""The commands of `make serve` and `make test`, their order, and the report of failures."""
 
 import os
 import shutil
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.checkout import ROOT
+
 TOOLS = ("python", "pip", "pytest", "ruff", "mypy", "lint-imports", "serve")
 # Notes its call in the file `calls`, and fails where the call holds what FAIL says.
 STUB = """#!/bin/sh
@@ -37,7 +38,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(clone: Path, *targets: str, fail: str = "nothing fails") -> subprocess.CompletedProcess:
-    """Without the variables of a make that may be running these tests."""
+    """Run make without the variables of a make that runs these tests."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
         ["make", *targets, "WORKERS=2"],
@@ -49,7 +50,7 @@ def make(clone: Path, *targets: str, fail: str = "nothing fails") -> subprocess.
 
 
 def calls(clone: Path) -> list[str]:
-    """Since this was last called."""
+    """The calls since this function was last called."""
     path = clone / "calls"
     lines = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)
@@ -76,7 +77,7 @@ def test_all_parts_of_the_tests_pass(clone: Path) -> None:
         ("pytest", "unit tests, cluster tests"),
     ],
 )
-def test_a_part_that_fails_stops_no_other_and_is_named_at_the_end(
+def test_a_failing_part_does_not_stop_others_and_is_named_at_the_end(
     clone: Path, fail: str, named: str
 ) -> None:
     done = make(clone, "test", fail=fail)

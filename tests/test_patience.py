@@ -1,26 +1,26 @@
-"""Tests fail for what is wrong, however busy the machine: the clock of event loops, and limits."""
+"""No test fails because the machine is busy: limits of waits, and the clock of event loops."""
 
 import ast
 import asyncio
 import time
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.patience import HANG_S, until
 
-TESTS = Path(__file__).parent
-# What gives up after so many seconds: by its first argument, and by a keyword.
+TESTS = ROOT / "tests"
+# Calls that time out after their first argument, and keywords that state a timeout.
 BY_ARGUMENT = {"timeout", "wait", "join", "result", "acquire", "Timeout"}
 KEYWORDS = {"timeout", "timeout_s"}
-# Shorter times are for what shall be given up, or shall not happen; so are settings under test.
+# Shorter times are timeouts under test, or for events that must not happen.
 NEAR_S = 0.5
 
 
 def limits(tree: ast.AST) -> Iterator[tuple[int, float]]:
-    """The line and the seconds of each call that gives up after a number of seconds."""
+    """The line and the seconds of each call with a literal timeout."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue
@@ -32,7 +32,7 @@ def limits(tree: ast.AST) -> Iterator[tuple[int, float]]:
                 yield call.lineno, float(value.value)
 
 
-def test_no_test_gives_up_on_what_a_busy_machine_does_late() -> None:
+def test_no_test_times_out_on_a_busy_machine() -> None:
     near = [
         f"{path.relative_to(TESTS)}:{line}: {seconds:g} s"
         for path in sorted(TESTS.rglob("*.py"))
@@ -42,17 +42,17 @@ def test_no_test_gives_up_on_what_a_busy_machine_does_late() -> None:
     assert near == []
 
 
-def test_a_test_ends_only_long_after_all_that_it_waits_for() -> None:
-    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())
+def test_the_timeout_of_a_test_is_longer_than_its_waits() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["pytest"]["ini_options"]["timeout"] > 3 * HANG_S
 
 
-async def test_time_in_which_the_process_stands_still_is_not_counted() -> None:
-    """As on a machine that does something else: a peer that answers at once is not silent."""
+async def test_time_while_the_process_is_stalled_is_not_counted() -> None:
+    """A peer that answers at once does not time out on a busy machine."""
     answered = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        time.sleep(1.0)  # the whole process stands still
+        time.sleep(1.0)  # stalls the whole process
         writer.write(b"1")
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
@@ -66,7 +66,7 @@ async def test_time_in_which_the_process_stands_still_is_not_counted() -> None:
     assert answered.is_set()
 
 
-async def test_time_in_which_nothing_happens_is_counted() -> None:
+async def test_idle_time_is_counted() -> None:
     loop = asyncio.get_running_loop()
     began, began_here = time.monotonic(), loop.time()
     await asyncio.sleep(0.2)
@@ -76,7 +76,7 @@ async def test_time_in_which_nothing_happens_is_counted() -> None:
             await asyncio.Event().wait()
 
 
-async def test_what_never_holds_is_told_by_a_timeout(monkeypatch) -> None:
+async def test_a_condition_that_never_holds_times_out(monkeypatch) -> None:
     monkeypatch.setattr("tests.patience.HANG_S", 0.05)
     with pytest.raises(TimeoutError):
         await until(lambda: False)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: all that a divided model needs, and quick to start."""
+"""Ranks that are threads of one process, which start quickly."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class ThreadRanks(ProcessRanks):
 
 
 class Meeting:
-    """Where `size` threads put something down and take up what all have put down."""
+    """Exchanges tensors between `size` threads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -41,7 +41,7 @@ class Meeting:
         return things
 
     def each(self, work: Callable[[ThreadRanks], Result]) -> list[Result]:
-        """What each rank makes of `work`, all at the same time."""
+        """The result of `work` of each rank, computed at the same time."""
 
         def run(rank: int) -> Result:
             try:

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from model_zoo.convert.convert import convert
+from model_zoo.convert.convert_folder import convert
 from runtime.quant.block_types import block_type
 from tests.block_samples import random_blocks, set_scales
 
@@ -237,7 +237,7 @@ def _write_retyped(
     overrides: Mapping[str, str],
     seed: int,
 ) -> None:
-    """The file again with its matrices in other types, and without tokens for the padding rows."""
+    """Write the file with matrices in other types, and without tokens for the padding rows."""
     writer = gguf.GGUFWriter(path, "llama")
     known = tiny_tokenizer().get_vocab_size()
     for name, stored in source.fields.items():
@@ -307,7 +307,7 @@ def _write_tensor(
 
 
 def _half_split(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a llama file in the order of transformers, which turns row j with row j + d/2."""
+    """Rows of a llama file in the order of transformers, which rotates rows j and j + d/2."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -323,5 +323,5 @@ def _random_blocks(shape: tuple[int, ...], type: str, random: np.random.Generato
 
 
 def _set_scales(data: np.ndarray, type: str, d: float) -> None:
-    """The half of each block, and where there is a minimum, its half such that weights are even."""
+    """Set the scale of each block, and its minimum so that weights are centred."""
     set_scales(data, block_type(type), d, minimum=d * _MIDDLES.get(type, 0.0))

@@ -1,4 +1,4 @@
-"""Tiny vocabularies with a family's tokens for images, and templates that show images."""
+"""Tiny vocabularies with image tokens of a family, and templates that show images."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -13,7 +13,7 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.pictures import photo
-from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Line breaks join, so that it shows what is encoded together.

@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def grids_file() -> bytes:
-    """The content of the file, by the package's own tables."""
+    """The content of the file, from the tables of the package."""
     return b"".join(_packed(name, grid) for name, grid in GRIDS.items())
 
 
@@ -46,7 +46,7 @@ def _packed(name: str, grid: Grid) -> bytes:
 
 
 def reference_grid(name: str) -> np.ndarray:
-    """float32 [rows, width]: the grid as the package computes with it."""
+    """float32 [rows, width]: the grid of the package."""
     format = getattr(gguf.quants, name)
     format.init_grid()
     return format.grid.reshape(format.grid_shape)

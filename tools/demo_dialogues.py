@@ -1,8 +1,8 @@
-"""The dialogues the demo model learns from, and the questions held out of them.
+"""Dialogues for training the demo model, and held-out questions.
 
 Every question belongs to a key (an operand pair, a phrase, a fact in one wording). A checksum of
-the key decides whether it is held out, so training never meets a held-out question, whatever the
-seed. Only the standard library is needed: tests import this module to ask known questions.
+the key decides whether it is held out, so no training data contains a held-out question, for any
+seed. Needs only the standard library, because tests import this module for known questions.
 """
 
 import random
@@ -177,7 +177,7 @@ LISTS = {
 
 
 class Turn(NamedTuple):
-    """One question with its only right answer; `key` says which held-out unit it belongs to."""
+    """A question with its only right answer; `key` decides whether it is held out."""
 
     key: str
     question: str
@@ -186,7 +186,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that ends in a user's question, and the only right reply."""
+    """A conversation that ends with a question of the user, and its only right reply."""
 
     skill: str
     messages: list[dict[str, str]]
@@ -194,7 +194,7 @@ class Question:
 
 
 def held_out(seed: int = 0, *, per_skill: int = 60) -> list[Question]:
-    """Questions never trained on: alone, after other turns, with and without a system message."""
+    """Held-out questions: alone, after other turns, with and without a system message."""
     rng = random.Random(f"held out {seed}")
     questions = []
     for skill in SKILLS:
@@ -209,7 +209,7 @@ def held_out(seed: int = 0, *, per_skill: int = 60) -> list[Question]:
 
 
 def training_dialogues(seed: int | str) -> Iterator[list[dict[str, str]]]:
-    """Endless dialogues of one to five turns that contain no held-out question."""
+    """An infinite iterator of dialogues of one to five turns without held-out questions."""
     rng = random.Random(f"training {seed}")
     while True:
         messages = _opening(rng)
@@ -219,7 +219,7 @@ def training_dialogues(seed: int | str) -> Iterator[list[dict[str, str]]]:
 
 
 def training_sums(seed: int | str) -> Iterator[list[dict[str, str]]]:
-    """Endless bare replies like "27 + 15 = 42.": sums are the hardest skill and need the most."""
+    """An infinite iterator of sums such as "27 + 15 = 42.", the skill that needs most training."""
     rng = random.Random(f"sums {seed}")
     while True:
         turn = _draw(rng, rng.choice(("addition", "subtraction")), held=False)
@@ -255,7 +255,7 @@ def _opening(rng: random.Random) -> list[dict[str, str]]:
 
 
 def _worded(rng: random.Random, wording: str, **fields: object) -> str:
-    """Fill a wording, sometimes as careless users type it: other case, no final mark, an opener."""
+    """Fill a wording, sometimes in another case, without a final mark, or with an opener."""
     question = wording.format(**fields)
     if rng.random() < 0.12:
         question = question.lower()
@@ -278,7 +278,7 @@ def _addition(rng: random.Random) -> Turn:
 
 
 def _subtraction(rng: random.Random) -> Turn:
-    """Operands up to 99, the smaller taken from the larger: no answer is negative."""
+    """Operands up to 99; the smaller one is subtracted, so no answer is negative."""
     b, a = sorted((rng.randint(0, 99), rng.randint(0, 99)))
     question = _worded(rng, rng.choice(SUBTRACT), a=a, b=b)
     return Turn(f"{a} - {b}", question, f"{a} - {b} = {a - b}.")
@@ -338,7 +338,7 @@ def _repeating(rng: random.Random) -> Turn:
 
 
 def _word(rng: random.Random) -> str:
-    """Mostly a listed word, else invented letters, so that copying cannot lean on the list."""
+    """Mostly a listed word, else random letters, so that copying does not depend on the list."""
     kind = rng.random()
     if kind < 0.82:
         return rng.choice(WORDS)
@@ -377,7 +377,7 @@ def _refusal(rng: random.Random) -> Turn:
     return _fact(rng, request + end, REFUSAL)
 
 
-# A dictionary keeps the order in which results are reported.
+# In the order in which results are reported.
 SKILLS: dict[str, Callable[[random.Random], Turn]] = {
     "greeting": _greeting,
     "identity": _identity,

@@ -1,8 +1,8 @@
-"""What the demo model's vision model learns first: at every place of a picture, what is there.
+"""The first training of the demo model's vision model: the content of each place of a picture.
 
-There is a row of features for each place. It is asked for the colour and the shape of what is
-there, for the digits where that is a number, for the background, and which place it is. The
-answers come from linear readers, which only training has: in the end the words read the same rows.
+Each place has one row of features. Linear classifiers predict from it the colour and the shape of
+the item, the digits if it is a number, the background, and the place itself. These classifiers are
+only used in training; afterwards the decoder reads the same rows.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ QUESTIONS = {
     "light": 2,
     "place": len(PLACES),
 }
-# Most places are empty, which is soon learned.
+# Weighted lower, because most places are empty.
 EMPTY_WEIGHT = 0.25
 WEIGHTS = {
     question: torch.tensor([EMPTY_WEIGHT] + [1.0] * (answers - 1))
@@ -33,7 +33,7 @@ WEIGHTS = {
 
 
 class FactReaders(nn.Module):
-    """Linear readers of features; their loss is the mean over all that was asked."""
+    """Linear classifiers of features; the loss is the mean over all questions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FactReaders(nn.Module):
                     answers, wanted, ignore_index=UNASKED, weight=WEIGHTS[question]
                 )
             )
-            # Of empty places nothing is told.
+            # Empty places have no other labels.
             asked = (wanted > 0) | ((question not in ("colour", "shape")) & (wanted != UNASKED))
             shares[question] = (answers.argmax(-1) == wanted)[asked].float().mean().item()
         return torch.stack(losses).mean(), shares

@@ -1,4 +1,4 @@
-"""Reads the demo model's file back: the weights and the tokenizer to continue training with."""
+"""Reads weights and tokenizer from the demo model's file, to continue its training."""
 
 import re
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _tokenizer(file: GGUFFile) -> Tokenizer:
 
 
 def _stored(file: GGUFFile, name: str) -> torch.Tensor:
-    """The tensor of the file that a parameter became, converted back."""
+    """The parameter, converted back from its tensor in the file."""
     for rule, target in _rules(name):
         if target in file.tensors:
             value = file.weight(target).dequantize().clone()
@@ -56,7 +56,7 @@ def _stored(file: GGUFFile, name: str) -> torch.Tensor:
 
 
 def _rules(name: str) -> Iterator[tuple[Rule, str]]:
-    """The conversion rules that apply to a parameter, and what they call it in the file."""
+    """The conversion rules of a parameter, and its name in the file."""
     for prefix, table in _MODULES.items():
         for rule in table.rules if name.startswith(prefix) else ():
             if OLLAMA not in rule.flavours or not isinstance(rule.source, str):

@@ -1,7 +1,7 @@
-"""The demo model: its sizes, its tokens, its training rows, its file.
+"""The demo model: sizes, tokens, training rows, file.
 
-It is a Gemma 3 with vision of 96 pixels, made small, with words of its own and ChatML turns; an
-image is what `transformers` makes of one for Gemma 3.
+It is a small Gemma 3 with vision at 96 pixels, its own vocabulary and ChatML turns; images are
+processed as `transformers` does for Gemma 3.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from model_zoo.convert.convert import convert
+from model_zoo.convert.convert_folder import convert
 from tools import demo_dialogues
 from tools.demo_picture_dialogues import Message, training_dialogues
 from tools.demo_pictures import Picture, draw
@@ -41,7 +41,7 @@ START_OF_IMAGE, END_OF_IMAGE, PLACE = IMAGE_TOKENS = (
 )
 IMAGE = f"\n\n{START_OF_IMAGE}{PLACE * ROWS_PER_IMAGE}{END_OF_IMAGE}\n\n"
 UNSCORED = -100
-# The expression that files call "qwen2"; its \p{N} keeps every digit a token of its own.
+# The pre-tokenizer "qwen2"; its \p{N} makes every digit a separate token.
 PRE_TOKENIZER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +58,7 @@ CHAT_TEMPLATE = (
 
 
 def architecture(tokenizer: Tokenizer) -> Gemma3Config:
-    """Text takes half of the file, in blocks of 32 weights; vision, in F16, the other half."""
+    """Half of the file is text, in blocks of 32 weights; the other half is vision, in F16."""
     text = Gemma3TextConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -95,7 +95,7 @@ def architecture(tokenizer: Tokenizer) -> Gemma3Config:
 
 
 def new_model(tokenizer: Tokenizer) -> Gemma3ForConditionalGeneration:
-    """Random weights, also where zeros of `transformers` would stop gradients to vision."""
+    """Random weights, also where zeros of `transformers` would block gradients to vision."""
     model = Gemma3ForConditionalGeneration(architecture(tokenizer))
     projection = model.model.multi_modal_projector.mm_input_projection_weight
     torch.nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
@@ -105,8 +105,8 @@ def new_model(tokenizer: Tokenizer) -> Gemma3ForConditionalGeneration:
 def train_tokenizer(seed: int) -> Tokenizer:
     """Byte-level BPE over both kinds of dialogue.
 
-    It is shown ASCII only: other characters stay several tokens long, so that streaming them
-    means putting tokens together.
+    Trained on ASCII only: other characters remain several tokens long, so streams of this model
+    contain characters that span tokens.
     """
     tokenizer = byte_level_tokenizer()
     trainer = BpeTrainer(
@@ -127,7 +127,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
 def byte_level_tokenizer(
     tokens: Sequence[str] = (), merges: Sequence[tuple[str, str]] = ()
 ) -> Tokenizer:
-    """With a vocabulary (token ids are positions in `tokens`), or with none, to be trained."""
+    """With a vocabulary (token ids are indices of `tokens`), or without one, for training."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocabulary, list(merges)) if tokens else BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -143,13 +143,13 @@ def byte_level_tokenizer(
 
 
 def render(messages: Iterable[Mapping[str, str]], *, reply: bool) -> str:
-    """What the template makes of texts, without the cost of Jinja; `reply` opens the answer."""
+    """The rendered template, without the cost of Jinja; `reply` opens the answer."""
     turns = (f"{START}{turn['role']}\n{turn['content']}{END}\n" for turn in messages)
     return "".join(turns) + (f"{START}assistant\n" if reply else "")
 
 
 def render_seeing(messages: Sequence[Message], *, reply: bool) -> str:
-    """What the template renders, each image as the tokens that stand in its place."""
+    """The rendered template, with the placeholder tokens of each image."""
     return render(
         [{"role": message["role"], "content": _with_images(message)} for message in messages],
         reply=reply,
@@ -166,7 +166,7 @@ def batch(dialogues: Sequence[Sequence[Message]], tokenizer: Tokenizer) -> dict[
     """One dialogue per row, what the model's `forward` takes.
 
     input_ids, labels, attention_mask, token_type_ids [rows, tokens], padded on the right; labels
-    score the replies alone. pixel_values [images, 3, side, side] in the order of the rows.
+    score only the replies. pixel_values [images, 3, side, side] in the order of the rows.
     """
     rows = [tokenizer.encode(render_seeing(messages, reply=False)).ids for messages in dialogues]
     header = tokenizer.encode(f"{START}assistant\n").ids
@@ -192,7 +192,7 @@ def shown_in(dialogues: Iterable[Sequence[Message]]) -> list[Picture]:
 
 
 def pixels(picture: Picture) -> torch.Tensor:
-    """[3, side, side], from -1 to 1, as Gemma 3's processor has it."""
+    """[3, side, side], from -1 to 1, as from Gemma 3's processor."""
     values = np.asarray(draw(picture, IMAGE_SIDE), np.float32) / 127.5 - 1
     return torch.from_numpy(values).permute(2, 0, 1)
 
@@ -210,10 +210,10 @@ def scored(ids: list[int], opener: list[int], end: int) -> list[int]:
     return labels
 
 
-def write_seeing_model(
+def write_vision_model(
     path: Path, model: Gemma3ForConditionalGeneration, tokenizer: Tokenizer
 ) -> None:
-    """One GGUF file with text and vision, in Q8_0 where that is possible."""
+    """Write one GGUF file with text and vision, in Q8_0 where possible."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "caravan-demo"
         model.save_pretrained(folder)

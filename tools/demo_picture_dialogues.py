@@ -1,7 +1,7 @@
-"""Dialogues about pictures that the demo model learns from, and the questions held out of them.
+"""Dialogues about pictures for training the demo model, and held-out questions.
 
-A held-out question is new in words and in sight: its sentence and every item of its pictures are
-reserved (see `demo_picture_questions` and `demo_pictures`), whatever the seed.
+Both the sentence of a held-out question and every item of its pictures are reserved (see
+`demo_picture_questions` and `demo_pictures`), whatever the seed.
 """
 
 import io
@@ -29,7 +29,7 @@ from tools.demo_pictures import COLOURS, SHAPES, Picture, draw, invent
 DeltaMessage = tuple[list["Message"], str]
 
 NO_PICTURE = "I see no picture. Please send me one."
-# Words that say something; all others of an answer may differ.
+# The words of an answer that count; all others may differ.
 FACT_WORDS = {
     *COLOURS,
     *SHAPES,
@@ -42,7 +42,7 @@ COUNT_WORDS = "zero one two three four five six seven eight nine ten".split()
 
 
 class Message(TypedDict):
-    """A turn; its pictures come before its text, or after it where `text_first` is set."""
+    """A turn; its pictures precede its text, or follow it if `text_first`."""
 
     role: str
     content: str
@@ -52,7 +52,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PictureQuestion:
-    """A conversation that ends in a user's question, and the only right reply."""
+    """A conversation that ends with a question of the user, and its only right reply."""
 
     skill: str
     messages: list[Message]
@@ -60,13 +60,13 @@ class PictureQuestion:
 
 
 def held_out(seed: int = 0, *, per_skill: int = 60) -> list[PictureQuestion]:
-    """Questions never trained on, of pictures never trained on: at once or after other turns."""
+    """Held-out questions about held-out pictures, alone or after other turns."""
     rng = Random(f"held out pictures {seed}")
     return [_question(rng, skill, held=True) for skill in SHARE for _ in range(per_skill)]
 
 
 def training_dialogues(seed: int | str) -> Iterator[list[Message]]:
-    """Endless dialogues of one to four turns about pictures; some talk of other things as well."""
+    """An infinite iterator of dialogues of one to four turns about pictures and other topics."""
     rng = Random(f"training pictures {seed}")
     texts = demo_dialogues.training_dialogues(rng.getrandbits(32))
     while True:
@@ -95,7 +95,7 @@ def with_text_first(messages: Sequence[Message]) -> list[Message]:
 
 
 def is_right(answer: str, given: str) -> bool:
-    """Whether a reply says the same: its facts in the same order, whatever the words around."""
+    """Whether a reply has the same facts in the same order; other words are ignored."""
     return facts(answer) == facts(given)
 
 
@@ -109,7 +109,7 @@ def facts(answer: str) -> list[str]:
 def as_requests(messages: list[Message], *, size: int) -> list[dict[str, Any]]:
     """The messages as `/api/chat` takes them: each picture as PNG bytes, `size` pixels a side.
 
-    `[img]` marks the place of a picture that does not come first.
+    `[img]` marks a picture that does not come first.
     """
     requests = []
     for message in messages:
@@ -129,12 +129,12 @@ def _png(picture: Picture, size: int) -> bytes:
 
 
 def _question(rng: Random, skill: str, *, held: bool) -> PictureQuestion:
-    """Tries until chance has made a picture that the skill can ask about."""
-    tell = CONVERSATIONS.get(skill, _about_one)
+    """Draws pictures until the skill can ask about one."""
+    make = CONVERSATIONS.get(skill, _about_one)
     while True:
-        told = tell(rng, skill, held)
-        if told is not None:
-            messages, answer = told
+        exchange = make(rng, skill, held)
+        if exchange is not None:
+            messages, answer = exchange
             return PictureQuestion(skill, messages, answer)
 
 
@@ -148,7 +148,7 @@ def _about_one(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
 
 
 def _context(rng: Random, picture: Picture, held: bool) -> list[Turn]:
-    """No turns or some, in sentences that training may use; there, more to learn of each look."""
+    """No turns or some, in sentences of the training split; more of them in training."""
     turns = rng.choice((0, 0, 1, 2, 3) if held else (0, 1, 2, 3, 4))
     skills = rng.choices(list(SKILLS), weights=[SHARE[skill] for skill in SKILLS], k=turns)
     asked = (_asked(rng, skill, picture, THIS, held=False) for skill in skills)
@@ -156,7 +156,7 @@ def _context(rng: Random, picture: Picture, held: bool) -> list[Turn]:
 
 
 def _follow_up(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
-    """A question that only the one before it makes clear."""
+    """A question that depends on the previous one."""
     earlier = rng.choice(list(SKILLS))
     picture = _invent_for(rng, earlier, held)
     before = _asked(rng, earlier, picture, THIS, held=False)
@@ -188,7 +188,7 @@ def _asked_about_it(
 
 
 def _about_none(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
-    """Asked as if there were a picture."""
+    """A question about a missing picture."""
     asked = rng.choice(list(SKILLS))
     turn = _asked(rng, asked, _invent_for(rng, asked, held), THIS, held)
     return turn and ([Message(role="user", content=turn.question)], NO_PICTURE)
@@ -203,7 +203,7 @@ def _about_one_of_two(rng: Random, skill: str, held: bool) -> DeltaMessage | Non
 
 
 def _invent_for(rng: Random, skill: str, held: bool) -> Picture:
-    """Such a picture as the skill can mostly ask about."""
+    """A picture that the skill can usually ask about."""
     if skill == "number":
         return invent(rng, held=held, shapes=rng.choice((0, 0, 0, 1, 2)), number=True)
     if skill == "shape" and rng.random() < 0.4:
@@ -231,7 +231,7 @@ def _shown(pictures: list[Picture], turns: list[Turn]) -> DeltaMessage:
 
 
 def _shown_two(rng: Random, pictures: list[Picture], turn: Turn, held: bool) -> DeltaMessage:
-    """At once or, after a question about the first, one by one."""
+    """All pictures at once or, after a question about the first one, one by one."""
     first, second = pictures
     before = _context(rng, first, held)
     if not before or rng.random() < 0.5:
@@ -245,13 +245,13 @@ def _reply(answer: str) -> Message:
     return Message(role="assistant", content=answer)
 
 
-# What is no plain question about one picture.
+# Skills that are not simple questions about one picture.
 CONVERSATIONS: dict[str, Callable[[Random, str, bool], DeltaMessage | None]] = {
     "follow-up": _follow_up,
     "one of two": _about_one_of_two,
     "no picture": _about_none,
 }
-# In the order in which results are reported: skills with more to learn get more of the dialogues.
+# In the order in which results are reported; harder skills get more of the dialogues.
 SHARE = dict(
     zip(
         (*SKILLS, *CONVERSATIONS),

@@ -1,7 +1,7 @@
 """Questions about the drawn pictures, each in many wordings with one right answer.
 
-A checksum of a question's words reserves it, as one of an item reserves the item: in training no
-question is ever put in a reserved sentence, and a held-out question always is.
+A checksum of a question's words decides whether the sentence is held out, as for items: training
+uses no held-out sentence, and a held-out question always has one.
 """
 
 import zlib
@@ -26,7 +26,7 @@ from tools.demo_picture_wordings import (
 )
 from tools.demo_pictures import COLOURS, HELD_OUT_PERCENT, MIDDLE, PLACES, SHAPES, Item, Picture
 
-# How a part of a picture is called, the first name being that of the answer -> its places.
+# Names of a part of a picture, the first one is used in answers -> its places.
 REGIONS = {
     "on the left|on the left side": (0, 3, 6),
     "on the right|on the right side": (2, 5, 8),
@@ -47,14 +47,14 @@ DIRECTIONS = {
 
 
 class View(NamedTuple):
-    """How a question calls the picture that it is about."""
+    """The words of a question for its picture."""
 
     here: str
     picture: str
 
 
 class Turn(NamedTuple):
-    """A question with its only right answer; `about`: what "it" means from then on."""
+    """A question with its only right answer; `about`: what "it" refers to afterwards."""
 
     question: str
     answer: str
@@ -76,13 +76,13 @@ FIRST, SECOND = (
 
 
 def is_reserved_question(question: str) -> bool:
-    """Whether only held-out questions are put in these words, whatever their case and mark."""
+    """Whether these words are held out, ignoring case and final mark."""
     words = question.casefold().rstrip("?.! ")
     return zlib.crc32(words.encode()) % 100 < HELD_OUT_PERCENT
 
 
 def worded(rng: Random, wording: str, view: View, **fields: str) -> str:
-    """Fill a wording, sometimes as careless users type it: other case, no final mark, an opener."""
+    """Fill a wording, sometimes in another case, without a final mark, or with an opener."""
     question = wording.format(here=view.here, picture=view.picture, **fields)
     if rng.random() < 0.25:
         question = rng.choice(OPENERS) + question[0].lower() + question[1:]
@@ -92,7 +92,7 @@ def worded(rng: Random, wording: str, view: View, **fields: str) -> str:
 
 
 def in_words(make: Callable[[], Turn | None], *, held: bool) -> Turn | None:
-    """What `make` makes, once its sentence is one of the split."""
+    """Calls `make` until the sentence belongs to the split."""
     for _ in range(60):
         turn = make()
         if turn is None or is_reserved_question(turn.question) == held:
@@ -106,12 +106,12 @@ def named(item: Item) -> str:
 
 
 def fits(item: Item, noun: tuple[str | None, str | None]) -> bool:
-    """Whether it has the colour and is of the kind; None stands for any."""
+    """Whether the item has this colour and kind; None matches any."""
     return noun[0] in (None, item.colour) and noun[1] in (None, item.shape)
 
 
 def answer_words(noun: tuple[str | None, str | None]) -> str:
-    """In the singular, as answers have it: "circle", "red shape"."""
+    """The singular, as in answers: "circle", "red shape"."""
     return " ".join(filter(None, (noun[0], noun[1] or "shape")))
 
 
@@ -120,7 +120,7 @@ def plural(words: str) -> str:
 
 
 def any_noun(rng: Random, pictures: Sequence[Picture]) -> tuple[str | None, str | None]:
-    """Any shapes, those of a colour, of a kind or of both; mostly such as there are."""
+    """All shapes, or those of a colour, of a kind or of both; mostly ones in the picture."""
     shapes = [item for picture in pictures for item in picture.shapes]
     if not shapes or rng.random() < 0.25:
         looks = rng.choice(list(COLOURS)), rng.choice(SHAPES)
@@ -131,13 +131,13 @@ def any_noun(rng: Random, pictures: Sequence[Picture]) -> tuple[str | None, str 
 
 
 def noun_words(rng: Random, noun: tuple[str | None, str | None]) -> str:
-    """In the singular; what has no kind has many names."""
+    """The singular; any kind has several names."""
     kind = noun[1] or rng.choice(("shape", "shape", "object", "thing", "figure"))
     return " ".join(filter(None, (noun[0], kind)))
 
 
 def unique_names(picture: Picture, *, by: str) -> dict[str, Item]:
-    """What calls one item and no other, by "looks", by "colour", by "shape" or by "region"."""
+    """Words that identify one item, by "looks", "colour", "shape" or "region"."""
     names: dict[str, Item] = {}
     counts = Counter(getattr(item, by) for item in picture.items if by != "region")
     for item in picture.items:
@@ -160,8 +160,8 @@ def _capital(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _listed(told: Sequence[str]) -> str:
-    return f"{', '.join(told[:-1])}{' and ' if told[1:] else ''}{told[-1]}"
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])}{' and ' if words[1:] else ''}{words[-1]}"
 
 
 def _a(words: str) -> str:
@@ -196,7 +196,7 @@ def _colour(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 
 
 def said_of(name: str, what: str) -> str:
-    """Answers say again what they are about: then the next word follows from those before it."""
+    """Answers repeat their subject, so that each next word follows from the ones before it."""
     return f"{_capital(name)} is {what}."
 
 
@@ -231,7 +231,7 @@ def _region(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 
 
 def _counting(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Not where a number is: some would count it as a thing."""
+    """Not in pictures with a number, which could be counted as a thing."""
     if picture.number:
         return None
     noun = any_noun(rng, [picture])
@@ -257,14 +257,14 @@ def _number(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 def _description(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
     """Items in reading order, each after its place."""
     items = picture.items
-    told = _listed([f"{PLACES[item.place]} is {named(item)}" for item in items])
-    answer = f"{_capital(told)}."
+    words = _listed([f"{PLACES[item.place]} is {named(item)}" for item in items])
+    answer = f"{_capital(words)}."
     about = items[0] if len(items) == 1 else None
     return Turn(worded(rng, rng.choice(wordings), view), answer, "all", about)
 
 
 def _existence(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Half of the answers are no, many of them for a colour and a kind that never meet."""
+    """Half of the answers are no, many of them for a colour and a kind that occur separately."""
     noun = any_noun(rng, [picture])
     if rng.random() < 0.4 and picture.shapes:
         noun = rng.choice(picture.shapes).colour, rng.choice(picture.shapes).shape
@@ -283,9 +283,9 @@ def _truth(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -
     if picked is None:
         return None
     name, item = picked
-    told = rng.choice((item.colour, rng.choice(list(COLOURS)), rng.choice(picture.items).colour))
-    answer = said_of(name, f"{item.colour}, so {'yes' if told == item.colour else 'no'}")
-    question = worded(rng, rng.choice(wordings), view, x=name, c=told)
+    chosen = rng.choice((item.colour, rng.choice(list(COLOURS)), rng.choice(picture.items).colour))
+    answer = said_of(name, f"{item.colour}, so {'yes' if chosen == item.colour else 'no'}")
+    question = worded(rng, rng.choice(wordings), view, x=name, c=chosen)
     return Turn(question, answer, name, item)
 
 
@@ -296,15 +296,15 @@ def _relation(rng: Random, picture: Picture, view: View, wordings: Sequence[str]
     if len(names) < 2:
         return None
     (name, item), (other_name, other) = rng.sample(list(names.items()), 2)
-    told = rng.choice(list(DIRECTIONS))
-    along = "column" if told in ("left of", "right of") else "row"
+    chosen = rng.choice(list(DIRECTIONS))
+    along = "column" if chosen in ("left of", "right of") else "row"
     before, after = (getattr(each, along) for each in (item, other))
     if before == after:
         return None
-    true = (before < after) == (told in ("left of", "above"))
+    true = (before < after) == (chosen in ("left of", "above"))
     places = f"{PLACES[item.place]}, {other_name} is {PLACES[other.place]}"
     answer = said_of(name, f"{places}, so {'yes' if true else 'no'}")
-    asked = rng.choice(DIRECTIONS[told].split("|"))
+    asked = rng.choice(DIRECTIONS[chosen].split("|"))
     question = worded(rng, rng.choice(wordings), view, x=name, y=other_name, r=asked)
     return Turn(question, answer, name, item)
 
@@ -314,7 +314,7 @@ def _background(rng: Random, picture: Picture, view: View, wordings: Sequence[st
     return Turn(worded(rng, rng.choice(wordings), view), answer, "background")
 
 
-# About one picture: how it is asked, and in which words.
+# Skills about one picture, with their wordings.
 SKILLS: dict[str, tuple[Skill, list[str]]] = {
     "shape": (_shape, SHAPE),
     "colour": (_colour, COLOUR),

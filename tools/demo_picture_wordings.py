@@ -1,6 +1,6 @@
-"""In which words the demo model is asked about pictures: questions with places to be filled.
+"""Wordings of questions about pictures, with fields to fill.
 
-`{x}`: what it is about; `{here}` and `{picture}`: how the picture is called, if at all.
+`{x}`: the subject; `{here}` and `{picture}`: words for the picture, which may be empty.
 """
 
 OPENERS = "Please tell me: |Caravan, |Hi, |OK, |Now: |Look: |So, |Hey, |Tell me, |Hmm, ".split("|")
@@ -65,7 +65,7 @@ BACKGROUND = (
     "Is the background dark or light{here}?|Tell me how the background is{here}.|"
     "Does {picture} have a light or a dark background?|Describe the background of {picture}."
 ).split("|")
-# What may be left out once something like it was asked.
+# Parts that may be omitted after a similar question.
 AND = "And {x}?|What about {x}?|And what about {x}?|How about {x}?|Now {x}?".split("|")
 ELLIPSES = {
     "colour": [*AND, "And the colour of {x}?", "And what colour is {x}?", "What colour has {x}?"],

@@ -1,8 +1,9 @@
-"""The pictures that the demo model learns to see: what one shows, and how it is drawn.
+"""The pictures of the demo model's training: their content, and how they are drawn.
 
 A picture is first a list of facts (which items, where, on what), then pixels. A checksum of an
-item's colour, shape and place reserves it: training pictures show no reserved item, held-out
-pictures show nothing else. So no held-out picture shares a single item with training.
+item's colour, shape and place decides whether it is held out: training pictures show no held-out
+item, held-out pictures show nothing else. So no held-out picture shares a single item with
+training.
 """
 
 import math
@@ -30,14 +31,14 @@ COLOURS = {
     "white": (248, 248, 248),
 }
 SHAPES = "circle square triangle star heart diamond cross".split()
-# Row by row, as one reads; a place is an index here.
+# In reading order; a place is an index into this tuple.
 PLACES = (
     "at the top left|at the top|at the top right|on the left|in the middle|on the right|"
     "at the bottom left|at the bottom|at the bottom right"
 ).split("|")
 MIDDLE = 4
 
-# Every item stays in its ninth of the picture, with a gap to the next.
+# Every item is inside its ninth of the picture, with a gap to the next one.
 _HALF_CELL = 1 / 6 - 0.012
 _SMALLEST_SHAPE, _SMALLEST_NUMBER, _LARGEST = 0.095, 0.135, 0.145
 _NEAREST_COLOURS = 110.0  # between an item and what is behind it, in RGB units
@@ -47,9 +48,9 @@ _GLYPH_PIXELS = 64
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A shape or a number; `x`, `y`, `radius` are shares of the side, `turn` degrees.
+    """A shape or a number; `x`, `y`, `radius` are fractions of the side, `turn` is in degrees.
 
-    A number has its digits for a shape. It fills a box `radius` to each side at most.
+    The shape of a number is its digits. It fits a box with `radius` on each side.
     """
 
     colour: str
@@ -80,13 +81,13 @@ class Item:
 
     @property
     def facts(self) -> tuple[str, str, int]:
-        """What can be asked about; all else is chance."""
+        """The properties that questions are about; all others are random."""
         return self.colour, self.shape, self.place
 
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A gradient from `start` to `end` in a direction (degrees), under noise of a strength."""
+    """A gradient from `start` to `end` in a direction (degrees), with noise of a strength."""
 
     light: bool
     start: tuple[int, int, int]
@@ -98,7 +99,7 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Items in reading order, no two in one place; at most one is a number if it is asked about."""
+    """Items in reading order, one per place; pictures for questions have at most one number."""
 
     items: tuple[Item, ...]
     background: Background
@@ -113,7 +114,7 @@ class Picture:
 
 
 def invent(rng: Random, *, held: bool, shapes: int | None = None, number: bool = False) -> Picture:
-    """A picture of the one or the other split: so many shapes (else 1 to 5), maybe a number."""
+    """A picture of a split with this many shapes (default: 1 to 5), and possibly a number."""
     if shapes is None:
         shapes = rng.choice((1, 1, 2, 2, 3, 3, 4, 5))
     while True:
@@ -124,7 +125,7 @@ def invent(rng: Random, *, held: bool, shapes: int | None = None, number: bool =
 
 
 def invent_crowd(rng: Random) -> Picture:
-    """A picture for training the vision part: something in most places, every other a number."""
+    """A picture for training the vision model: most places have an item, half of them numbers."""
     background = _background(rng)
     colours = visible(background)
     items = []
@@ -139,12 +140,12 @@ def invent_crowd(rng: Random) -> Picture:
 
 
 def is_reserved(colour: str, shape: str, place: int) -> bool:
-    """Whether such an item may be in held-out pictures (and is in no other)."""
+    """Whether such an item belongs to held-out pictures only."""
     return zlib.crc32(f"{colour} {shape} {place}".encode()) % 100 < HELD_OUT_PERCENT
 
 
 def draw(picture: Picture, size: int) -> Image.Image:
-    """RGB, `size` pixels to a side, at least SMALLEST; equal pictures have equal pixels."""
+    """RGB, `size` pixels per side, at least SMALLEST; equal pictures have equal pixels."""
     assert size >= SMALLEST, size
     image = _painted(picture.background, size)
     for item in picture.items:
@@ -182,7 +183,7 @@ def _digits(rng: Random) -> str:
 
 
 def make_item(rng: Random, colour: str, shape: str, place: int) -> Item:
-    """All that chance decides about an item."""
+    """The random properties of an item."""
     smallest = _SMALLEST_NUMBER if shape.isdigit() else _SMALLEST_SHAPE
     radius = rng.uniform(smallest, _LARGEST)
     tilt = {"circle": 0.0, "star": 36.0}.get(shape, 12.0)
@@ -226,7 +227,7 @@ def _shade(rng: Random, colour: tuple[int, int, int], spread: int) -> tuple[int,
 
 
 def visible(background: Background) -> list[str]:
-    """The colours that stand out from both ends of the gradient."""
+    """The colours with enough contrast to both ends of the gradient."""
     ends = background.start, background.end
     return [
         name
@@ -271,7 +272,7 @@ def _shape_mask(item: Item, centre: tuple[float, float], radius: float) -> Image
 
 @cache
 def _outline(shape: str) -> list[tuple[float, float]]:
-    """Corners within the unit circle, y downwards; a square's are a little outside of it."""
+    """Corners within the unit circle, y downwards; those of a square are slightly outside."""
     arm = 0.34
     corners = [(arm, -arm), (1.0, -arm), (1.0, arm), (arm, arm)]
     outlines = {
@@ -318,7 +319,7 @@ def _number_mask(item: Item, centre: tuple[float, float], radius: float) -> Imag
 
 @cache
 def _glyphs(digits: str, font: str) -> Image.Image:
-    """The digits in white on black, cut to what is inked."""
+    """The digits in white on black, cropped to their bounding box."""
     canvas = Image.new("L", (4 * _GLYPH_PIXELS, 2 * _GLYPH_PIXELS))
     face = ImageFont.load_default(_GLYPH_PIXELS)
     stroke = 3 if font == "bold" else 1

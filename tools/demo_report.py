@@ -1,7 +1,7 @@
-"""How many held-out questions the demo model answers right, asked through a replica as clients do.
+"""The share of held-out questions that the demo model answers right, through a replica.
 
-Answers to texts count when they are equal to the right one; answers about pictures when they say
-the same (`demo_picture_dialogues.is_right`).
+Answers to texts must equal the right one; answers about pictures must have the same facts
+(`demo_picture_dialogues.is_right`).
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`python -m tools.lock`: writes k8s/requirements*.lock, the image's packages with their hashes.
 
-pip resolves what pyproject.toml needs at the versions of constraints.txt, and names the files
-that it would install and their SHA-256. They are wheels for the platform and Python of this
-machine: run it on Linux x86-64 with CPython 3.11, as in the image. PyTorch and what only its CUDA
-build needs have a file of their own; the CPU build is from another index, without a hash here.
+pip resolves the requirements of pyproject.toml at the versions of constraints.txt, and reports the
+files that it would install and their SHA-256. They are wheels for the platform and Python of this
+machine: run it on Linux x86-64 with CPython 3.11, as in the image. PyTorch and the packages of its
+CUDA build have a separate file; the CPU build is from another index, without a hash here.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LOCK, CUDA_LOCK = ROOT / "k8s" / "requirements.lock", ROOT / "k8s" / "requirements-cuda.lock"
-# What only PyTorch's CUDA build needs.
+# Packages that only PyTorch's CUDA build needs.
 _CUDA = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
 _INDEX = "https://pypi.org/simple"
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _resolved() -> list[dict[str, Any]]:
-    """What pip would install, as `pip install --report` says it; nothing is installed."""
+    """What pip would install, from `pip install --report`; nothing is installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,13 @@
-"""Train the demo model on dialogues and pictures of its own making; write it as one GGUF file.
+"""Train the demo model on generated dialogues and pictures; write it as one GGUF file.
 
     python -m tools.train_demo --out models/demo.gguf       train, write, report
-    python -m tools.train_demo --start models/demo.gguf --words-minutes 30 --words-rate 6e-4
-                                                            teach more to what a file holds
+    python -m tools.train_demo --start models/demo.gguf --decoder-minutes 30 --decoder-rate 6e-4
+                                                            continue the training of a file
     python -m tools.train_demo --check models/demo.gguf     report only
 
-First the eyes learn alone what is where in a picture. Then they stay as they are, and the words
-learn dialogues, one step being texts and pictures together. The report asks held-out questions of
-the file itself.
+First the vision model is trained alone on the content of pictures. Then it is frozen, and the
+decoder is trained on dialogues; each step has texts and pictures. The report sends held-out
+questions to the file itself.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-# With other work on the cores, threads that spin while they wait cost ten times the time.
+# On busy cores, spinning threads make training ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
@@ -43,23 +43,23 @@ from tools.demo_model import (
     render_seeing,
     scored,
     train_tokenizer,
-    write_seeing_model,
+    write_vision_model,
 )
 from tools.demo_picture_dialogues import Message
 from tools.demo_pictures import Picture, invent, invent_crowd
 from tools.demo_report import report
 
-PICTURES_PER_STEP = 32  # while the eyes learn alone
+PICTURES_PER_STEP = 32  # while only the vision model is trained
 CROWDED_SHARE = 0.7  # of these pictures has something in most places: more to learn of each
 SEEING_TOKENS = 4096  # per step, padding included
 ROWS_SORTED = 1024  # rows of one length share a step: little of it is padding
 TEXTS_EVERY = 4  # steps; texts are the easier part
 TOKENS_PER_STEP = 2048  # of texts
 SHORT_ROW = 256
-# Rows as long as the context cost more per token, so only every eighth step has them.
+# Rows with the length of the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
-EYES_RATE, WORDS_RATE = 1e-3, 1.5e-3
+EYES_RATE, DECODER_RATE = 1e-3, 1.5e-3
 WARM_UP_SHARE = 0.03
 MEAN_DECAY = 0.995  # what is written is the mean of the weights of the last steps: some 200
 SAVE_EVERY_MINUTES = 5.0
@@ -67,7 +67,7 @@ SAVE_EVERY_MINUTES = 5.0
 
 @dataclass(slots=True)
 class Training:
-    """What a checkpoint holds, and how far it is: minutes spent on each of the two parts."""
+    """A checkpoint: the model, and the minutes spent on each of the two parts."""
 
     model: Gemma3ForConditionalGeneration
     tokenizer: Tokenizer
@@ -94,10 +94,10 @@ def main() -> None:
         torch.manual_seed(options.seed)
         training = train(options)
         unfinished = options.out.with_suffix(".part")
-        write_seeing_model(unfinished, training.model.eval(), training.tokenizer)
+        write_vision_model(unfinished, training.model.eval(), training.tokenizer)
         os.replace(unfinished, options.out)
         if options.checkpoint:
-            # The next training is to begin anew; who wants more of this one can rename it back.
+            # The next training starts from scratch; to continue this one, rename the file back.
             os.replace(options.checkpoint, options.checkpoint.with_suffix(".finished"))
     report(options.check or options.out, per_skill=options.questions, show=options.show)
 
@@ -107,9 +107,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("models/demo.gguf"))
     parser.add_argument("--start", type=Path, help="begin with this file's weights, vision frozen")
     parser.add_argument("--check", type=Path, help="evaluate this file, train nothing")
-    parser.add_argument("--eyes-minutes", type=float, default=25.0, help="of the eyes alone")
-    parser.add_argument("--words-minutes", type=float, default=75.0, help="of the words")
-    parser.add_argument("--words-rate", type=float, default=WORDS_RATE, help="peak learning rate")
+    parser.add_argument(
+        "--vision-minutes", type=float, default=25.0, help="of the vision model alone"
+    )
+    parser.add_argument("--decoder-minutes", type=float, default=75.0, help="of the decoder")
+    parser.add_argument(
+        "--decoder-rate", type=float, default=DECODER_RATE, help="peak learning rate"
+    )
     parser.add_argument("--checkpoint", type=Path, help="save here, and go on from here")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -119,31 +123,31 @@ def _options() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace) -> Training:
-    """Both parts, each for its minutes; with a checkpoint, the minutes that are left."""
+    """Train both parts for their minutes; with a checkpoint, for the remaining minutes."""
     saved: dict[str, Any] = {}
     if options.checkpoint and options.checkpoint.exists():
         saved = torch.load(options.checkpoint)
     training = _begin(options, saved)
     model = training.model
     print(f"{model.num_parameters():,} parameters", flush=True)
-    # Where training goes on, it goes on with other examples.
+    # Continued training uses other examples.
     seed = f"{options.seed} {training.spent}"
     model.train()
     vision = torch.nn.ModuleList(
         [model.model.vision_tower, model.model.multi_modal_projector, training.readers]
     )
-    if training.spent["words"] == 0 and options.start is None:
-        losses = _eyes_losses(training, seed)
+    if training.spent["decoder"] == 0 and options.start is None:
+        losses = _vision_losses(training, seed)
         optimizers = _optimizers(vision, EYES_RATE)
-        _descend("eyes", training, optimizers, losses, options.eyes_minutes, options, saved)
+        _descend("vision", training, optimizers, losses, options.vision_minutes, options, saved)
     vision.eval()
-    losses = _words_losses(training, seed)
-    words = model.model.language_model
-    optimizers = _optimizers(words, options.words_rate)
-    mean = AveragedModel(words, multi_avg_fn=get_ema_multi_avg_fn(MEAN_DECAY))
-    optimizers[-1].register_step_post_hook(lambda *_: mean.update_parameters(words))
-    _descend("words", training, optimizers, losses, options.words_minutes, options, saved)
-    words.load_state_dict(mean.module.state_dict())
+    losses = _decoder_losses(training, seed)
+    decoder = model.model.language_model
+    optimizers = _optimizers(decoder, options.decoder_rate)
+    mean = AveragedModel(decoder, multi_avg_fn=get_ema_multi_avg_fn(MEAN_DECAY))
+    optimizers[-1].register_step_post_hook(lambda *_: mean.update_parameters(decoder))
+    _descend("decoder", training, optimizers, losses, options.decoder_minutes, options, saved)
+    decoder.load_state_dict(mean.module.state_dict())
     return training
 
 
@@ -158,7 +162,7 @@ def _begin(options: argparse.Namespace, saved: dict[str, Any]) -> Training:
         tokenizer = train_tokenizer(options.seed)
         model = new_model(tokenizer)
     readers = FactReaders(model.config.text_config.hidden_size)
-    training = Training(model, tokenizer, readers, {"eyes": 0.0, "words": 0.0})
+    training = Training(model, tokenizer, readers, {"vision": 0.0, "decoder": 0.0})
     if saved:
         model.load_state_dict(saved["model"])
         readers.load_state_dict(saved["readers"])
@@ -186,7 +190,7 @@ def _descend(
     options: argparse.Namespace,
     saved: dict[str, Any],
 ) -> None:
-    """Steps until the minutes are over; the rates rise, then fall to zero with the time."""
+    """Train until the minutes are over; the learning rates rise, then fall to zero."""
     before = training.spent[part]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     peaks = [group["lr"] for group in groups]
@@ -200,13 +204,13 @@ def _descend(
             break
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * _rate(spent / minutes)
-        told = next(losses)
+        progress = next(losses)
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if step % 50 == 0:
-            print(f"{part}: step {step}, {spent:.1f} minutes, {told}", flush=True)
+            print(f"{part}: step {step}, {spent:.1f} minutes, {progress}", flush=True)
         if options.checkpoint and spent - kept > SAVE_EVERY_MINUTES:
             training.spent[part] = kept = spent
             training.save(options.checkpoint, optimizers)
@@ -217,15 +221,15 @@ def _descend(
 
 
 def _rate(progress: float) -> float:
-    """Share of the peak rate: a short straight rise, then a cosine down to zero."""
+    """Fraction of the peak learning rate: a short linear rise, then a cosine to zero."""
     if progress < WARM_UP_SHARE:
         return (progress + 1e-3) / WARM_UP_SHARE
     return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
 
 
-def _eyes_losses(training: Training, seed: str) -> Iterator[str]:
-    """Each loss is propagated back, and what is told is how many answers are right."""
-    rng, model = Random(f"eyes {seed}"), training.model.model
+def _vision_losses(training: Training, seed: str) -> Iterator[str]:
+    """Propagates each loss back; returns the share of right answers."""
+    rng, model = Random(f"vision {seed}"), training.model.model
     while True:
         pictures = [_any_picture(rng) for _ in range(PICTURES_PER_STEP)]
         with torch.autocast("cpu", torch.bfloat16):
@@ -244,8 +248,8 @@ def _any_picture(rng: Random) -> Picture:
     return invent(rng, held=False, shapes=shapes, number=number)
 
 
-def _words_losses(training: Training, seed: str) -> Iterator[str]:
-    """Texts and dialogues about pictures in one step; propagated back, and the losses told."""
+def _decoder_losses(training: Training, seed: str) -> Iterator[str]:
+    """One step of texts and dialogues about pictures; propagates back and returns the losses."""
     model = training.model
     texts = _text_batches(training.tokenizer, seed)
     looks = _seeing_batches(training.tokenizer, seed)
@@ -286,9 +290,9 @@ def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch
 
 
 def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and labels, both [rows, tokens]; a row holds dialogues that see the ones before them.
+    """Ids and labels, both [rows, tokens]; a row holds several dialogues, which see earlier ones.
 
-    Three short rows of eight hold bare sums, of which only the results are scored.
+    Three short rows of eight have plain sums, of which only the results are scored.
     """
     dialogues = demo_dialogues.training_dialogues(f"texts {seed}")
     sums = demo_dialogues.training_sums(f"texts {seed}")

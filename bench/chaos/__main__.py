@@ -1,13 +1,13 @@
-"""`make chaos`: streams on a cluster of several nodes, of which parts are killed at random."""
+"""`make chaos`: kills parts of a cluster of several nodes at random, under load."""
 
 import argparse
 import random
 import sys
 from pathlib import Path
 
-from bench.chaos.clients import Crowd
-from bench.chaos.cluster import town
-from bench.chaos.questions import questions, sees
+from bench.chaos.clients import Clients
+from bench.chaos.cluster import running_cluster
+from bench.chaos.questions import has_vision, questions
 from bench.chaos.tally import Tally
 from bench.chaos.victims import Killer
 
@@ -16,14 +16,14 @@ MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
 
 def main() -> None:
     arguments = _arguments()
-    seeing = sees(arguments.model)
+    vision = has_vision(arguments.model)
     r, tally = random.Random(arguments.seed), Tally()
-    with town(arguments.model, seeing=seeing) as built:
-        crowd = Crowd(built.url, questions(seeing=seeing), tally)
-        killer = Killer(built, r, tally, crowd.all_heard_since)
-        # Beside the main thread, in which alone Ray makes nodes.
-        with crowd.streaming(arguments.streams, r):
-            killer.rampage(arguments.seconds)
+    with running_cluster(arguments.model, vision=vision) as built:
+        clients = Clients(built.url, questions(vision=vision), tally)
+        killer = Killer(built, r, tally, clients.all_received_since)
+        # In another thread: Ray creates nodes in the main thread only.
+        with clients.streaming(arguments.streams, r):
+            killer.run(arguments.seconds)
     print(tally.page())
     sys.exit(tally.broken > 0)
 

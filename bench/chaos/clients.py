@@ -1,4 +1,4 @@
-"""Clients that ask all the time, notice every gap, and compare every answer."""
+"""Clients that send requests continuously, measure gaps, and compare every answer."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from bench.chaos.questions import Question, ToldError
+from bench.chaos.questions import Question, ServerError
 from bench.chaos.tally import Tally
 
 TIMEOUT = httpx.Timeout(120.0, connect=5.0)
@@ -19,26 +19,26 @@ PAUSE_S = 0.25
 
 
 class CutError(Exception):
-    """The connection ended, and nobody has said that the answer does."""
+    """The connection was closed before the end of the answer."""
 
 
-class Crowd:
-    """Asks `questions`, whose answers it knows, at one address."""
+class Clients:
+    """Sends `questions` with known answers to one address."""
 
     def __init__(self, url: str, questions: list[Question], tally: Tally) -> None:
         self._questions = questions
         self._tally = tally
         self._known: dict[int, str] = {}
-        self._heard: dict[object, float] = {}  # when each running stream said something last
+        self._received: dict[object, float] = {}  # time of the last output of each stream
         self._closing = False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits)
 
     @contextmanager
     def streaming(self, count: int, r: random.Random) -> Iterator[None]:
-        """So many streams at once, in a thread; those that run at the end are waited for.
+        """Run a number of concurrent streams in a thread; waits for unfinished ones at the end.
 
-        Before, everything is asked once while nothing is killed: that is what has to come out.
+        First, each question is sent once while nothing is killed, which gives the expected answers.
         """
         with asyncio.Runner() as runner:
             runner.run(self._learn())
@@ -51,9 +51,9 @@ class Crowd:
                     self._closing = True
                 asking.result()
 
-    def all_heard_since(self, since: float) -> bool:
-        """Whether every stream has said something since then, on the monotonic clock."""
-        return all(heard > since for heard in list(self._heard.values()))
+    def all_received_since(self, since: float) -> bool:
+        """Whether every stream has received something since then, on the monotonic clock."""
+        return all(heard > since for heard in list(self._received.values()))
 
     async def _learn(self) -> None:
         for number, question in enumerate(self._questions):
@@ -74,8 +74,8 @@ class Crowd:
         gaps = [(0.0, self._tally.last_killed)]
         try:
             answer = await self._answer(self._questions[number], gaps)
-        except ToldError as error:
-            self._tally.reasons.append(f"an error was told: {error}")
+        except ServerError as error:
+            self._tally.reasons.append(f"the server returned an error: {error}")
             return
         except CutError as cut:
             await self._ask_again(number, cut)
@@ -86,45 +86,45 @@ class Crowd:
         self._tally.note_finished(gaps)
 
     async def _ask_again(self, number: int, cut: CutError) -> None:
-        """As a client has to whose connection has ended."""
-        begun = time.monotonic()
-        if begun > self._tally.cuts_until:
+        """Retries, as a client must after a lost connection."""
+        started = time.monotonic()
+        if started > self._tally.cuts_until:
             self._tally.reasons.append(f"cut, though nothing on its way was killed: {cut}")
             return
-        while time.monotonic() - begun < RETURN_S:
+        while time.monotonic() - started < RETURN_S:
             await asyncio.sleep(PAUSE_S)
-            with contextlib.suppress(CutError, ToldError):
+            with contextlib.suppress(CutError, ServerError):
                 if await self._answer(self._questions[number], []) == self._known[number]:
-                    self._tally.note_cut(time.monotonic() - begun)
+                    self._tally.note_cut(time.monotonic() - started)
                     return
         self._tally.reasons.append(f"cut, and not answered within {RETURN_S:g} s: {cut}")
 
     async def _answer(self, question: Question, gaps: list[tuple[float, str]]) -> str:
-        """The whole answer; the seconds between any two pieces of it go to `gaps`."""
-        said = []
+        """The whole answer; the seconds between consecutive parts are recorded in `gaps`."""
+        parts = []
         stream, heard = object(), time.monotonic()
         if question.body["stream"]:
-            self._heard[stream] = heard
+            self._received[stream] = heard
         try:
             async with self._client.stream("POST", question.path, json=question.body) as response:
                 async for line in self._lines(response):
                     now = time.monotonic()
-                    if said:
+                    if parts:
                         gaps.append((now - heard, self._tally.last_killed))
                     heard = now
-                    if stream in self._heard:
-                        self._heard[stream] = now
-                    said.append(question.piece(line))
+                    if stream in self._received:
+                        self._received[stream] = now
+                    parts.append(question.piece(line))
         except httpx.TransportError as error:
             raise CutError(f"{type(error).__name__} {error}") from error
         except ValueError as error:
             raise CutError(f"a line ends early: {error}") from error
         finally:
-            self._heard.pop(stream, None)
-        return "".join(said)
+            self._received.pop(stream, None)
+        return "".join(parts)
 
     async def _lines(self, response: httpx.Response) -> AsyncIterator[str]:
-        """Of a proxy's own error page nothing: it stands for an ingress that is gone."""
+        """An error page of the proxy means that an ingress is lost."""
         if response.status_code >= 500 and "json" not in response.headers.get("content-type", ""):
             raise CutError(f"status {response.status_code} from the proxy")
         async for line in response.aiter_lines():

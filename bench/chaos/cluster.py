@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, with the application on it as configured."""
+"""A Ray cluster of several nodes on this machine that runs the configured application."""
 
 import os
 import random
@@ -39,14 +39,14 @@ PORTS = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT
 
 
 @dataclass(slots=True)
-class Town:
+class ChaosCluster:
     """The running cluster."""
 
     url: str
     nodes: Cluster
 
     def lose_a_node(self, r: random.Random) -> None:
-        """One is gone with all its processes at once; another one takes its place."""
+        """Kill all processes of a node, then start another node."""
         node = r.choice(sorted(self.nodes.worker_nodes, key=lambda node: node.unique_id))
         raylets = [each.process.pid for each in node.all_processes["raylet"]]
         for pid in [pid for raylet in raylets for pid in (raylet, *descendants(raylet))]:
@@ -55,7 +55,7 @@ class Town:
         _add_node(self.nodes)
 
     def await_answers(self) -> None:
-        """Until HTTP is answered."""
+        """Wait until the server answers HTTP."""
         end = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -69,7 +69,7 @@ class Town:
 
 
 @contextmanager
-def town(model: Path, *, seeing: bool) -> Iterator[Town]:
+def running_cluster(model: Path, *, vision: bool) -> Iterator[ChaosCluster]:
     with TemporaryDirectory() as store, _cluster(store) as nodes:
         port = _free_port()
         variables = VARIABLES | {f"RAY_SERVE_{name}": str(_free_port()) for name in PORTS}
@@ -79,19 +79,19 @@ def town(model: Path, *, seeing: bool) -> Iterator[Town]:
                 http_options={"host": "127.0.0.1", "port": port},
                 controller_options={"runtime_env": {"env_vars": variables}},
             )
-            serve.run(build(_arguments(model, seeing=seeing)), name=NAME, route_prefix="/")
-            built = Town(f"http://127.0.0.1:{port}", nodes)
+            serve.run(build(_arguments(model, vision=vision)), name=NAME, route_prefix="/")
+            built = ChaosCluster(f"http://127.0.0.1:{port}", nodes)
             built.await_answers()
             yield built
         finally:
             serve.shutdown()
 
 
-def _arguments(model: Path, *, seeing: bool) -> dict[str, Any]:
-    """A stream may lose more replicas than the default allows: here that is all that happens."""
+def _arguments(model: Path, *, vision: bool) -> dict[str, Any]:
+    """With more retries than the default, because replicas are killed all the time."""
     demo: dict[str, Any] = {"name": "demo", "source": str(model), "device": "cpu"}
     demo |= {"replicas": REPLICAS, "num_cpus": 0.5, "threads": 1, "max_sequences": 32}
-    if seeing:
+    if vision:
         demo["vision"] = {"placement": "pool", "replicas": ENCODERS, "num_cpus": 0.5, "threads": 1}
     failover = {"max_retries": 20}
     return {"models": [demo], "ingress_replicas": INGRESSES, "failover": failover}
@@ -117,7 +117,7 @@ def _add_node(nodes: Cluster) -> None:
 
 
 def descendants(ancestor: int, wanted: Callable[[str], bool] = lambda title: True) -> list[int]:
-    """The ids of all processes below it whose title is wanted, the nearest first."""
+    """The ids of all descendants with a wanted title, nearest first."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         parent = _parent(path)

@@ -1,4 +1,4 @@
-"""What the streams ask, in both protocols; each question has one answer, whoever gives it."""
+"""The questions of the streams, in both protocols; each has one deterministic answer."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-# So hot, or so fond of repeating itself, that answers are long.
+# Options that make answers long: a high temperature, or a low repeat penalty.
 NATIVE = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "num_predict": 400}
 OPENAI = {"temperature": 2, "frequency_penalty": -2, "max_tokens": 400}
 KINDS = 16
@@ -26,34 +26,34 @@ class Question:
     native: bool
 
     def piece(self, line: str) -> str:
-        """What one line of the answer says; JSON that holds an error raises ToldError."""
+        """The text of one line of the answer; ServerError for a JSON error."""
         line = line.removeprefix("data: ").strip()
         if not line or line == "[DONE]":
             return ""
-        told = json.loads(line)
-        if "error" in told:
-            raise ToldError(str(told["error"]))
-        return _native(told) if self.native else _openai(told)
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ServerError(str(reply["error"]))
+        return _native(reply) if self.native else _openai(reply)
 
 
-class ToldError(Exception):
-    """The server says that it cannot answer."""
+class ServerError(Exception):
+    """The server has returned an error."""
 
 
-def questions(*, seeing: bool) -> list[Question]:
-    return [_question(number, seeing=seeing) for number in range(KINDS)]
+def questions(*, vision: bool) -> list[Question]:
+    return [_question(number, vision=vision) for number in range(KINDS)]
 
 
-def sees(model: Path) -> bool:
+def has_vision(model: Path) -> bool:
     """Whether the file contains a vision model."""
     command = [sys.executable, "-m", "serve_app.cli", "show", str(model), "--json"]
-    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return bool(told["memory"]["vision_weight_bytes"])
+    reply = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return bool(reply["memory"]["vision_weight_bytes"])
 
 
-def _question(number: int, *, seeing: bool) -> Question:
-    """Every fourth is not streamed, every fourth brings a picture if the model has vision."""
-    picture = _picture(number) if seeing and number % 4 == 1 else None
+def _question(number: int, *, vision: bool) -> Question:
+    """Every fourth is not streamed; if the model has vision, every fourth has an image."""
+    picture = _picture(number) if vision and number % 4 == 1 else None
     stream = number % 4 != 3
     text = f"What is {number} plus {number + 7}?"
     if number % 2:
@@ -74,13 +74,13 @@ def _picture(number: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _native(told: dict[str, Any]) -> str:
-    counts = f" {told['prompt_eval_count']} {told['eval_count']}" if told["done"] else ""
-    return told["message"]["content"] + counts
+def _native(reply: dict[str, Any]) -> str:
+    counts = f" {reply['prompt_eval_count']} {reply['eval_count']}" if reply["done"] else ""
+    return reply["message"]["content"] + counts
 
 
-def _openai(told: dict[str, Any]) -> str:
-    said = [(each.get("delta") or each.get("message") or {}) for each in told["choices"]]
-    usage = told.get("usage") or {}
+def _openai(reply: dict[str, Any]) -> str:
+    parts = [(each.get("delta") or each.get("message") or {}) for each in reply["choices"]]
+    usage = reply.get("usage") or {}
     counts = f" {usage['prompt_tokens']} {usage['completion_tokens']}" if usage else ""
-    return "".join(each.get("content") or "" for each in said) + counts
+    return "".join(each.get("content") or "" for each in parts) + counts

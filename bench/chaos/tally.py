@@ -1,4 +1,4 @@
-"""What became of the streams, and what was done to them."""
+"""The outcome of the streams, and the faults that were injected."""
 
 import time
 from collections import Counter
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Tally:
-    """Each stream that was started ends in exactly one of: finished, cut, broken.
+    """Each started stream ends as exactly one of: finished, cut, broken.
 
-    `cut`: with the process that held its client's connection, which nobody can take over; the
-    client asked again and got the whole answer, `longest_return_s` later at worst. Gaps are how
-    long a stream that went on stood still, and what had been killed last.
+    `cut`: its client was connected to the killed process; the client retried and received the whole
+    answer, at most `longest_return_s` later. A gap is the time that a surviving stream was without
+    output, with the kind of process that was killed last.
     """
 
     started: int = 0
@@ -22,7 +22,7 @@ class Tally:
     last_killed: str = "nothing"
     longest_gap: tuple[float, str] = (0.0, "nothing")  # and what had been killed last
     longest_return_s: float = 0.0
-    cuts_until: float = 0.0  # on the monotonic clock: cuts are no surprise before
+    cuts_until: float = 0.0  # on the monotonic clock: cuts are expected until then
 
     @property
     def broken(self) -> int:
@@ -50,9 +50,9 @@ class Tally:
             f"streams started  {self.started}",
             f"        finished {self.finished}",
             f"        cut      {self.cut} with the ingress or proxy that held their connection; "
-            f"asked again, all were answered, {self.longest_return_s:.1f} s later at worst",
+            f"all retries were answered, at most {self.longest_return_s:.1f} s later",
             f"        broken   {self.broken}",
-            f"longest gap      {self.longest_gap[0]:.2f} s, in a stream that went on; killed last: "
+            f"longest gap      {self.longest_gap[0]:.2f} s, in a surviving stream; killed last: "
             f"{self.longest_gap[1]}",
             *(f"broken: {reason}" for reason in self.reasons),
         ]

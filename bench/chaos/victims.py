@@ -1,4 +1,4 @@
-"""Who is killed, in which order and how: processes of this cluster alone."""
+"""The processes of this cluster that are killed, in which order and how."""
 
 import os
 import random
@@ -6,44 +6,47 @@ import signal
 import time
 from collections.abc import Callable
 
-from bench.chaos.cluster import NAME, Town, descendants
+from bench.chaos.cluster import NAME, ChaosCluster, descendants
 from bench.chaos.tally import Tally
 
-# What the titles of their processes begin with.
+# Prefixes of their process titles.
 TITLES = {
     "replica": f"ray::ServeReplica:{NAME}:demo",
     "encoder": f"ray::ServeReplica:{NAME}:VisionEncoder",
     "ingress": f"ray::ServeReplica:{NAME}:Ingress",
 }
 NODE, PROXY = "worker node", "proxy"
-# Those that come again, as often as they are named.
+# Killed repeatedly, as often as they are listed.
 AGAIN = ("replica", "replica", "replica", "encoder", "ingress")
 PAUSE_S = (5.0, 9.0)
 LONGEST_PAUSE_S = 60.0
-# How much longer those are waited for that have yet to be killed.
+# How much longer to wait for kinds that have not been killed yet.
 PATIENCE_S = 120.0
-# For how long the death of one that holds clients' connections explains that these end.
+# How long after the death of a process with client connections their loss counts as its effect.
 CUTS_S = {"ingress": 5.0, NODE: 15.0, PROXY: 60.0}
 
 
 class Killer:
-    """Kills parts of the town with SIGKILL, at random, but some of each kind.
+    """Kills parts of the cluster with SIGKILL, at random, but some of each kind.
 
-    `recovered`: whether all streams have gone on since that time. A request that has lost one
-    replica and, before it went on, a second one is taken for the reason and ended; so they are not
-    killed faster than that.
+    `recovered`: whether all streams have had output since a time. A request that loses too many
+    replicas in a row is ended, so the next process is killed only after the streams have recovered.
     """
 
     def __init__(
-        self, town: Town, r: random.Random, tally: Tally, recovered: Callable[[float], bool]
+        self,
+        cluster: ChaosCluster,
+        r: random.Random,
+        tally: Tally,
+        recovered: Callable[[float], bool],
     ) -> None:
-        self._town = town
+        self._cluster = cluster
         self._r = r
         self._tally = tally
         self._recovered = recovered
 
-    def rampage(self, seconds: float) -> None:
-        """So long, and until each kind has had its turn."""
+    def run(self, seconds: float) -> None:
+        """Run for this long, and until each kind has been killed."""
         end = time.monotonic() + seconds
         present = [kind for kind in TITLES if self._processes(kind)]
         first = [*present, NODE, PROXY]
@@ -57,30 +60,30 @@ class Killer:
         self._tally.reasons += [f"no {kind} came up to be killed" for kind in first]
 
     def _pause(self) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         time.sleep(self._r.uniform(*PAUSE_S))
-        while not self._recovered(begun) and time.monotonic() < begun + LONGEST_PAUSE_S:
+        while not self._recovered(started) and time.monotonic() < started + LONGEST_PAUSE_S:
             time.sleep(0.1)
 
     def _kill(self, kind: str) -> bool:
-        """False where none is there: they are starting."""
+        """False if there is none, because they are starting."""
         there = [] if kind == NODE else self._processes(kind)
         if not there and kind != NODE:
             return False
         if kind in CUTS_S:
             self._tally.expect_cuts(CUTS_S[kind])
         if kind == NODE:
-            self._town.lose_a_node(self._r)
+            self._cluster.lose_a_node(self._r)
         for pid in there if kind == PROXY else there[:1]:
             os.kill(pid, signal.SIGKILL)
         self._tally.note_killed(kind)
         print(f"killed: {kind}{f', of {len(there)}' if there else ''}", flush=True)
         if kind == PROXY:
-            self._town.await_answers()
+            self._cluster.await_answers()
         return True
 
     def _processes(self, kind: str) -> list[int]:
-        """Their ids, in no order."""
+        """Their process ids, in random order."""
         if kind == PROXY:
             found = descendants(os.getpid(), lambda title: title.split(" ")[0].endswith("haproxy"))
         else:

@@ -1,8 +1,8 @@
-"""Policies that are compared: ours, and those that balancers usually have.
+"""The policies that are compared: ours and the usual ones of load balancers.
 
-Ours sees what an ingress sees: late reports, and its own choices. The others are better off: they
-see all replicas as they are at every moment, whichever ingress a request comes through, and where
-they keep conversations together they are told which is which.
+Ours has the information of an ingress: delayed reports and its own choices. The others have an
+advantage: they know the current state of all replicas, whichever ingress receives a request, and
+consistent hashing is given the conversation or document of each request.
 """
 
 import heapq
@@ -14,28 +14,28 @@ from typing import Protocol
 
 from bench.simulation.replica import Replica
 from bench.simulation.traces import Request
-from serve_app.routing.policy import Load, RoutingPolicy, Rules
-from serve_app.routing.prefixes import PrefixHashes
+from serve_app.routing.policy import PolicyRules, ReplicaLoad, RoutingPolicy
+from serve_app.routing.prefix_memory import PrefixHashes
 
-POINTS = 100  # of each replica on the ring
-BOUND = 1.25  # times the mean load, at most
+POINTS = 100  # of each replica on the hash ring
+BOUND = 1.25  # limit of a replica's load, in mean loads
 
 
 class Contestant(Protocol):
-    """`finished`: a request has ended on a replica, or ended with it, or left it. `moves`: whether
-    `better` is asked, now and then, where else requests should go that wait."""
+    """`finished`: a request ended on the replica, was lost with it, or was moved away. `moves`: the
+    simulator calls `choose_earlier` for queued requests."""
 
     moves: bool
 
-    def admit(self, replica: str) -> None: ...
+    def add(self, replica: str) -> None: ...
 
-    def forget(self, replica: str) -> None: ...
+    def remove(self, replica: str) -> None: ...
 
-    def report(self, replica: str, load: Load, now: float) -> None: ...
+    def report(self, replica: str, load: ReplicaLoad, now: float) -> None: ...
 
     def choose(self, request: Request, ingress: int, now: float) -> str: ...
 
-    def better(self, request: Request, ingress: int, now: float) -> str | None: ...
+    def choose_earlier(self, request: Request, ingress: int, now: float) -> str | None: ...
 
     def finished(self, replica: str) -> None: ...
 
@@ -44,65 +44,64 @@ Make = Callable[[Mapping[str, Replica]], Contestant]
 
 
 class Ours:
-    """The policy of serve_app, once for each ingress.
+    """The policy of serve_app, one instance per ingress.
 
-    `telling`: with its reports a replica tells all of them what it was asked since the last one.
+    `share_prompts`: replicas report their recent prompts to all ingresses.
     """
 
     def __init__(
         self,
         ingresses: int = 1,
         *,
-        rules: Rules | None = None,
-        telling: bool = True,
+        rules: PolicyRules | None = None,
+        share_prompts: bool = True,
         moves: bool = True,
     ) -> None:
         self.moves = moves
         self._policies = [
             RoutingPolicy(rules, random=Random(number)) for number in range(ingresses)
         ]
-        self._untold: dict[str, list[tuple[int, PrefixHashes]]] = defaultdict(list)
-        self._telling = telling and ingresses > 1
+        self._unreported: dict[str, list[tuple[int, PrefixHashes]]] = defaultdict(list)
+        self._share_prompts = share_prompts and ingresses > 1
 
-    def admit(self, replica: str) -> None:
+    def add(self, replica: str) -> None:
         for policy in self._policies:
-            policy.admit(replica)
+            policy.add(replica)
 
-    def forget(self, replica: str) -> None:
+    def remove(self, replica: str) -> None:
         for policy in self._policies:
-            policy.forget(replica)
+            policy.remove(replica)
 
-    def report(self, replica: str, load: Load, now: float) -> None:
-        told = self._untold.pop(replica, ())
+    def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
+        prompts = self._unreported.pop(replica, ())
         for number, policy in enumerate(self._policies):
-            for ingress, chain in told:
+            for ingress, hashes in prompts:
                 if ingress != number:
-                    policy.learn(replica, chain)
+                    policy.record_prompt(replica, hashes)
             policy.report(replica, load, now=now)
 
     def choose(self, request: Request, ingress: int, now: float) -> str:
-        task = f"{id(request)}"  # which lives as long as it is known
-        chosen = self._policies[ingress].choose(request.chain, now=now, task=task)
+        chosen = self._policies[ingress].choose(request.hashes, now=now, request=f"{id(request)}")
         assert chosen is not None
         self._note(chosen, ingress, request)
         return chosen
 
-    def better(self, request: Request, ingress: int, now: float) -> str | None:
-        chosen = self._policies[ingress].better(f"{id(request)}", now=now)
+    def choose_earlier(self, request: Request, ingress: int, now: float) -> str | None:
+        chosen = self._policies[ingress].choose_earlier(f"{id(request)}", now=now)
         if chosen is not None:
             self._note(chosen, ingress, request)
         return chosen
 
     def _note(self, chosen: str, ingress: int, request: Request) -> None:
-        if self._telling:
-            self._untold[chosen].append((ingress, request.chain))
+        if self._share_prompts:
+            self._unreported[chosen].append((ingress, request.hashes))
 
     def finished(self, replica: str) -> None:
         pass
 
 
-class _Seeing:
-    """Knows all replicas as they are."""
+class _Omniscient:
+    """Knows the current state of all replicas."""
 
     moves = False
 
@@ -111,24 +110,24 @@ class _Seeing:
         self._names: list[str] = []
         self._random = Random(0)
 
-    def admit(self, replica: str) -> None:
+    def add(self, replica: str) -> None:
         self._names.append(replica)
 
-    def forget(self, replica: str) -> None:
+    def remove(self, replica: str) -> None:
         self._names.remove(replica)
 
-    def report(self, replica: str, load: Load, now: float) -> None:
+    def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
         pass
 
-    def better(self, request: Request, ingress: int, now: float) -> str | None:
-        raise AssertionError("requests stay where they are")
+    def choose_earlier(self, request: Request, ingress: int, now: float) -> str | None:
+        raise AssertionError("this policy does not move requests")
 
     def finished(self, replica: str) -> None:
         pass
 
 
-class RoundRobin(_Seeing):
-    """One after the other."""
+class RoundRobin(_Omniscient):
+    """Each replica in turn."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         super().__init__(replicas)
@@ -139,8 +138,8 @@ class RoundRobin(_Seeing):
         return self._names[self._turn % len(self._names)]
 
 
-class PowerOfTwo(_Seeing):
-    """The better of two drawn at random, by requests or by queued tokens."""
+class PowerOfTwo(_Omniscient):
+    """The less loaded of two random replicas, by requests or by queued tokens."""
 
     def __init__(self, replicas: Mapping[str, Replica], *, by_tokens: bool) -> None:
         super().__init__(replicas)
@@ -155,19 +154,19 @@ class PowerOfTwo(_Seeing):
         return replica.queued_tokens if self._by_tokens else 0, replica.outstanding
 
 
-class LeastRequests(_Seeing):
-    """The fewest requests of all replicas, by a heap whose entries are checked when they lead."""
+class LeastRequests(_Omniscient):
+    """The replica with the fewest requests, from a heap whose outdated entries are skipped."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         super().__init__(replicas)
         self._heap: list[tuple[int, float, str]] = []
         self._members: set[str] = set()
 
-    def admit(self, replica: str) -> None:
+    def add(self, replica: str) -> None:
         self._members.add(replica)
         self._push(replica, 0)
 
-    def forget(self, replica: str) -> None:
+    def remove(self, replica: str) -> None:
         self._members.remove(replica)
 
     def finished(self, replica: str) -> None:
@@ -185,21 +184,21 @@ class LeastRequests(_Seeing):
         heapq.heappush(self._heap, (count, self._random.random(), name))
 
 
-class ConsistentHashing(_Seeing):
-    """A conversation's or document's own replica, or the next on the ring that is not too full."""
+class ConsistentHashing(_Omniscient):
+    """The replica of the conversation or document on the hash ring, or the next below the bound."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         super().__init__(replicas)
         self._ring: list[tuple[int, str]] = []
         self._outstanding = 0
 
-    def admit(self, replica: str) -> None:
-        super().admit(replica)
+    def add(self, replica: str) -> None:
+        super().add(replica)
         for point in range(POINTS):
             insort(self._ring, (Random(f"{replica}/{point}").getrandbits(60), replica))
 
-    def forget(self, replica: str) -> None:
-        super().forget(replica)
+    def remove(self, replica: str) -> None:
+        super().remove(replica)
         self._ring = [entry for entry in self._ring if entry[1] != replica]
 
     def finished(self, replica: str) -> None:
@@ -213,7 +212,7 @@ class ConsistentHashing(_Seeing):
             name = self._ring[(place + step) % len(self._ring)][1]
             if self._replicas[name].outstanding < most:
                 return name
-        raise AssertionError("all replicas have more than the mean")
+        raise AssertionError("all replicas are above the bound")
 
 
 OTHERS: dict[str, Make] = {

@@ -1,4 +1,4 @@
-"""A scenario with one policy after the other → rows of a table."""
+"""Runs a scenario with each policy and returns the rows of a table."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +16,10 @@ MANY_INGRESSES = 8
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a policy gave. Times of first tokens in seconds."""
+    """Results of one policy, in seconds."""
 
     policy: str
-    first_s: tuple[float, float, float]  # median, 95th and 99th percentile
+    first_s: tuple[float, float, float]  # time to first token: median, 95th and 99th percentile
     between_s: float
     saved: float
     in_time_tokens_per_s: float
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`requests`: of one policy's run, those that were not measured included."""
+    """`requests`: of one policy's run, including those outside the measured period."""
 
     scenario: Scenario
     requests: int
@@ -39,7 +39,7 @@ class Table:
 
 
 def compared(scenario: Scenario, *, seed: int = 0) -> Table:
-    """Ours against the others, through one ingress and through several."""
+    """Our policy, with one ingress and with several, and the others."""
     contestants: dict[str, tuple[Scenario, Make]] = {
         name: (scenario, make) for name, make in OTHERS.items()
     }
@@ -63,10 +63,10 @@ def measured(
 
 
 def run(scenario: Scenario, make: Make, *, seed: int = 0) -> Outcome:
-    """The same trace for the same seed, whatever the policy."""
+    """The trace depends on the seed only, not on the policy."""
     trace = sessions(scenario.mix, seconds=scenario.seconds, seed=seed)
     outcome = Outcome(scenario.warm_s, scenario.seconds)
-    world = World(scenario.place, make, outcome=outcome, in_time_s=scenario.in_time_s, seed=seed)
+    world = World(scenario.cluster, make, outcome=outcome, in_time_s=scenario.in_time_s, seed=seed)
     return world.run(trace)
 
 

@@ -1,4 +1,4 @@
-"""A pretend replica: continuous batching, chunked prefill and a prefix cache, with given costs."""
+"""A simulated replica with given costs: continuous batching, chunked prefill, a prefix cache."""
 
 import dataclasses
 import heapq
@@ -6,16 +6,16 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from bench.simulation.traces import Request
-from serve_app.routing.policy import Load
+from serve_app.routing.policy import ReplicaLoad
 
 PAGE_TOKENS = 16
-NEW = 0.2  # of the average speed, what one more step counts
+NEW = 0.2  # weight of a step in the average speed
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step takes, in seconds: a part of its own, and for each row, and for each token that
-    those who decode have cached. Then what fits into a step, a batch and the cache."""
+    """Seconds per step, per row and per cached token of the decoding sequences; then the capacity
+    of a step, a batch and the cache."""
 
     step_s: float
     prefill_row_s: float
@@ -37,10 +37,10 @@ class StepCosts:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A request on a replica. `left`: prompt tokens to be computed. `hit`: those that need not be.
+    """A request on a replica. `left`: prompt tokens to compute. `hit`: tokens from the cache.
 
-    `pinned`: what it takes of the cache until it ends; admission sees to it that there is room.
-    `published`: the part of it that others may have use of.
+    `pinned`: cache tokens that it occupies until it ends; admission checks that they are free.
+    `published`: how many of them other requests can share.
     """
 
     request: Request
@@ -53,10 +53,10 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """Between two moments of `due` nothing changes but the queue.
+    """Between two times `due` only the queue changes.
 
-    `leaps`: steps that end at `due`; several where all they do is decode, until the first answer is
-    complete. `cached`: what is kept, for each stream from where to where, the longest unused first.
+    `leaps`: steps simulated at once until `due`: several while all sequences decode, up to the end
+    of the first answer. `cached`: cached range of each stream, least recently used first.
     """
 
     id: str
@@ -76,8 +76,8 @@ class Replica:
     _started: int = 0
     _cached_tokens: int = 0
     _pinned_tokens: int = 0
-    _published_tokens: int = 0  # the pinned ones among the cached
-    _context_tokens: int = 0  # of all that decode
+    _published_tokens: int = 0  # pinned tokens that are also in `cached`
+    _context_tokens: int = 0  # of all decoding sequences
     _computed_tokens: int = 0
     _tokens_per_s: float | None = None
 
@@ -89,8 +89,8 @@ class Replica:
     def jobs(self) -> list[Job]:
         return [*self.waiting, *self.prefilling, *(entry[2] for entry in self.decoding)]
 
-    def load(self) -> Load:
-        return Load(
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
             queued_tokens=self.queued_tokens,
             running=len(self.prefilling) + len(self.decoding),
             waiting=len(self.waiting),
@@ -103,7 +103,7 @@ class Replica:
         )
 
     def add(self, request: Request, now: float) -> Job:
-        """Queue a request; a leap ends with the step that is under way."""
+        """Queues a request; several simulated steps are cut short after the current one."""
         job = Job(request, request.tokens)
         self.waiting.append(job)
         self.queued_tokens += request.tokens
@@ -115,12 +115,13 @@ class Replica:
         return job
 
     def drop(self, job: Job) -> None:
-        """One that waits goes elsewhere."""
+        """Removes a queued request."""
         self.waiting.remove(job)
         self.queued_tokens -= job.left
 
     def advance(self, now: float) -> tuple[list[Job], list[Job]]:
-        """The step that is due: whose first token came, and who is done. Then the next begins."""
+        """Ends the due steps and begins the next; returns the started and the completed
+        requests."""
         self._note_speed()
         decoded = len(self.decoding) * self.leaps
         self._steps += self.leaps
@@ -137,7 +138,7 @@ class Replica:
         return started, done
 
     def _note_speed(self) -> None:
-        """Of full steps, as the engine does."""
+        """Measures full steps only, as the engine does."""
         computed = sum(count for _, count in self._chunks)
         if not computed or 2 * (computed + len(self.decoding)) < self.costs.step_tokens:
             return
@@ -227,8 +228,7 @@ class Replica:
         return min(hit, request.tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
 
     def _keep(self, request: Request, until: int) -> int:
-        """What has been computed; how much of it is new. The last stream may go on `until` the end
-        of an answer."""
+        """Caches the request's parts, the last one up to `until`; returns the added tokens."""
         before = self._cached_tokens
         for stream, begin, end in reversed(request.parts):
             end = until if end == request.tokens else end

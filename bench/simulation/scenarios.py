@@ -1,10 +1,10 @@
-"""What is simulated: machines, traces, and how long."""
+"""The simulated scenarios: machines, traces and durations."""
 
 from dataclasses import dataclass, replace
 
 from bench.simulation.replica import StepCosts
 from bench.simulation.traces import Mix
-from bench.simulation.world import Place
+from bench.simulation.world import ClusterSpec
 
 # Measured: the Q4_0 rows of "Against llama.cpp" in bench/RESULTS.md. 512 tokens of a prompt take
 # 2.96 s; steps with 1, 4 and 16 sequences take 26, 40 and 128 ms, near 19 ms + 6.7 ms for each.
@@ -18,8 +18,8 @@ CPU = StepCosts(
     cache_tokens=32_000,
 )
 # Calculated: 8 billion weights in bfloat16 on one accelerator with 80 GB, 3.35 TB/s and 990 TFLOP/s
-# (an H100 SXM by its data sheet), at 40% of its arithmetic: 16 GB of weights are read in each step,
-# 16 GFLOP are done for each token, and 128 KiB are read for each cached one. 1 ms is for all else.
+# (data sheet of the H100 SXM) at 40% of its arithmetic: a step reads 16 GB of weights, a token
+# takes 16 GFLOP, and each cached token is 128 KiB to read. 1 ms is added for everything else.
 ACCELERATOR = StepCosts(
     step_s=0.006,
     prefill_row_s=40e-6,
@@ -33,29 +33,29 @@ ACCELERATOR = StepCosts(
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A place and what happens there; measured from `warm_s` to `seconds`.
+    """A cluster and its trace; measured from `warm_s` to `seconds`.
 
-    `in_time_s`: until when the first token of an answer has to come for the answer to count.
+    `in_time_s`: limit of the time to first token for an answer to count as in time.
     """
 
     name: str
-    place: Place
+    cluster: ClusterSpec
     mix: Mix
     seconds: float
     warm_s: float
     in_time_s: float
 
     def with_ingresses(self, count: int) -> "Scenario":
-        return replace(self, place=replace(self.place, ingresses=count))
+        return replace(self, cluster=replace(self.cluster, ingresses=count))
 
 
 def scenarios() -> list[Scenario]:
     return [
         _cpu("conversations", Mix(4 * 0.06, chats=1, think_s=30, systems=5)),
-        _cpu("prompts that nobody shares", Mix(4 * 0.12, unshared=1)),
+        _cpu("prompts without common prefixes", Mix(4 * 0.12, unshared=1)),
         _accelerators(64, "conversations", Mix(64 * 9, chats=1, think_s=8), 45),
-        _accelerators(64, "prompts that nobody shares", Mix(64 * 14, unshared=1), 40),
-        _accelerators(64, "documents, each asked about often", Mix(64 * 11, documents=1), 40),
+        _accelerators(64, "prompts without common prefixes", Mix(64 * 14, unshared=1), 40),
+        _accelerators(64, "documents with many questions each", Mix(64 * 11, documents=1), 40),
         long_answers(64, 60),
         everything(64, 60),
         everything(2048, 16),
@@ -63,24 +63,24 @@ def scenarios() -> list[Scenario]:
 
 
 def long_answers(count: int, seconds: float) -> Scenario:
-    """Sequences fill their slots long before prompts fill a queue."""
+    """Slots are full long before prompts queue."""
     few = replace(ACCELERATOR, slots=16)
     mix = Mix(count * 1.2, chats=1, think_s=5, answer=400)
     name = f"{count} accelerators with 16 slots each, conversations with long answers"
-    return Scenario(name, Place((few,) * count), mix, seconds, seconds / 3, 0.5)
+    return Scenario(name, ClusterSpec((few,) * count), mix, seconds, seconds / 3, 0.5)
 
 
-def newcomers(seconds: float) -> Scenario:
-    """Prompts queue on one machine while others start for them, as autoscaling has it."""
-    place = Place((CPU,) * 4, late=3, late_s=40.0)
-    name = "a CPU machine that gets too much, and three more that come 40 s later"
-    return Scenario(name, place, Mix(4 * 0.15, unshared=1), seconds, 0.0, 10.0)
+def late_replicas(seconds: float) -> Scenario:
+    """Prompts queue on one machine while autoscaling starts three more."""
+    cluster = ClusterSpec((CPU,) * 4, late=3, late_s=40.0)
+    name = "an overloaded CPU machine, and three more that join after 40 s"
+    return Scenario(name, cluster, Mix(4 * 0.15, unshared=1), seconds, 0.0, 10.0)
 
 
 def everything(count: int, seconds: float) -> Scenario:
-    """All kinds of prompts, bursts, every second replica at half speed, some that die."""
+    """All kinds of prompts, bursts, every second replica at half speed, failures."""
     costs = tuple(ACCELERATOR.slower(1 + number % 2) for number in range(count))
-    place = Place(
+    cluster = ClusterSpec(
         costs,
         report_every_s=max(0.1, count / 2000),
         fail_at_s=seconds / 2,
@@ -100,15 +100,15 @@ def everything(count: int, seconds: float) -> Scenario:
     )
     name = (
         f"{count} accelerators, every second one at half speed: conversations, documents and "
-        f"others, three times as many in bursts; {count // 16} die at once and are replaced"
+        f"others, three times as many in bursts; {count // 16} fail at once and are replaced"
     )
-    return Scenario(name, place, mix, seconds, seconds / 4, 0.5)
+    return Scenario(name, cluster, mix, seconds, seconds / 4, 0.5)
 
 
 def _cpu(name: str, mix: Mix) -> Scenario:
-    return Scenario(f"4 CPU machines, {name}", Place((CPU,) * 4), mix, 7200, 600, 10.0)
+    return Scenario(f"4 CPU machines, {name}", ClusterSpec((CPU,) * 4), mix, 7200, 600, 10.0)
 
 
 def _accelerators(count: int, name: str, mix: Mix, seconds: float) -> Scenario:
-    place = Place((ACCELERATOR,) * count)
-    return Scenario(f"{count} accelerators, {name}", place, mix, seconds, seconds / 3, 0.5)
+    cluster = ClusterSpec((ACCELERATOR,) * count)
+    return Scenario(f"{count} accelerators, {name}", cluster, mix, seconds, seconds / 3, 0.5)

@@ -1,4 +1,4 @@
-"""Who asks what and when: conversations, documents, and prompts that nobody shares."""
+"""Traces of requests: conversations, questions about documents, and unrelated prompts."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -6,31 +6,32 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from serve_app.routing.prefixes import BOUNDARIES, BYTES_PER_TOKEN, PrefixHashes
+from serve_app.routing.prefix_memory import BOUNDARIES, BYTES_PER_TOKEN, PrefixHashes
 
 ENDS = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One prompt. `parts`: (stream, begin, end) of what others may begin with too, in order.
+    """One prompt. `parts`: (stream, begin, end) of each part that other prompts may share, in
+    order.
 
-    `affinity`: what a balancer that knew of conversations would keep together.
+    `affinity`: the hash key of the conversation or document, for consistent hashing.
     """
 
-    chain: PrefixHashes
+    hashes: PrefixHashes
     parts: tuple[tuple[int, int, int], ...]
     answer: int
     affinity: int
 
     @property
     def tokens(self) -> int:
-        return self.chain.tokens
+        return self.hashes.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`pause_s`: from the answer before to this question."""
+    """`pause_s`: time from the previous answer to this question."""
 
     question: int
     answer: int
@@ -39,9 +40,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns that follow each other. Those of a document share it, but are no conversation.
+    """Consecutive turns. Questions about a document share the document but not a history.
 
-    `shared`: a stream and its length in tokens, which the sessions that have it begin with.
+    `shared`: the stream that the session's prompts begin with, and its length in tokens.
     """
 
     at_s: float
@@ -51,7 +52,7 @@ class Session:
     converses: bool
 
     def requests(self) -> Iterator[tuple[float, Request]]:
-        """Each turn's request, with the pause before it."""
+        """The request of each turn, with the pause before it."""
         begin = self.shared[1] if self.shared else 0
         affinity = self.own if self.converses or not self.shared else self.shared[0]
         length = begin
@@ -61,12 +62,12 @@ class Session:
             parts: tuple[tuple[int, int, int], ...] = ((own, begin, length),)
             if self.shared:
                 parts = ((*self.shared[:1], 0, begin), *parts)
-            chain = _chain(self.shared, own, length)
-            yield turn.pause_s, Request(chain, parts, turn.answer, affinity)
+            hashes = _hashes(self.shared, own, length)
+            yield turn.pause_s, Request(hashes, parts, turn.answer, affinity)
             length += turn.answer
 
 
-def _chain(shared: tuple[int, int] | None, own: int, length: int) -> PrefixHashes:
+def _hashes(shared: tuple[int, int] | None, own: int, length: int) -> PrefixHashes:
     count = bisect_right(ENDS, length)
     common = bisect_right(ENDS, min(shared[1], length)) if shared else 0
     keys = [hash((shared[0], index)) for index in range(common)] if shared else []
@@ -76,7 +77,7 @@ def _chain(shared: tuple[int, int] | None, own: int, length: int) -> PrefixHashe
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How often what comes, by weight, and at which rate all together."""
+    """The rate of sessions and the weight of each kind."""
 
     sessions_per_s: float
     chats: float = 0.0
@@ -84,17 +85,17 @@ class Mix:
     unshared: float = 0.0
     think_s: float = 20.0
     systems: int = 40
-    libraries: int = 200  # documents that are asked about again and again
+    libraries: int = 200  # documents with repeated questions
     longest: int = 12_000
-    prompt: int = 500  # the median of those that nobody shares, in tokens
-    answer: int = 120  # the median
+    prompt: int = 500  # median length of unrelated prompts, in tokens
+    answer: int = 120  # median length
     burst_every_s: float | None = None
     burst_s: float = 10.0
     burst_times: float = 3.0
 
 
 def sessions(mix: Mix, *, seconds: float, seed: int) -> list[Session]:
-    """A Poisson stream of sessions, denser during bursts."""
+    """A Poisson process of sessions with a higher rate during bursts."""
     random = Random(seed)
     kinds = ("chat", "document", "unshared")
     weights = (mix.chats, mix.documents, mix.unshared)
@@ -119,7 +120,7 @@ class _Maker:
         self._mix = mix
         self._random = random
         self._streams = 1
-        # Popularity after Zipf: the n-th has a weight of 1/n.
+        # Zipf popularity: the n-th has a weight of 1/n.
         self._systems = self._library(mix.systems, 600, 0.9, 4_000)
         self._documents = self._library(mix.libraries, mix.longest / 3, 0.7, mix.longest)
 

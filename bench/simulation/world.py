@@ -1,4 +1,4 @@
-"""Events in the order of time: requests come, replicas step, report, fail and join."""
+"""The event loop of the simulation: requests arrive; replicas step, report, fail and join."""
 
 import heapq
 import time
@@ -11,18 +11,18 @@ from typing import Any
 from bench.simulation.contestants import Make
 from bench.simulation.replica import Job, Replica, StepCosts
 from bench.simulation.traces import Request, Session
-from serve_app.gateway.failover import MOST_MOVES
+from serve_app.gateway.failover import MAX_MOVES
 
 HEARTBEAT_S = 1.0
-RETRY_S = 0.05  # until a request whose replica has died is asked elsewhere
+RETRY_S = 0.05  # delay before a request of a failed replica is sent to another one
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What there is: costs for each replica, and how often one reports at most.
+class ClusterSpec:
+    """Step costs of each replica, number of ingresses, and the interval of load reports.
 
-    At `fail_at_s` as many as `failing` die; each is replaced, by one that has cached nothing. The
-    last `late` of all come `late_s` after the others.
+    At `fail_at_s`, `failing` replicas fail; each is replaced after `replaced_after_s` by one with
+    an empty cache. The last `late` replicas join at `late_s`.
     """
 
     costs: tuple[StepCosts, ...]
@@ -37,9 +37,9 @@ class Place:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was measured between two moments. Seconds; one entry for each request or replica.
+    """Measurements of a period, in seconds; one entry per request or replica.
 
-    `between_s`: mean time from one token of an answer to the next. `decided_s`: CPU time.
+    `between_s`: mean time between the tokens of an answer. `decided_s`: CPU time of choosing.
     """
 
     begin_s: float
@@ -59,19 +59,19 @@ class Outcome:
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _Sent:
     request: Request
     at: float
     rest: Iterator[tuple[float, Request]]
 
 
 class World:
-    """One run. `in_time_s`: how soon a first token has to come for its answer to count."""
+    """One run. `in_time_s`: limit of the time to first token for an answer to count as in time."""
 
     def __init__(
-        self, place: Place, make: Make, *, outcome: Outcome, in_time_s: float, seed: int = 0
+        self, cluster: ClusterSpec, make: Make, *, outcome: Outcome, in_time_s: float, seed: int = 0
     ) -> None:
-        self._place = place
+        self._cluster = cluster
         self._outcome = outcome
         self._in_time_s = in_time_s
         self._random = Random(seed)
@@ -79,20 +79,20 @@ class World:
         self._contestant = make(self._replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
-        self._versions: dict[str, int] = {}  # of a replica's next step; older events are void
+        self._versions: dict[str, int] = {}  # of each replica's next step; others are outdated
         self._reported: dict[str, float] = {}
         self._reporting: set[str] = set()
-        self._asked: dict[Request, _Asked] = {}
-        self._sessions = 0  # that have turns to come
+        self._sent: dict[Request, _Sent] = {}
+        self._sessions = 0  # sessions with remaining turns
 
     def run(self, sessions: list[Session]) -> Outcome:
         self._sessions = len(sessions)
-        place = self._place
-        for number, costs in enumerate(place.costs):
-            late = number >= len(place.costs) - place.late
-            self._at(place.late_s if late else 0.0, self._join, f"r{number}", costs)
-        if self._place.fail_at_s is not None:
-            self._at(self._place.fail_at_s, self._fail)
+        cluster = self._cluster
+        for number, costs in enumerate(cluster.costs):
+            late = number >= len(cluster.costs) - cluster.late
+            self._at(cluster.late_s if late else 0.0, self._join, f"r{number}", costs)
+        if self._cluster.fail_at_s is not None:
+            self._at(self._cluster.fail_at_s, self._fail)
         for session in sessions:
             self._at(session.at_s, self._next_turn, session.requests())
         while self._events:
@@ -111,44 +111,44 @@ class World:
             self._sessions -= 1
             return
         pause_s, request = following
-        asked = _Asked(request, now + pause_s, rest)
-        self._at(asked.at, self._ask, asked)
+        sent = _Sent(request, now + pause_s, rest)
+        self._at(sent.at, self._send, sent)
 
-    def _ask(self, now: float, asked: _Asked) -> None:
-        ingress = self._random.randrange(self._place.ingresses)
+    def _send(self, now: float, sent: _Sent) -> None:
+        ingress = self._random.randrange(self._cluster.ingresses)
         begin = time.thread_time()
-        name = self._contestant.choose(asked.request, ingress, now)
+        name = self._contestant.choose(sent.request, ingress, now)
         self._outcome.decided_s += time.thread_time() - begin
         self._outcome.decisions += 1
-        self._asked[asked.request] = asked
-        self._give(now, asked.request, ingress, name, 0)
+        self._sent[sent.request] = sent
+        self._enqueue(now, sent.request, ingress, name, 0)
 
-    def _give(self, now: float, request: Request, ingress: int, name: str, moves: int) -> None:
+    def _enqueue(self, now: float, request: Request, ingress: int, name: str, moves: int) -> None:
         replica = self._replicas[name]
         before = replica.due
         job = replica.add(request, now)
         if replica.due != before:
             self._schedule(replica)
-        self._tell(now, replica)
-        if self._contestant.moves and moves < MOST_MOVES:
+        self._report_soon(now, replica)
+        if self._contestant.moves and moves < MAX_MOVES:
             self._at(now + HEARTBEAT_S, self._reconsider, job, ingress, name, moves)
 
     def _reconsider(self, now: float, job: Job, ingress: int, name: str, moves: int) -> None:
-        """With a replica's sign of life, for as long as the request waits there."""
+        """Runs with each heartbeat of the replica while the request is queued there."""
         replica = self._replicas.get(name)
         if replica is None or job not in replica.waiting:
             return
         begin = time.thread_time()
-        better = self._contestant.better(job.request, ingress, now)
+        earlier = self._contestant.choose_earlier(job.request, ingress, now)
         self._outcome.decided_s += time.thread_time() - begin
-        if better is None:
+        if earlier is None:
             self._at(now + HEARTBEAT_S, self._reconsider, job, ingress, name, moves)
             return
         self._outcome.moves += 1
         replica.drop(job)
         self._contestant.finished(name)
-        self._tell(now, replica)
-        self._give(now, job.request, ingress, better, moves + 1)
+        self._report_soon(now, replica)
+        self._enqueue(now, job.request, ingress, earlier, moves + 1)
 
     def _schedule(self, replica: Replica) -> None:
         version = self._versions[replica.id] = self._versions[replica.id] + 1
@@ -166,31 +166,32 @@ class World:
         for job in done:
             self._end(now, replica, job)
         self._schedule(replica)
-        self._tell(now, replica)
+        self._report_soon(now, replica)
 
     def _note_first(self, now: float, job: Job) -> None:
-        asked_at = self._asked[job.request].at
-        if not self._outcome.covers(asked_at):
+        sent_at = self._sent[job.request].at
+        if not self._outcome.covers(sent_at):
             return
-        self._outcome.first_s.append(now - asked_at)
+        self._outcome.first_s.append(now - sent_at)
         self._outcome.saved_tokens += job.hit
         self._outcome.computed_tokens += job.request.tokens - job.hit
-        if now - asked_at <= self._in_time_s:
+        if now - sent_at <= self._in_time_s:
             self._outcome.in_time_tokens += job.request.answer
 
     def _end(self, now: float, replica: Replica, job: Job) -> None:
-        asked = self._asked.pop(job.request)
-        if self._outcome.covers(asked.at):
+        sent = self._sent.pop(job.request)
+        if self._outcome.covers(sent.at):
             tokens = max(1, job.request.answer - 1)
             self._outcome.between_s.append((now - job.first_at) / tokens)
         self._contestant.finished(replica.id)
-        self._next_turn(now, asked.rest)
+        self._next_turn(now, sent.rest)
 
-    def _tell(self, now: float, replica: Replica) -> None:
-        """A report at once where the last was long ago, else when it is due."""
+    def _report_soon(self, now: float, replica: Replica) -> None:
+        """Reports at once if the interval since the last report has passed, otherwise when it
+        has."""
         if replica.id in self._reporting:
             return
-        due = self._reported[replica.id] + self._place.report_every_s
+        due = self._reported[replica.id] + self._cluster.report_every_s
         if due <= now:
             self._report(now, replica)
         else:
@@ -206,21 +207,21 @@ class World:
     def _join(self, now: float, name: str, costs: StepCosts) -> None:
         replica = self._replicas[name] = Replica(name, costs)
         self._versions[name] = 0
-        self._contestant.admit(name)
+        self._contestant.add(name)
         self._heartbeat(now, replica)
 
     def _heartbeat(self, now: float, replica: Replica) -> None:
-        """Replicas report now and then even when nothing changes."""
+        """Replicas report at every heartbeat even if nothing has changed."""
         if replica.id in self._replicas and self._sessions:
             self._report(now, replica)
             self._at(now + HEARTBEAT_S, self._heartbeat, replica)
 
     def _fail(self, now: float) -> None:
-        for name in self._random.sample(sorted(self._replicas), self._place.failing):
+        for name in self._random.sample(sorted(self._replicas), self._cluster.failing):
             replica = self._replicas.pop(name)
             del self._versions[name]
-            self._contestant.forget(name)
+            self._contestant.remove(name)
             for job in replica.jobs:
                 self._contestant.finished(name)
-                self._at(now + RETRY_S, self._ask, self._asked[job.request])
-            self._at(now + self._place.replaced_after_s, self._join, f"{name}'", replica.costs)
+                self._at(now + RETRY_S, self._send, self._sent[job.request])
+            self._at(now + self._cluster.replaced_after_s, self._join, f"{name}'", replica.costs)

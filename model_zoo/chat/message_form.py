@@ -1,4 +1,4 @@
-"""Messages in the form that a template reads, which rendering probes finds out."""
+"""The form of messages that a template reads, found by rendering probes."""
 
 import json
 from collections.abc import Callable
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 Render = Callable[[list[Values], list[Values] | None], str]
 
-# Under these names templates look for what an assistant thought before it spoke.
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+# Names by which templates read the reasoning of an assistant's turn.
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _PROBE, _KEY = "probed value", "probed_key"
 _TOOL: Values = {
     "type": "function",
@@ -32,10 +32,11 @@ _TOOL: Values = {
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The form that a template reads.
+    """The form of messages that a template reads.
 
-    `parts`: a text is a list of one part. `arguments_as_json`: a call's arguments are JSON text
-    and no object. `calls_alone`: calls are shown only in a turn whose content is None.
+    `parts`: a text must be a list of one part. `arguments_as_json`: a call's arguments must be JSON
+    text instead of an object. `calls_alone`: calls are rendered only in turns whose content is
+    None.
     """
 
     parts: bool = False
@@ -43,13 +44,13 @@ class MessageForm:
     calls_alone: bool = False
 
     def values(self, message: "Message") -> list[Values]:
-        """The message as templates read it; what is absent has no key.
+        """The message as dicts for the template; absent fields have no key.
 
-        Words and calls are two messages where the template shows calls alone.
+        A message with content and calls becomes two if the template needs `calls_alone`.
         """
         values: Values = {"role": message.role, "content": self.content(message.content)}
         if message.thinking is not None:
-            values |= dict.fromkeys(_THOUGHTS, message.thinking)
+            values |= dict.fromkeys(_REASONING_KEYS, message.thinking)
         if message.tool_call_id is not None:
             values["tool_call_id"] = message.tool_call_id
         name = message.name if message.tool_name is None else message.tool_name
@@ -88,7 +89,7 @@ def text_parts(text: str) -> list[Values]:
 
 
 def wants_parts(render: Render) -> bool:
-    """Whether the template shows a text only as a part in a list, as some do that see images."""
+    """Whether the template renders a text only as part of a list, as some with images do."""
 
     def shows(content: str | list[Values]) -> bool:
         return _PROBE in _rendered(render, [{"role": "user", "content": content}], None)
@@ -97,9 +98,9 @@ def wants_parts(render: Render) -> bool:
 
 
 def call_form(render: Render, *, parts: bool) -> MessageForm:
-    """The first form in which the template shows a call's arguments, and not as Python does.
+    """The first form in which the template renders a call's arguments, and not as a Python dict.
 
-    What most templates read comes first; it is also the form for one that shows no calls.
+    Forms are tried from the most common on; that is also the result if none works.
     """
     for calls_alone in (False, True):
         for as_json in (False, True):

@@ -1,4 +1,4 @@
-"""Conversations to prompts: the model file's own template, and tokens that a user cannot forge."""
+"""Renders conversations to prompts whose control tokens come from the template only."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from model_zoo.chat.template import Template
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
 
-# A template may build control tokens from a role's name, so a user must not choose it freely.
+# Templates build control tokens from the role, so it must be one of these.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
@@ -21,14 +21,14 @@ _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image among a message's texts: the bytes of its file."""
+    """An image of a message: the bytes of its file."""
 
     data: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the assistant wants called; `arguments` are JSON values by name."""
+    """A function call by the assistant; `arguments` are JSON values by name."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -40,8 +40,8 @@ class Message:
     """One turn of a conversation.
 
     `content`: a text, or texts and images in order. `thinking` and `tool_calls` belong to the
-    assistant's turns; `tool_name` and `tool_call_id` tell which call a tool's turn answers. `name`
-    tells participants of one role apart.
+    assistant's turns; `tool_name` and `tool_call_id` identify the call that a tool's turn answers.
+    `name` distinguishes participants with the same role.
     """
 
     role: str
@@ -55,18 +55,22 @@ class Message:
     @property
     def text(self) -> str:
         """All texts of the content, joined."""
+        if isinstance(self.content, str):
+            return self.content
         return "".join(part for part in self.content if isinstance(part, str))
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
+        if isinstance(self.content, str):
+            return ()
         return tuple(part for part in self.content if isinstance(part, ImagePart))
 
 
 class ChatTemplate:
-    """A Jinja chat template with the texts of the tokens that it may write.
+    """A Jinja chat template with the texts of the model's BOS and EOS.
 
-    `inspected`: the constant texts that it looks for in messages. `names`: every variable,
-    attribute and constant text that it reads. `form`: the form of messages that it reads.
+    `inspected`: constant texts that it looks for in messages. `names`: the variables, attributes
+    and constant texts that it reads. `form`: the form of messages that it reads.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -78,21 +82,21 @@ class ChatTemplate:
         self.form = self._found_form()
 
     def reads(self, *names: str) -> bool:
-        """Whether it reads one of `names`, as a variable, an attribute, a key or a text."""
+        """Whether it reads one of `names` as a variable, an attribute, a key or a text."""
         return not self.names.isdisjoint(names)
 
     @property
-    def sees_images(self) -> bool:
-        """Whether it looks for images among a message's texts."""
+    def supports_images(self) -> bool:
+        """Whether it renders images in messages."""
         return self.reads("image", "image_url")
 
     @property
-    def takes_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         return self.reads("tools") or self._reads_functions
 
     @property
     def _reads_functions(self) -> bool:
-        """Whether it wants tools as `functions`, a JSON text, as Firefunction does."""
+        """Whether it reads tools as `functions`, a JSON text, like Firefunction."""
         variables = self._template.variables
         return "functions" in variables and "tools" not in variables
 
@@ -115,11 +119,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt text, to the letter as `transformers` renders it.
+        """The prompt text, identical to that of `transformers`.
 
         `tools` are function schemas: `{"type": "function", "function": {"name": …}}`; some
-        templates take None, for no tools, otherwise than an empty list. RequestError tells what
-        the template refuses or stumbles over; what it merely leaves out `encode_chat` refuses.
+        templates distinguish None from an empty list. RequestError if the template refuses the
+        conversation or fails. Content that the template ignores is only refused by `encode_chat`.
         """
         return self.render_values(
             self.values(messages), {**variables, **_given(tools, add_generation_prompt)}
@@ -132,15 +136,15 @@ class ChatTemplate:
         *,
         now: datetime | None = None,
     ) -> str:
-        """`render` with the messages as the plain dicts that templates read.
+        """`render` with messages as dicts for the template.
 
-        `now`: the time that it is, where the template asks; by default this machine's.
+        `now`: the time that the template sees, by default the local time.
         """
         given = {"documents": None, **self._tokens, **variables, "messages": messages}
         return self._template.render(self._further(variables, now) | given, now=now)
 
     def _further(self, variables: Mapping[str, Any], now: datetime | None) -> dict[str, Any]:
-        """What Firefunction's authors document as variables, where the template reads them."""
+        """Variables that Firefunction's template documents, if the template reads them."""
         further = {}
         if self._reads_functions:
             tools = variables.get("tools") or ()
@@ -160,13 +164,12 @@ def encode_chat(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> list[int]:
-    """Token ids of the conversation: control tokens only where the template puts them.
+    """Token ids of the conversation, with control tokens only where the template writes them.
 
-    A sentinel character goes into every control token's text, and every end of one, that stands
-    in a message, a tool or a variable, so that the rendered text holds an unbroken one only where
-    the template wrote it; the sentinel leaves before the pieces are encoded. Raises RequestError
-    for a role that is none of `ROLES`, and for images, tools and their calls where the template
-    does not look for any.
+    A sentinel character is inserted into texts of control tokens, and at their possible ends, in
+    messages, tools and variables, so that the rendered text has an intact one only where the
+    template wrote it. The sentinel is removed before pieces are encoded. Raises RequestError for a
+    role not in `ROLES`, and for images, tools or tool calls that the template does not support.
     """
     given = variables | _given(tools, add_generation_prompt)
     rendered = render_unforged(template, tokenizer, messages, given)
@@ -175,13 +178,13 @@ def encode_chat(
 
 @dataclass(frozen=True, slots=True)
 class Unforged:
-    """A text with a sentinel in whatever looks like a special token and is none."""
+    """A rendered text in which the sentinel breaks texts of special tokens that users wrote."""
 
     text: str
     sentinel: str = ""
 
     def cut(self, tokenizer: Tokenizer) -> list[str | int]:
-        """The text without the sentinel, cut at its special tokens."""
+        """The text cut at its special tokens, without the sentinel."""
         parts = tokenizer.cut(self.text, parse_special=True)
         return [p if isinstance(p, int) else without_sentinel(p, self.sentinel) for p in parts]
 
@@ -196,21 +199,21 @@ def render_unforged(
     reserved: tuple[str, ...] = (),
     now: datetime | None = None,
 ) -> Unforged:
-    """What `encode_chat` encodes; `variables` are those of a template, tools among them.
+    """Renders the text that `encode_chat` encodes; `variables` are the template's, with tools.
 
-    `image`: what stands for an image where the template knows of none; it then gets texts alone.
-    `reserved`: further texts that nobody may write but the template. `now` as in `render_values`.
+    `image`: the text for an image if the template does not support images; it then gets texts only.
+    `reserved`: further texts that only the template may write. `now`: as in `render_values`.
     """
     for message in messages:
         if message.role not in ROLES:
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
-    image = None if template.sees_images else image
+    image = None if template.supports_images else image
     variables = _given(None, True) | variables
-    _refuse_unsupported(template, messages, variables["tools"], blind=image is None)
+    _refuse_unsupported(template, messages, variables["tools"], no_images=image is None)
     values = template.values(messages)
     breakable = _breakable_texts(template, tokenizer, reserved)
-    given = [values, variables, template.source, breakable.control, breakable.wished]
+    given = [values, variables, template.source, breakable.control, breakable.inspected_markers]
     sentinel = unused_sentinel(given)
     rendered = _render_unforged(template, values, variables, breakable, sentinel, image, now)
     return Unforged(rendered, sentinel)
@@ -218,20 +221,20 @@ def render_unforged(
 
 @dataclass(frozen=True, slots=True)
 class _Breakable:
-    """Which texts to break where.
+    """The texts to break, by where they occur.
 
-    `control`: everywhere but in what the assistant said, `spoken`: there. It lacks the texts that
-    the template looks for, such as `</think>`: templates cut old thoughts off at them.
-    `markers`: user-defined tokens that the template writes itself, such as `<tool_call>`; they
-    stay whole in what the assistant said. `wished`: those that the template also looks for, which
-    stay whole wherever breaking them changes what is rendered. `kept`: what is a text or a token
-    of its own, and not the beginning or end of another.
+    `control`: everywhere except in assistant content. `in_assistant`: in assistant content; without
+    the texts that the template looks for, such as `</think>`, at which templates cut reasoning off.
+    `markers`: user-defined tokens that the template writes, such as `<tool_call>`; intact in
+    assistant content. `inspected_markers`: those that the template also looks for; left intact if
+    breaking them would change the result. `kept`: complete texts or tokens, which are not treated
+    as the beginning or end of others.
     """
 
     control: tuple[str, ...]
-    spoken: tuple[str, ...]
+    in_assistant: tuple[str, ...]
     markers: tuple[str, ...]
-    wished: tuple[str, ...]
+    inspected_markers: tuple[str, ...]
     kept: frozenset[str]
 
 
@@ -240,11 +243,11 @@ def _breakable_texts(
 ) -> _Breakable:
     control, defined = tokenizer.vocabulary.control, tokenizer.vocabulary.user_defined
     decisive = tokenizer.end_tokens | {tokenizer.bos_id}
-    spoken = [t for t, i in control.items() if i in decisive or t not in template.inspected]
+    in_assistant = [t for t, i in control.items() if i in decisive or t not in template.inspected]
     written = [text for text in defined if _MARKER.fullmatch(text) and text in template.source]
     return _Breakable(
         tuple(dict.fromkeys((*control, *reserved))),
-        tuple(dict.fromkeys((*spoken, *reserved))),
+        tuple(dict.fromkeys((*in_assistant, *reserved))),
         tuple(text for text in written if text not in template.inspected),
         tuple(text for text in written if text in template.inspected),
         template.inspected.union(defined),
@@ -264,24 +267,24 @@ def _render_unforged(
         chosen = breaker(texts, breakable.kept, template.names)
         return lambda value: value if chosen is None else chosen.broken(value, sentinel)
 
-    spoken = breaking(breakable.spoken)
+    in_assistant = breaking(breakable.in_assistant)
 
     def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         given = breaking(texts)
         broken_messages = [
-            _broken_message(message, given, spoken, image, parts=template.form.parts)
+            _broken_message(message, given, in_assistant, image, parts=template.form.parts)
             for message in messages
         ]
         return broken_messages, {name: given(value) for name, value in variables.items()}
 
     needed = broken(breakable.control + breakable.markers)
     rendered = template.render_values(*needed, now=now)
-    if not breakable.wished:
+    if not breakable.inspected_markers:
         return rendered
-    wished = broken(breakable.control + breakable.markers + breakable.wished)
-    if wished == needed:
+    stricter_values = broken(breakable.control + breakable.markers + breakable.inspected_markers)
+    if stricter_values == needed:
         return rendered
-    stricter = template.render_values(*wished, now=now)
+    stricter = template.render_values(*stricter_values, now=now)
     same = without_sentinel(stricter, sentinel) == without_sentinel(rendered, sentinel)
     return stricter if same else rendered
 
@@ -289,13 +292,13 @@ def _render_unforged(
 def _broken_message(
     message: dict[str, Any],
     given: Callable[[Any], Any],
-    spoken: Callable[[Any], Any],
+    in_assistant: Callable[[Any], Any],
     image: str | None,
     *,
     parts: bool,
 ) -> dict[str, Any]:
-    """Roles are no text of anybody's; what the assistant said may hold what templates look for."""
-    said = spoken if message["role"] == "assistant" else given
+    """Breaks all values but the role; assistant content with `in_assistant`."""
+    said = in_assistant if message["role"] == "assistant" else given
     by_key = {"role": lambda role: role, "content": said}
     if image is not None and isinstance(message["content"], list):
         joined = _joined(message["content"], said, image)
@@ -304,7 +307,7 @@ def _broken_message(
 
 
 def _joined(parts: list[dict[str, str]], broken: Callable[[Any], Any], image: str) -> str:
-    """Texts and images as one text."""
+    """Joins texts, and `image` for each image."""
     return "".join(broken(part["text"]) if part["type"] == "text" else image for part in parts)
 
 
@@ -313,15 +316,15 @@ def _refuse_unsupported(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None,
     *,
-    blind: bool,
+    no_images: bool,
 ) -> None:
-    """What the template would leave out in silence, or print as Python does."""
+    """Refuses content that the template would ignore, or print as Python values."""
     missing = []
-    if tools and not template.takes_tools:
+    if tools and not template.supports_tools:
         missing.append("tools")
     if any(message.tool_calls for message in messages) and not template.reads("tool_calls"):
         missing.append("tool calls")
-    if blind and any(message.images for message in messages) and not template.sees_images:
+    if no_images and any(message.images for message in messages) and not template.supports_images:
         missing.append("images")
     if missing:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Breaking texts inside strings with a character that is found nowhere else."""
+"""Breaks given texts within strings by inserting an otherwise unused character."""
 
 import json
 import re
@@ -10,14 +10,14 @@ from model_zoo.tokenizers.specials import any_of
 from runtime.errors import RequestError
 
 MAX_DEPTH = 64
-# Noncharacters: no text means anything by them, and no template looks for them.
+# Unicode noncharacters, which texts and templates do not use.
 _SENTINELS = tuple(map(chr, [*range(0xFDD0, 0xFDF0), *(0xFFFE + (n << 16) for n in range(17))]))
 
 
 def unused_sentinel(value: Any) -> str:
-    """A noncharacter that stands in no string within `value`, not even as JSON may write it.
+    """A noncharacter that occurs in no string within `value`, not even JSON-escaped.
 
-    RequestError where there is none, or where values lie deeper in each other than `MAX_DEPTH`.
+    RequestError if there is none, or if values are nested deeper than `MAX_DEPTH`.
     """
     texts = list(_strings(value))
     used: set[str] = set()
@@ -43,7 +43,7 @@ def _strings(value: Any, depth: int = 0) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         if depth > MAX_DEPTH:
             raise RequestError(
-                f"The conversation's values lie more than {MAX_DEPTH} deep within each other."
+                f"The conversation's values are nested more than {MAX_DEPTH} levels deep."
             )
         pairs = value.items() if isinstance(value, Mapping) else ()
         for item in (part for pair in pairs for part in pair) if pairs else value:
@@ -51,14 +51,14 @@ def _strings(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 class Breaker:
-    """Puts a sentinel into strings, so that no text of `texts` can come of them.
+    """Inserts a sentinel into strings, so that a template cannot produce any of `texts` from them.
 
-    Whole ones are broken behind their first character. A template also puts strings next to each
-    other and to its own text, and cuts pieces out: a text of which either end stands in a string
-    is broken there, and one whose middle is a whole string is broken in it. `kept` are texts that
-    are not broken at their ends, `words` strings that are not taken for the middle of a text.
-    Lower and upper case count as equal, since a template may change one to the other. RequestError
-    where looking for `texts` would take too long.
+    Whole occurrences are broken after their first character. Templates also concatenate strings
+    with each other and with their own text, and remove parts: so the sentinel is also inserted at
+    characters that begin or end one of `texts`, and into strings that are the middle of one.
+    `kept`: texts that are not broken at their ends; `words`: strings that do not count as middles.
+    Case is ignored, since a template may change it. RequestError if searching for `texts` would
+    take too long.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Breaker:
         self._words = words
 
     def broken(self, value: Any, sentinel: str) -> Any:
-        """`value` with all strings within it broken, keys included."""
+        """`value` with the sentinel inserted in all strings within it, keys included."""
         if isinstance(value, str):
             return self._broken_text(value, sentinel)
         if isinstance(value, Mapping):
@@ -93,12 +93,12 @@ class Breaker:
         if self._is_middle(text.strip()):
             begin = len(text) - len(text.lstrip())
             text = text[: begin + 1] + sentinel + text[begin + 1 :]
-        while self._whole.search(text):  # breaking one may leave another that overlaps it
+        while self._whole.search(text):  # occurrences may overlap
             text = self._whole.sub(lambda match: match[0][0] + sentinel + match[0][1:], text)
         return self._ends.sub(lambda match: self._broken_end(match[0], sentinel), text)
 
     def _is_middle(self, text: str) -> bool:
-        """Whether it could become one of the texts between two pieces of a template's own text."""
+        """Whether the template's own text around it could complete one of the texts."""
         short = 0 < len(text) < self._longest and text not in self._words
         return short and text.lower() in self._middles
 
@@ -115,7 +115,7 @@ def breaker(texts: tuple[str, ...], kept: frozenset[str], words: frozenset[str])
 
 
 def _either_space(texts: tuple[str, ...]) -> str:
-    # SentencePiece writes a space in a token as U+2581: either may be typed.
+    # SentencePiece writes a space in a token as U+2581; users may type either.
     marked = [text.replace(" ", "\u2581") for text in texts]
     return _expression(marked).replace("\u2581", "[ \u2581]")
 
@@ -125,7 +125,7 @@ def _expression(texts: Collection[str]) -> str:
     if expression is None:
         raise RequestError(
             f"The model's {len(texts):,} control tokens are too long, or too different, to be kept "
-            "out of what people write; it can only continue a raw prompt."
+            "out of messages; it can only continue a raw prompt."
         )
     return expression
 

@@ -1,4 +1,4 @@
-"""Running a model file's Jinja template as `transformers` does, in processes of its own."""
+"""Compiles and renders a model file's Jinja template as `transformers` does, in other processes."""
 
 import json
 import marshal
@@ -7,18 +7,17 @@ from datetime import datetime
 from queue import LifoQueue
 from typing import Any
 
-from model_zoo.chat.sandbox.frames import Limits, Outcome, Reply
+from model_zoo.chat.sandbox.frames import Outcome, RenderLimits, RenderReply
 from model_zoo.chat.sandbox.renderer import Renderer
 from runtime.errors import ModelFileError, RequestError
 
 MAX_SOURCE_CHARACTERS = 1 << 17
-# A long rendering must not keep a template's other conversations waiting.
+# So that a long rendering does not delay other conversations with the same template.
 PROCESSES = 2
-# Each limit has a part for any request and one for each byte that is sent along: time and memory
-# grow with what was asked, not with what a template wants. Published templates take a quarter of
-# it at most, with 2,000 tools, 500 parallel calls or a thousand turns.
+# Each limit has a constant part and a part per byte of the request. Published templates use a
+# quarter of it at most, with 2,000 tools, 500 parallel calls or a thousand turns.
 _SECONDS, _SECONDS_PER_BYTE, _MOST_SECONDS = 0.25, 3e-6, 30.0
-# Published templates look back over all earlier messages at each.
+# Published templates loop over all earlier messages for each message.
 _SECONDS_PER_PAIR = 5e-5
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 64 << 20, 64
 _TEXT_BYTES, _TEXT_PER_BYTE = 1 << 18, 16
@@ -27,11 +26,11 @@ _COMPILING_MEMORY_BYTES, _COMPILING_MEMORY_PER_CHARACTER = 32 << 20, 1 << 10
 
 
 class Template:
-    """A compiled template. ModelFileError where its source cannot be compiled.
+    """A compiled template. Raises ModelFileError if the source cannot be compiled.
 
-    `inspected`: the constant texts that it compares with or hands to a string method. `names`:
-    every variable that it reads, every attribute and every constant text. `variables`: those that
-    it reads and never sets.
+    `inspected`: constant texts that it compares with or passes to a string method. `names`: the
+    variables, attributes and constant texts that it reads. `variables`: the variables that it reads
+    and never sets.
     """
 
     def __init__(self, source: str) -> None:
@@ -46,18 +45,18 @@ class Template:
         self.inspected = frozenset(found["inspected"])
         self.names = frozenset(found["names"])
         self.variables = frozenset(found["variables"])
-        # The last in is the first out: further processes start when all others are at work.
+        # Last in, first out: a further process starts only when all others are busy.
         self._idle: LifoQueue[Renderer] = LifoQueue()
         for renderer in (*further, first):
             self._idle.put(renderer)
 
     def render(self, variables: Mapping[str, Any], *, now: datetime | None = None) -> str:
-        """The text; RequestError where the template refuses, fails, or takes more than it may.
+        """The rendered text; RequestError if the template refuses, fails or exceeds a limit.
 
-        `variables` hold what JSON has: dicts, lists, strings, numbers, booleans and None. `now`:
-        the time that the template sees, by default this machine's. Any thread may call this.
+        `variables`: JSON values (dicts, lists, strings, numbers, booleans, None). `now`: the time
+        that the template sees, by default the local time. Thread-safe.
         """
-        # Version 2 writes a string each time that it occurs, so that bytes measure the work.
+        # Version 2 repeats equal strings, so that the size is a measure of the work.
         body = marshal.dumps((dict(variables), now.isoformat() if now else None), 2)
         limits = _limits(variables, len(body))
         renderer = self._idle.get()
@@ -68,31 +67,31 @@ class Template:
         return _rendered(reply, limits)
 
 
-def _limits(variables: Mapping[str, Any], size: int) -> Limits:
+def _limits(variables: Mapping[str, Any], size: int) -> RenderLimits:
     pairs = len(variables.get("messages", ())) ** 2
     seconds = _SECONDS + _SECONDS_PER_BYTE * size + _SECONDS_PER_PAIR * pairs
-    return Limits(
+    return RenderLimits(
         min(seconds, _MOST_SECONDS),
         _MEMORY_BYTES + _MEMORY_PER_BYTE * size,
         _TEXT_BYTES + _TEXT_PER_BYTE * size,
     )
 
 
-def _compiling_limits(source: str) -> Limits:
-    return Limits(
+def _compiling_limits(source: str) -> RenderLimits:
+    return RenderLimits(
         _COMPILING_SECONDS + _COMPILING_SECONDS_PER_CHARACTER * len(source),
         _COMPILING_MEMORY_BYTES + _COMPILING_MEMORY_PER_CHARACTER * len(source),
         _TEXT_BYTES + _TEXT_PER_BYTE * len(source),
     )
 
 
-def _compiled(reply: Reply | None, limits: Limits) -> dict[str, list[str]]:
+def _compiled(reply: RenderReply | None, limits: RenderLimits) -> dict[str, list[str]]:
     match reply:
-        case Reply(Outcome.DONE, found):
+        case RenderReply(Outcome.DONE, found):
             return json.loads(found)
-        case Reply(Outcome.REFUSED, reason):
+        case RenderReply(Outcome.REFUSED, reason):
             raise ModelFileError(f"The file's chat template is broken: {reason}")
-        case Reply(Outcome.FAILED | Outcome.FORBIDDEN, reason):
+        case RenderReply(Outcome.FAILED | Outcome.FORBIDDEN, reason):
             raise ModelFileError(f"The file's chat template cannot be compiled: {reason}.")
     raise ModelFileError(
         f"The file's chat template cannot be compiled in {limits.seconds:.1f} s of processor time "
@@ -100,19 +99,19 @@ def _compiled(reply: Reply | None, limits: Limits) -> dict[str, list[str]]:
     )
 
 
-def _rendered(reply: Reply | None, limits: Limits) -> str:
+def _rendered(reply: RenderReply | None, limits: RenderLimits) -> str:
     match reply:
-        case Reply(Outcome.DONE, text):
+        case RenderReply(Outcome.DONE, text):
             return text
-        case Reply(Outcome.REFUSED, reason):
+        case RenderReply(Outcome.REFUSED, reason):
             raise RequestError(f"The chat template refuses the conversation: {reason}")
-        case Reply(Outcome.FORBIDDEN, reason):
+        case RenderReply(Outcome.FORBIDDEN, reason):
             raise RequestError(f"The chat template is not allowed what it does: {reason}.")
-        case Reply(Outcome.FAILED, reason):
+        case RenderReply(Outcome.FAILED, reason):
             raise RequestError(f"The chat template fails on the conversation: {reason}")
-        case Reply(Outcome.TOO_MUCH_MEMORY):
+        case RenderReply(Outcome.TOO_MUCH_MEMORY):
             limit = f"{limits.memory_bytes >> 20:,} MiB of memory"
-        case Reply(Outcome.TOO_MUCH_TEXT):
+        case RenderReply(Outcome.TOO_MUCH_TEXT):
             limit = f"{limits.reply_bytes:,} bytes of text"
         case _:
             limit = f"{limits.seconds:.2f} s of processor time, or crashes"

@@ -1,4 +1,4 @@
-"""Which chat template a model file means: its own, a named one of its own, or its family's."""
+"""Chooses the chat template of a model file: its own, one of its named ones, or its family's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
 
-MAX_NAMED = 8  # each has a process of its own
+MAX_NAMED = 8  # each needs a process
 _KEY, _NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"
 _CONTENT = "{{ message['content'] | trim }}"
 _SYSTEM_IN_FIRST_TURN = (
@@ -56,7 +56,7 @@ _FALLBACKS: Mapping[str, str] = {
         + " [/INST]{% endif %}{% endfor %}"
     ),
 }
-# A family is known by control tokens of its own. Where several fit, the first.
+# Control tokens by which a family is recognised; the first family that fits is used.
 _BY_TOKENS: Mapping[str, tuple[str, ...]] = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -68,7 +68,7 @@ _BY_TOKENS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """`origin` tells where it comes from, `alternatives` are the file's further ones by name."""
+    """`origin`: where the template comes from; `alternatives`: the file's named templates."""
 
     template: ChatTemplate
     origin: str
@@ -78,9 +78,9 @@ class ChosenTemplate:
 def choose_template(
     metadata: Mapping[str, Any], tokenizer: Tokenizer, *, architecture: str
 ) -> ChosenTemplate | None:
-    """The file's template, `default` of its named ones, or that of its family; None: neither.
+    """The file's template, else its `default` named one, else that of its family; None if none.
 
-    A base model, which has no tokens for turns, gets none: it only continues text.
+    A base model, whose vocabulary has no tokens for turns, gets none: it only completes text.
     """
     named = _named_sources(metadata)
     source, origin = optional_text(metadata, _KEY), "file"
@@ -96,7 +96,7 @@ def choose_template(
 
 
 def _named_sources(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Templates under keys of their own, of those names that the file lists."""
+    """Templates by name, for the names that the file lists."""
     if _NAMES not in metadata:
         return {}
     names = required_array(metadata, _NAMES)
@@ -119,7 +119,7 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
 
 
 def template_of(source: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template, given the texts of the model's tokens; ModelFileError where it is none."""
+    """The template with the model's BOS and EOS texts; ModelFileError if it does not compile."""
     texts = tokenizer.vocabulary.tokens
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     return ChatTemplate(

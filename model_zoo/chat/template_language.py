@@ -1,11 +1,11 @@
-"""Which language a chat template is in: Jinja, as model files have it, or Go's, as Ollama's do."""
+"""Tells Jinja templates, as in model files, from Go templates, as in Ollama's Modelfiles."""
 
 import re
 
 from model_zoo.chat.template import Template
 from runtime.errors import ModelFileError, RequestError
 
-# What an action of Go's begins with and no expression of Jinja does.
+# Beginnings of Go actions that no Jinja expression has.
 _GO = re.compile(
     r"\{\{-?\s*(?:"
     r"[.$](?![0-9])|/\*|if\s|with\s|else\b|end\s*-?\}\}|(?:break|continue)\s*-?\}\}"
@@ -19,7 +19,7 @@ def is_go_template(source: str) -> bool:
 
 
 def check_jinja(source: str) -> None:
-    """RequestError unless it is a template that can be rendered here."""
+    """Raises RequestError unless the source is a Jinja template that compiles."""
     if is_go_template(source):
         raise RequestError(
             "template error: it is in Go's template language, which is not served; write it in "

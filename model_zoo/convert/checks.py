@@ -1,12 +1,9 @@
-"""Refusals: what a checkpoint may ask for and its architecture's files cannot say."""
-
-from collections.abc import Callable
+"""Checks that refuse checkpoints whose settings a GGUF file of the architecture cannot express."""
 
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.decoders import windows
+from model_zoo.convert.mapping import Check
 from runtime.errors import UnsupportedModelError
-
-Check = Callable[[Configuration], None]
 
 
 def all_of(*checks: Check) -> Check:
@@ -18,7 +15,7 @@ def all_of(*checks: Check) -> Check:
 
 
 def only_scalings(*known: str) -> Check:
-    """Other ways of stretching the rotary embedding are refused."""
+    """Refuses scalings of the rotary embedding other than `known`."""
 
     def check(config: Configuration) -> None:
         kind = config.rope()["rope_type"]
@@ -32,30 +29,33 @@ def only_scalings(*known: str) -> Check:
 
 
 def no_windows(config: Configuration) -> None:
-    """Settings of a window that no layer uses are common, and none."""
+    """Refuses sliding windows; many checkpoints state a window that no layer uses."""
     listed = config.layer_types() or ()
     if config.get("use_sliding_window") and (not listed or "sliding_attention" in listed):
         raise UnsupportedModelError(
-            f"{config.path}: has layers with a sliding window (`use_sliding_window`), which this "
-            "architecture's files cannot tell."
+            f"{config.path}: has layers with a sliding window (`use_sliding_window`), which files "
+            "of this architecture cannot express."
         )
 
 
 def every_nth_full(n: int) -> Check:
-    """Layers with a window must alternate as readers of the file take for granted."""
+    """Refuses other patterns of layers with a window than the one that readers assume."""
 
     def check(config: Configuration) -> None:
         if windows(config, every=n) != [(layer + 1) % n != 0 for layer in range(config.layers)]:
             raise UnsupportedModelError(
                 f"{config.path}: `layer_types` must have a window in all layers but one in {n}; "
-                "this architecture's files cannot tell otherwise."
+                "files of this architecture cannot express other patterns."
             )
 
     return check
 
 
 def known_query_scale(largest: int) -> Check:
-    """Readers scale queries by the head's size, in the model of `largest` layers by another."""
+    """Refuses other query scales than the head size.
+
+    In the model with `largest` layers readers use hidden size / heads instead.
+    """
 
     def check(config: Configuration) -> None:
         scale, expected = config.require("query_pre_attn_scalar"), config.head_dim

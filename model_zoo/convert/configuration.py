@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of its text model, in old and in new spellings."""
+"""Settings of a checkpoint's config.json, in old and new spellings."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 _TEXT_PARTS = ("text_config", "llm_config")
 _SCALING_KINDS = ("rope_type", "type")
-# What newer files put into the rope parameters stood beside them before.
+# Settings that newer files have within the rope parameters, and older ones beside them.
 _BESIDE = ("rope_theta", "partial_rotary_factor")
 
 
 class Configuration:
-    """The settings of the text model, wherever the file keeps them.
+    """The settings of the text model, or of another part of a multimodal model.
 
-    `model`: where these are the settings of another part, those of the model that it belongs to.
-    All errors are ModelFileErrors that name the file.
+    `model`: for another part, the settings of the whole model. All errors are ModelFileErrors that
+    name the file.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Configuration:
     def of_family(
         self, *, defaults: Mapping[str, Any], spellings: Mapping[str, str]
     ) -> "Configuration":
-        """The same, read as one family's software does.
+        """The same settings with a family's defaults and names.
 
-        defaults: what it takes where a file says nothing, of which files of models with several
-        parts make much use. spellings: further names of settings, by the usual ones.
+        defaults: values of absent settings, common in multimodal models. spellings: further names
+        of settings, by the usual ones.
         """
         completed = Configuration(self.whole, path=self.path, model=self._model)
         completed._defaults, completed._spellings = defaults, spellings
@@ -70,12 +70,12 @@ class Configuration:
 
     @property
     def model(self) -> "Configuration":
-        """Those of the model that this part belongs to."""
+        """The settings of the model that this part belongs to."""
         assert self._model is not None
         return self._model
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The text model's value, else that of the whole, else the family's, else `default`."""
+        """The text model's value, else the whole model's, else the family's, else `default`."""
         for values in (self._text, self.whole, self._defaults):
             for name in (key, self._spellings.get(key)):
                 if name is not None and values.get(name) is not None:
@@ -94,12 +94,12 @@ class Configuration:
             raise self.error(f"has {str(value)[:80]!r} as `{key}`, not a whole number above 0")
         return value
 
-    def told(self, what: str, source: Callable[["Configuration"], T]) -> T:
-        """What `source` makes of these settings; where it cannot, an error that names `what`."""
+    def derived(self, what: str, source: Callable[["Configuration"], T]) -> T:
+        """`source(self)`; exceptions from invalid settings become an error that names `what`."""
         try:
             return source(self)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise self.error(f"does not tell `{what}`: {error!r}") from error
+            raise self.error(f"does not determine `{what}`: {error!r}") from error
 
     def error(self, problem: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {problem}.")
@@ -120,13 +120,13 @@ class Configuration:
 
     @property
     def tied(self) -> bool:
-        """Whether the head shares the embedding's weights; the text model's word goes first."""
+        """Whether the head is tied to the embedding; the text model's setting has priority."""
         return bool(self.get("tie_word_embeddings", False))
 
     def rope(self, layer_type: str = "full_attention") -> Mapping[str, Any]:
-        """The rotary parameters of layers of that type: rope_type, rope_theta and the rest.
+        """The rotary parameters of layers of that type: rope_type, rope_theta and others.
 
-        Older files have `rope_scaling` (with `type`) and what now belongs to it beside it.
+        Older files have `rope_scaling` with `type`, and the other parameters beside it.
         """
         stated = self.get("rope_parameters") or self.get("rope_scaling") or {}
         if not isinstance(stated, Mapping):
@@ -149,7 +149,7 @@ class Configuration:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a file of JSON; ModelFileError when there is none."""
+    """The object in a JSON file; ModelFileError if the file is missing or has no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -162,5 +162,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def optional_json(path: Path) -> Mapping[str, Any]:
-    """The same, empty where there is no such file."""
+    """The same; empty if the file does not exist."""
     return read_json(path) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""The parts of the tables that most decoders share, to be put together in each architecture."""
+"""Parts of conversion tables that most decoders share."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from model_zoo.convert.mapping import OUTPUT, Computed, Key, Rule, Transform
 from model_zoo.convert.pooling import POOLING
 from model_zoo.convert.transforms import interleaved, plus_one
 
-# Vision and audio parts: a file of the text model does without.
+# Tensors of vision and audio models, which the table of a text model ignores.
 OTHER_PARTS = (
     "vision_tower.**",
     "vision_model.**",
@@ -23,7 +23,7 @@ OTHER_PARTS = (
     "embed_vision.**",
     "embed_audio.**",
 )
-# Rotary frequencies and masks that old software stored.
+# Buffers that old software stored: rotary frequencies and masks.
 BUFFERS = (
     "layers.{n}.self_attn.rotary_emb.inv_freq",
     "layers.{n}.attention.rotary_emb.inv_freq",
@@ -32,20 +32,24 @@ BUFFERS = (
     "layers.{n}.self_attn.masked_bias",
 )
 
-SIZES = (
+# Sizes that decoders and encoders have in common.
+SHARED_SIZES = (
     Key("block_count", "num_hidden_layers"),
     Key("context_length", "max_position_embeddings"),
     Key("embedding_length", "hidden_size"),
     Key("feed_forward_length", "intermediate_size"),
     Key("attention.head_count", "num_attention_heads"),
+    Key("vocab_size", "vocab_size"),
+    POOLING,
+)
+SIZES = (
+    *SHARED_SIZES,
     Key(
         "attention.head_count_kv",
         lambda c: c.get("num_key_value_heads") or c.require("num_attention_heads"),
     ),
     Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", of=float),
-    Key("vocab_size", "vocab_size"),
     Key("attention.causal", lambda c: False if looks_ahead(c) else None),
-    POOLING,
 )
 HEAD_SIZES = (
     Key("attention.key_length", lambda c: c.head_dim),
@@ -54,20 +58,27 @@ HEAD_SIZES = (
 ROTATED_SIZE = Key("rope.dimension_count", lambda c: rotated_size(c))
 ROPE_BASE = Key("rope.freq_base", lambda c: rope_base(c))
 KEYS = (*SIZES, *HEAD_SIZES, ROTATED_SIZE, ROPE_BASE)
-LINEAR_SCALING = (
-    Key("rope.scaling.type", lambda c: "linear" if is_linear(c) else None),
-    Key("rope.scaling.factor", lambda c: float(c.rope()["factor"]) if is_linear(c) else None),
-)
 
 
 def looks_ahead(config: Configuration) -> bool:
-    """Whether tokens see what comes behind them, as in some models for embeddings."""
+    """Whether attention is bidirectional, as in some models for embeddings."""
     return config.get("is_causal") is False or config.get("use_bidirectional_attention") is True
 
 
 def yarn_source(setting: str) -> Callable[[Configuration], float | None]:
-    """A key's source: that number of the rope parameters, where YaRN stretches them."""
+    """A key's source: a number of the rope parameters, if they are scaled by YaRN."""
     return lambda config: yarn_number(config, setting)
+
+
+def _scaling(kind: str) -> tuple[Key, Key]:
+    """Type and factor of a scaled rotary embedding, where the checkpoint's is of this kind."""
+    return (
+        Key("rope.scaling.type", lambda c: kind if is_scaled(c, kind) else None),
+        Key(
+            "rope.scaling.factor",
+            lambda c: float(c.rope()["factor"]) if is_scaled(c, kind) else None,
+        ),
+    )
 
 
 EXPERT_COUNTS = (
@@ -78,9 +89,9 @@ _YARN_NUMBERS = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+LINEAR_SCALING = _scaling("linear")
 YARN_SCALING = (
-    Key("rope.scaling.type", lambda c: "yarn" if is_yarn(c) else None),
-    Key("rope.scaling.factor", lambda c: float(c.rope()["factor"]) if is_yarn(c) else None),
+    *_scaling("yarn"),
     Key("rope.scaling.original_context_length", lambda c: original_context(c)),
     Key("rope.scaling.attn_factor", lambda c: yarn_multiplier(c)),
     *(Key(f"rope.scaling.{name}", yarn_source(setting)) for name, setting in _YARN_NUMBERS.items()),
@@ -94,8 +105,9 @@ EMBEDDINGS = (
 
 
 def attention(*, rotated: bool = False, **conditions: Any) -> tuple[Rule, ...]:
-    """Four projections; rotated: the loader turns interleaved pairs, so q and k are permuted.
+    """The four projections.
 
+    rotated: readers rotate interleaved pairs, so the rows of q and k are permuted.
     conditions: further arguments of the rules.
     """
     queries: Transform | None = interleaved("num_attention_heads") if rotated else None
@@ -126,7 +138,7 @@ def experts(
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     **conditions: Any,
 ) -> tuple[Rule, ...]:
-    """The router, and gate, up and down of the single experts (`names`), which are stacked."""
+    """The router, and the experts' gate, up and down (`names`), which become one tensor each."""
     source = f"layers.{{n}}.{module}"
     targets = zip(names, ("gate", "up", "down"), strict=True)
     return (
@@ -150,7 +162,7 @@ HEAD_NORMS = (
     Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
     Rule("layers.{n}.self_attn.k_norm.weight", "blk.{n}.attn_k_norm.weight"),
 )
-# Of the Gemma families, whose files hold what the norms multiply by.
+# For the Gemma families: checkpoints store norm weights less one, files the weights themselves.
 EMBEDDINGS_PLUS_ONE = (
     EMBEDDINGS[0],
     Rule("norm.weight", "output_norm.weight", plus_one),
@@ -169,7 +181,7 @@ HEAD_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in HEAD_N
 
 
 def windows(config: Configuration, *, every: int) -> list[bool]:
-    """Which layers see a window only: as listed, else all but every so many-th."""
+    """For each layer whether it has a sliding window: as listed, else all but each `every`-th."""
     listed = config.layer_types()
     if listed is not None:
         return [kind == "sliding_attention" for kind in listed]
@@ -184,21 +196,17 @@ def rotated_size(config: Configuration) -> int:
     return int(config.head_dim * float(config.rope().get("partial_rotary_factor", 1.0)))
 
 
-def is_linear(config: Configuration) -> bool:
-    return config.rope()["rope_type"] == "linear"
-
-
-def is_yarn(config: Configuration) -> bool:
-    return config.rope()["rope_type"] == "yarn"
+def is_scaled(config: Configuration, kind: str) -> bool:
+    return config.rope()["rope_type"] == kind
 
 
 def yarn_number(config: Configuration, key: str) -> float | None:
-    value = config.rope().get(key) if is_yarn(config) else None
+    value = config.rope().get(key) if is_scaled(config, "yarn") else None
     return None if value is None else float(value)
 
 
 def yarn_multiplier(config: Configuration) -> float | None:
-    """What readers multiply YaRN's own magnitude by, where the magnitude is stated outright."""
+    """The factor on YaRN's default magnitude, if the checkpoint states a magnitude."""
     stated = yarn_number(config, "attention_factor")
     if stated is None:
         return None
@@ -207,14 +215,14 @@ def yarn_multiplier(config: Configuration) -> float | None:
 
 
 def original_context(config: Configuration) -> int | None:
-    if not is_yarn(config):
+    if not is_scaled(config, "yarn"):
         return None
     stated = config.rope().get("original_max_position_embeddings")
     return int(stated if stated is not None else config.require("max_position_embeddings"))
 
 
 def llama3_factors(config: Configuration) -> Tensor | None:
-    """[rotated / 2] float32: what each frequency is divided by in Llama 3.1 and later."""
+    """float32 [rotated / 2]: divisors of the frequencies in Llama 3.1 and later."""
     rope = config.rope()
     if rope["rope_type"] != "llama3":
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint tells people about itself, and how it likes to be sampled."""
+"""The `general` metadata of a checkpoint: name, license and recommended sampling."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _SAMPLING: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def description(folder: Path, files: TokenizerFiles) -> dict[str, Any]:
-    """The `general` keys: type, name, license, and how the generation settings want to sample."""
+    """The `general` keys: type, name, license, and the sampling of the generation settings."""
     keys: dict[str, Any] = {"general.type": "model", "general.name": _name(folder)}
     license = _license(folder)
     if license is not None:
@@ -32,7 +32,7 @@ def description(folder: Path, files: TokenizerFiles) -> dict[str, Any]:
 
 
 def _name(folder: Path) -> str:
-    """The folder's, or in a download cache that of the model whose snapshot it is."""
+    """The folder's name, or the model's name if the folder is a snapshot in a download cache."""
     resolved = folder.resolve()
     for parent in (resolved, *resolved.parents[:2]):
         snapshot = _SNAPSHOT.fullmatch(parent.name)
@@ -42,7 +42,7 @@ def _name(folder: Path) -> str:
 
 
 def _license(folder: Path) -> str | None:
-    """As the front matter of the README names it."""
+    """The license in the front matter of the README."""
     readme = folder / "README.md"
     if not readme.exists():
         return None

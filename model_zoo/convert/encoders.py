@@ -1,12 +1,12 @@
-"""The parts of the tables that encoders for embeddings share."""
+"""Parts of conversion tables that encoders for embeddings share."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from model_zoo.convert.decoders import SHARED_SIZES
 from model_zoo.convert.mapping import Key, Rule
-from model_zoo.convert.pooling import POOLING
 
-# Heads for training, and counters that old software stored.
+# Training heads, and buffers that old software stored.
 UNUSED = (
     "pooler.**",
     "cls.**",
@@ -14,7 +14,7 @@ UNUSED = (
     "embeddings.position_ids",
     "encoder.layers.{n}.attn.rotary_emb.inv_freq",
 )
-# How some checkpoints of the family name their settings.
+# Names of settings in GPT-2 style, by the usual names.
 GPT2_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
         "num_hidden_layers": "n_layer",
@@ -28,14 +28,8 @@ GPT2_SPELLINGS: Mapping[str, str] = MappingProxyType(
 )
 
 KEYS = (
-    Key("block_count", "num_hidden_layers"),
-    Key("context_length", "max_position_embeddings"),
-    Key("embedding_length", "hidden_size"),
-    Key("feed_forward_length", "intermediate_size"),
-    Key("attention.head_count", "num_attention_heads"),
-    Key("vocab_size", "vocab_size"),
+    *SHARED_SIZES,
     Key("attention.causal", lambda c: False),
-    POOLING,
     Key("tokenizer.ggml.token_type_count", "type_vocab_size", optional=True),
 )
 EMBEDDINGS = (

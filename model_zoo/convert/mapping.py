@@ -1,4 +1,4 @@
-"""How an architecture's checkpoints become GGUF: a table of keys and of tensors."""
+"""The types of conversion tables: keys and tensors of an architecture's GGUF files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,21 +12,22 @@ from runtime.errors import UnsupportedModelError
 
 LLAMA_CPP, OLLAMA = "llama.cpp", "ollama"
 FLAVOURS = (LLAMA_CPP, OLLAMA)
-# The head is missing where it is tied to the embedding, and left out where it only repeats it.
+# The head is absent if it is tied to the embedding, and left out if it duplicates it.
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-# Prefixes of a text model's tensors in checkpoints of several parts and of one.
+# Prefixes of a text model's tensors in multimodal and in text checkpoints.
 TEXT_ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.")
-# From the configuration and the stored tensors of a rule to the tensor of the file.
+# Maps the configuration and the stored tensors of a rule to the tensor of the file.
 Transform = Callable[..., Tensor]
+Check = Callable[[Configuration], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the file and where its value comes from.
+    """A key of the file and the source of its value.
 
-    `name` is written without the architecture. `source`: a name in config.json, or a function of
-    the configuration; None from it leaves the key out, but a missing name of a key that is not
-    `optional` is an error. Whole numbers become uint32, others float32; `of` converts the value.
+    `name`: without the architecture. `source`: a name in config.json, or a function of the
+    configuration, which may return None to omit the key. A missing name is an error unless the key
+    is `optional`. Integers become uint32, other numbers float32; `of` converts the value.
     """
 
     name: str
@@ -40,18 +41,18 @@ class Key:
 class Rule:
     """Stored tensors and the tensor of the file that they become.
 
-    Names may hold {n}, a layer, and {e}, an expert; `.*` at the end stands for `.weight` and, where
-    there is one, `.bias`. Names are stored ones without the prefix of the text model (`roots`).
+    Names may contain {n}, a layer, and {e}, an expert; a final `.*` stands for `.weight` and, if
+    present, `.bias`. Names are those in the checkpoint without a prefix of `roots`.
 
-    source: one name or several, which the transform gets in this order. A source with {e} for a
-    target without it stacks all experts. Rules for one target are alternatives.
+    source: one or several names, in the order of the transform's arguments. A source with {e} for a
+    target without {e} stacks all experts. Rules for the same target are alternatives.
     transform: called as `transform(configuration, *tensors)`.
-    each: the stored tensors are stacks, and the transform gets them slice by slice.
-    optional: it may be missing, in all layers or some. only: which layers have it, or of tensors
-    of the whole model, whether there is one (asked with 0); elsewhere it is unknown.
-    layer: the number that {n} has in the target, where it is not that of the source; None: unknown.
-    blocks: the transform gives finished blocks of this type, uint8 [..., row bytes].
-    keep: it stays in float32.
+    each: the stored tensors are stacks, and the transform is applied to each slice.
+    optional: it may be absent in some or all layers. only: whether a layer has it (0 for tensors
+    outside layers); in other layers it counts as unknown.
+    layer: the value of {n} in the target, if it differs from the source's; None: unknown.
+    blocks: the transform returns blocks of this type, uint8 [..., row bytes].
+    keep: store it as float32.
     """
 
     source: str | tuple[str, ...]
@@ -72,7 +73,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A float32 tensor made from the configuration alone; None where the model needs none."""
+    """A float32 tensor computed from the configuration; None if the model needs none."""
 
     target: str
     make: Callable[[Configuration], Tensor | None]
@@ -81,17 +82,17 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The whole table of one architecture.
+    """The conversion table of one architecture.
 
     serves: names in the `architectures` of config.json.
     model_types: values of `model_type` by which multimodal checkpoints name their text model.
-    architecture: `general.architecture`, or one for each flavour that has the architecture.
-    roots: prefixes of the text model's tensors, of which the first that fits is taken off.
-    drop: names (as in rules, `**` for any rest) of tensors that a file does without.
-    defaults: what the family takes for settings that config.json leaves out.
+    architecture: `general.architecture`, or a value per flavour that has the architecture.
+    roots: prefixes of tensor names, of which the first match is removed.
+    drop: names (as in rules; `**` matches anything) of tensors to ignore.
+    defaults: the family's values for settings that are absent from config.json.
     spellings: other names of settings in config.json, by the usual ones.
-    check: refuses what such files cannot express. checks: the same for one flavour.
-    tokenizer: `tokenizer.ggml.model` where the vocabulary alone does not tell.
+    check: refuses settings that files cannot express. checks: the same for one flavour.
+    tokenizer: `tokenizer.ggml.model`, if the vocabulary alone does not determine it.
     """
 
     serves: tuple[str, ...]
@@ -104,20 +105,18 @@ class Conversion:
     drop: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     spellings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    check: Callable[[Configuration], None] | None = None
-    checks: Mapping[str, Callable[[Configuration], None]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    check: Check | None = None
+    checks: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer: str | None = None
 
     def architecture_for(self, flavour: str) -> str:
-        """UnsupportedModelError where no reader of that flavour knows the architecture."""
+        """UnsupportedModelError if the flavour does not have the architecture."""
         named = self.architecture
         if isinstance(named, str):
             return named
         if flavour not in named:
             raise UnsupportedModelError(
-                f"{self.serves[0]}: files of the flavour {flavour} do not know this architecture; "
-                f"those of {', '.join(named)} do."
+                f"{self.serves[0]}: the flavour {flavour} does not have this architecture; "
+                f"{', '.join(named)} does."
             )
         return named[flavour]

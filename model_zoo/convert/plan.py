@@ -1,4 +1,4 @@
-"""Which stored tensors make which tensor of the file: a table applied to one checkpoint."""
+"""Applies a conversion table to a checkpoint: which stored tensors become which tensor."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_zoo.convert.checkpoint import Checkpoint
+from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import OUTPUT, Computed, Conversion, Rule
 from runtime.errors import ModelFileError
@@ -19,9 +19,9 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of the file: `pieces` read its rows one after the other, [..., in] of any dtype.
+    """A tensor of the file: `pieces` read its rows in order, [..., in] of any dtype.
 
-    `blocks`: the pieces are finished blocks of that type; `keep`: it stays in float32.
+    `blocks`: the pieces are blocks of that type already; `keep`: store it as float32.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Target:
 def plan(
     conversion: Conversion, config: Configuration, checkpoint: Checkpoint, *, flavour: str
 ) -> list[Target]:
-    """All tensors of the file: those of the whole model, then those of each layer.
+    """All tensors of the file: those outside layers first, then layer by layer.
 
-    Matrices of a layer stand together, in the order of the rules. ModelFileError names stored
-    tensors that are missing, unknown or contradict the configuration.
+    Matrices of a layer are adjacent, in the order of the rules. ModelFileError names stored tensors
+    that are missing, unknown or contradict the configuration.
     """
     rules = [rule for rule in conversion.rules if flavour in rule.flavours]
     found, unknown = _matched(conversion, rules, config, checkpoint)
@@ -45,7 +45,7 @@ def plan(
         raise _listed(checkpoint, "tensors that this architecture does not know", unknown)
     missing = list(_missing(rules, found, config))
     if missing:
-        raise _listed(checkpoint, "not the tensors that this architecture needs", missing)
+        raise _listed(checkpoint, "not all tensors that this architecture needs", missing)
     targets = []
     for index, rule in enumerate(rules):
         for place, sources in found[index].items():
@@ -54,7 +54,7 @@ def plan(
                 targets.append((order, _target(rule, place, sources, config, checkpoint)))
     for index, computed in enumerate(conversion.computed, start=len(rules)):
         wanted = flavour in computed.flavours
-        tensor = config.told(computed.target, computed.make) if wanted else None
+        tensor = config.derived(computed.target, computed.make) if wanted else None
         if tensor is not None:
             targets.append((_order(None, None, index), _computed(computed, tensor)))
     return [target for _, target in sorted(targets, key=lambda pair: pair[0])]
@@ -62,21 +62,21 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What the placeholders of a target stand for."""
+    """The values of the placeholders of a target."""
 
     layer: int | None
     expert: int | None
     kind: str | None
 
 
-# For each source of a rule, the stored names by expert; by 0 where the source names none.
+# For each source of a rule, the stored names by expert, or by 0 if the source has no expert.
 _Sources = dict[int, dict[int, str]]
 
 
 def _matched(
     conversion: Conversion, rules: Sequence[Rule], config: Configuration, checkpoint: Checkpoint
 ) -> tuple[list[dict[_Place, _Sources]], list[str]]:
-    """For each rule what it found, and the stored names that neither a rule nor `drop` knows."""
+    """The stored names that each rule matches, and those that neither a rule nor `drop` matches."""
     patterns = [[_pattern(source) for source in rule.sources] for rule in rules]
     dropped = [_pattern(name) for name in conversion.drop]
     found: list[dict[_Place, _Sources]] = [{} for _ in rules]
@@ -99,7 +99,7 @@ def _matched(
 def _numbered(
     rule: Rule, match: re.Match[str] | None, config: Configuration
 ) -> Mapping[str, str | None] | None:
-    """What placeholders stand for, the layer as the file counts it; None without a match."""
+    """Values of the placeholders, with the layer number of the file; None without a match."""
     if match is None or rule.layer is None:
         return None if match is None else match.groupdict()
     layer = rule.layer(config, int(match["n"]))
@@ -128,7 +128,7 @@ def _note(
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """{n} and {e} as numbers; a final `.*` as weight or bias, `**` as anything."""
+    """{n} and {e} match numbers, a final `.*` weight or bias, `**` anything."""
     escaped = re.escape(name).replace(r"\*\*", ".+")
     for placeholder in "ne":
         escaped = escaped.replace(rf"\{{{placeholder}\}}", rf"(?P<{placeholder}>\d+)")
@@ -142,7 +142,7 @@ def _without_root(name: str, roots: Iterable[str]) -> str:
 def _missing(
     rules: Sequence[Rule], found: Sequence[Mapping[_Place, _Sources]], config: Configuration
 ) -> Iterable[str]:
-    """Stored names that no rule for their target has found."""
+    """Required stored names that no rule for the same target has found."""
     made = {
         (rule.target, place.layer)
         for rule, places in zip(rules, found, strict=True)
@@ -161,7 +161,7 @@ def _missing(
 def _wanted_layers(rule: Rule, config: Configuration) -> Sequence[int | None]:
     if rule.optional:
         return ()
-    if rule.target == OUTPUT:  # a model of several parts may be tied as a whole
+    if rule.target == OUTPUT:  # a multimodal model may state it for the whole
         return () if config.tied or config.whole.get("tie_word_embeddings") else (None,)
     if "{n}" not in rule.target:
         return (None,) if rule.only is None or rule.only(config, 0) else ()
@@ -181,7 +181,7 @@ def _target(
 ) -> Target:
     name = _named_target(rule, place)
     if place.layer is not None and place.layer >= config.layers:
-        raise config.error(f"counts {config.layers} layers, but there is {sources[0]}")
+        raise config.error(f"states {config.layers} layers, but there is {sources[0]}")
     transform = partial(rule.transform, config) if rule.transform else lambda tensor: tensor
     stored = [sources[number] for number in range(len(rule.sources))]
     experts = sorted(stored[0])
@@ -220,7 +220,7 @@ def _piece(
 def _shape(
     transform: Callable[..., Tensor], checkpoint: Checkpoint, names: Sequence[str], rule: Rule
 ) -> tuple[int, ...]:
-    """The shape of a piece, found by transforming tensors that hold nothing."""
+    """The shape of a piece, found by transforming meta tensors."""
     dtype = torch.float32 if rule.blocks is None else torch.uint8
     shapes = [checkpoint.shape(name)[1 if rule.each else 0 :] for name in names]
     empty = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]

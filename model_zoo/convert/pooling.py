@@ -1,4 +1,4 @@
-"""How a checkpoint makes one vector of many, as the files of its sentence transformer say."""
+"""The pooling of an embedding model, from the files of its sentence transformer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,22 +8,22 @@ from model_zoo.convert.configuration import Configuration, optional_json
 from model_zoo.convert.mapping import Key
 from runtime.errors import UnsupportedModelError
 
-# `pooling_type` of files, by the settings of a pooling module; newer ones name their one mode.
+# `pooling_type` by the settings of a pooling module; newer ones state a single mode by name.
 _FLAG = "pooling_mode_"
 _FLAGS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
 _NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
-# Folders of modules behind the model whose weights or meaning no file holds.
+# Folders of further modules, which GGUF files cannot represent.
 _OTHERS = ("*_Dense", "*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM")
 
 
 def pooling_type(config: Configuration) -> int | None:
-    """1 mean, 2 the first, 3 the last; None where no module says.
+    """1: mean, 2: first token, 3: last token; None if no module states it.
 
-    UnsupportedModelError for other ways, and for layers behind the pooling: files hold neither.
+    UnsupportedModelError for other modes, and for further modules.
     """
     folder = config.path.parent
     for path in (path for pattern in _OTHERS for path in sorted(folder.glob(pattern))):
-        raise UnsupportedModelError(f"{path}: is a module behind the model; files hold none.")
+        raise UnsupportedModelError(f"{path}: is a further module, which files cannot represent.")
     for path in sorted(folder.glob("*_Pooling/config.json")):
         return _mode(path, optional_json(path))
     return None
@@ -40,7 +40,7 @@ def _mode(path: Path, settings: Mapping[str, Any]) -> int:
         flags, modes = [str(named)], [_NAMES.get(str(named))]
     if len(modes) != 1 or modes[0] is None:
         raise UnsupportedModelError(
-            f"{path}: pools by {', '.join(flags)[:80] or 'nothing'}; model files can say mean, cls "
-            "or lasttoken."
+            f"{path}: pools by {', '.join(flags)[:80] or 'nothing'}; model files support mean, "
+            "cls and lasttoken."
         )
     return modes[0]

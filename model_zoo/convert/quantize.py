@@ -1,4 +1,4 @@
-"""A GGUF file again with smaller weights: its metadata kept, its tensors in other blocks."""
+"""Quantises a GGUF file: keeps its metadata and converts its tensors to other block types."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFValueType
-from torch import Tensor
 
-from model_zoo.convert.quantizers.rows import quantize
+from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, file_type, recipe_named, tensor_type
 from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, gguf_output
 from model_zoo.gguf.header import MetadataValue, TensorInfo
@@ -19,11 +18,11 @@ from runtime.quant.block_types import dequantize
 Progress = Callable[[int, int], None]
 
 _QUANTIZATION_VERSION = 2
-# Weights of a tensor that are in memory as float32 at once, if a row has no more.
+# Weights that are in memory as float32 at once; at least a row.
 _CHUNK = 1 << 24
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
-# They describe the source's files, not the model.
+# Keys that describe the source's files, not the model.
 _LAYOUT_KEYS = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ELEMENTS = {
@@ -52,11 +51,10 @@ def quantize_file(
     allow_requantize: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Write the model at `source`, which may be the first of split files, to `out`; gives `out`.
+    """Quantises the model at `source`, which may be the first of split files, to `out`.
 
-    `progress` hears how many bytes of the source are done, and of how many. A file that is
-    quantised already loses quality again, so it has to be allowed. ConfigurationError or
-    ModelFileError when something forbids it; then nothing is left at `out` that was not there.
+    `progress(done, total)` gets bytes of the source. `allow_requantize`: accept a quantised source,
+    which loses quality again. Raises ConfigurationError or ModelFileError; `out` is then unchanged.
     """
     recipe_named(recipe)
     file = GGUFFile.open(source)
@@ -76,7 +74,7 @@ def quantize_file(
 
 
 def facts_of(file: GGUFFile) -> Facts:
-    """What a recipe asks of the model in this file; what the file does not say counts as none."""
+    """The facts that recipes depend on; absent keys count as 0."""
     architecture = file.metadata.get("general.architecture")
     key_heads = _first_count(file.metadata.get(f"{architecture}.attention.head_count_kv"))
     heads = _first_count(file.metadata.get(f"{architecture}.attention.head_count"))
@@ -90,7 +88,7 @@ def facts_of(file: GGUFFile) -> Facts:
 
 
 def _first_count(value: MetadataValue | None) -> int:
-    """An integer, or of an array with one for each layer the first that is not 0; else 0."""
+    """An integer, or the first nonzero one of an array with one per layer; else 0."""
     if isinstance(value, np.ndarray):
         return next((int(item) for item in value if item > 0), 0)
     return value if isinstance(value, int) and value > 0 else 0
@@ -98,7 +96,7 @@ def _first_count(value: MetadataValue | None) -> int:
 
 def _check_place(source: Path, out: Path) -> None:
     if out.exists() and out.samefile(source):
-        raise ConfigurationError(f"{out}: is the source itself; give the result another name.")
+        raise ConfigurationError(f"{out}: is the source itself; choose another name.")
     if not out.parent.is_dir():
         raise ConfigurationError(f"{out}: there is no directory {out.parent}.")
 
@@ -108,7 +106,7 @@ def _check_unquantized(file: GGUFFile) -> None:
         if info.type.block_elements > 1:
             raise ModelFileError(
                 f"{file.path}: tensor `{info.name}` is {info.type.name}, quantised already, and "
-                "would lose quality a second time; start from an f16, bf16 or f32 file, or allow "
+                "would lose quality again; start from an f16, bf16 or f32 file, or allow "
                 "requantising."
             )
 
@@ -118,7 +116,7 @@ def _planned(info: TensorInfo, recipe: str, facts: Facts) -> PlannedTensor:
 
 
 def _target(info: TensorInfo, recipe: str, facts: Facts) -> str:
-    """Integers stay; so do floats that the recipe leaves in two bytes, of whichever kind."""
+    """Integers stay; so does BF16 if the recipe stores the tensor in F16."""
     if info.type.name in _INTEGERS:
         return info.type.name
     wanted = tensor_type(recipe, info.name, info.shape, facts)
@@ -128,9 +126,9 @@ def _target(info: TensorInfo, recipe: str, facts: Facts) -> str:
 
 
 def _write(file: GGUFFile, tensor: PlannedTensor, output: GGUFOutput) -> Iterator[int]:
-    """Append the tensor, a few rows at a time; yields the bytes of the source that each took."""
+    """Appends the tensor a few rows at a time; yields the bytes of the source of each."""
     source = file.weight(tensor.name)
-    for chunk in _chunks(source.data, source.shape[-1]):
+    for chunk in row_groups(source.data, most_elements=_CHUNK, row_elements=source.shape[-1]):
         if source.type.name == tensor.type:
             output.append(tensor.name, chunk)
         else:
@@ -139,19 +137,15 @@ def _write(file: GGUFFile, tensor: PlannedTensor, output: GGUFOutput) -> Iterato
         yield chunk.numel()
 
 
-def _chunks(data: Tensor, row: int) -> Iterator[Tensor]:
-    """uint8 [..., row bytes] as [rows, row bytes], whose rows of `row` weights make up a chunk."""
-    rows = data.view(-1, data.shape[-1]) if data.numel() else data.new_empty(0, data.shape[-1])
-    count = max(_CHUNK // max(row, 1), 1)
-    return (rows[begin : begin + count] for begin in range(0, max(len(rows), 1), count))
-
-
 def _fields(file: GGUFFile, recipe: str) -> dict[str, Field]:
-    """The file's metadata, each value with the type it had, and what is now true of the weights."""
+    """The file's metadata with unchanged value types, and the new file type.
+
+    Empty arrays are left out: `gguf.GGUFWriter` cannot write them.
+    """
     fields = {
         key: _field(value, file.kinds[key])
         for key, value in file.metadata.items()
-        if key not in _LAYOUT_KEYS
+        if key not in _LAYOUT_KEYS and not (isinstance(value, list | np.ndarray) and not len(value))
     }
     fields["general.file_type"] = Field(file_type(recipe), GGUFValueType.UINT32)
     version = Field(_QUANTIZATION_VERSION, GGUFValueType.UINT32)
@@ -161,6 +155,6 @@ def _fields(file: GGUFFile, recipe: str) -> dict[str, Field]:
 
 def _field(value: MetadataValue, kind: int) -> Field:
     if isinstance(value, np.ndarray):
-        return Field(value, GGUFValueType.ARRAY, _ELEMENTS[value.dtype])
+        return Field(value.tolist(), GGUFValueType.ARRAY, _ELEMENTS[value.dtype])
     element = GGUFValueType.STRING if isinstance(value, list) else None
     return Field(value, GGUFValueType(kind), element)

@@ -1,7 +1,7 @@
-"""Which tensor gets which block type: the mixtures that go by llama.cpp's names.
+"""Recipes with llama.cpp's names: the block type of each tensor.
 
-A recipe has a base type, and rules for tensors that are worth more bits; the first rule that
-applies wins. Norms, routers and other small tensors are never put in blocks.
+A recipe has a base type and rules for tensors that get more bits; the first rule that applies
+counts. Norms, routers and other small tensors are never quantised.
 """
 
 import re
@@ -17,9 +17,9 @@ from runtime.quant.block_types import block_type
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What rules ask of a model.
+    """Facts about a model that rules depend on.
 
-    kv_sharing: how many query heads share a key head; tied: token_embd serves as output, too.
+    kv_sharing: query heads per key head; tied: token_embd is also the output matrix.
     """
 
     layers: int
@@ -29,8 +29,8 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """`part`, or one of several, begins a layer's name, as `attn_v` in `blk.7.attn_v.weight`."""
+class TypeRule:
+    """`part`: prefixes of names in a layer, as `attn_v` in `blk.7.attn_v.weight`."""
 
     part: str | tuple[str, ...]
     type: str
@@ -43,12 +43,12 @@ class Recipe:
 
     file_type: int
     base: str
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[TypeRule, ...] = ()
     output: str = "Q6_K"
 
     @property
     def plain(self) -> bool:
-        """Whether the weights stay numbers of their own, without blocks."""
+        """Whether weights are stored as numbers without blocks."""
         return block_type(self.base).block_elements == 1
 
 
@@ -67,13 +67,13 @@ def tensor_type(recipe: str, name: str, shape: tuple[int, ...], facts: Facts) ->
 
 
 def recipe_named(name: str) -> Recipe:
-    """ConfigurationError names the nearest recipe and all others."""
+    """The recipe of that name; ConfigurationError suggests the nearest one and lists all."""
     recipe = RECIPES.get(name.lower())
     if recipe is not None:
         return recipe
     near = get_close_matches(name.lower(), RECIPES, n=1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
-    raise ConfigurationError(f"No recipe is called `{name}`.{hint} There are {', '.join(RECIPES)}.")
+    raise ConfigurationError(f"There is no recipe `{name}`.{hint} Known are {', '.join(RECIPES)}.")
 
 
 def file_type(recipe: str) -> int:
@@ -94,14 +94,14 @@ def _wanted(recipe: Recipe, name: str, facts: Facts) -> str:
 
 
 def _fitting(wanted: str, row: int) -> str:
-    """The type itself, or the next best one whose blocks divide the row."""
+    """The type, or the best substitute whose blocks divide the row."""
     while row % block_type(wanted).block_elements:
         wanted = _SUBSTITUTES.get(wanted, "F16")
     return wanted
 
 
 def _more_bits(layer: int, facts: Facts) -> bool:
-    """The first and the last eighth, and each third layer between."""
+    """The first and the last eighth of the layers, and every third one between."""
     eighth = facts.layers // 8
     return layer < eighth or layer >= 7 * facts.layers // 8 or (layer - eighth) % 3 == 2
 
@@ -127,23 +127,23 @@ def _shared_by_four(layer: int, facts: Facts) -> bool:
 
 
 def _eighty_layers(layer: int, facts: Facts) -> bool:
-    """Models of 70 billion weights, whose values are few and much depends on them."""
+    """Models of 70 billion weights, whose value matrices are small and sensitive."""
     return facts.layers == 80 and facts.kv_sharing > 1
 
 
 def _eight_experts(layer: int, facts: Facts) -> bool:
-    """As in Mixtral, where attention is small beside the experts."""
+    """As in Mixtral, whose attention is small compared with the experts."""
     return facts.experts == 8
 
 
 _LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<part>.+)")
 _PATCHES = re.compile(r"\.patch_embd")
-# Norms, routers, positions, convolutions of state space layers: small, and much depends on them.
+# Norms, routers, positions, convolutions of state space layers: small and sensitive.
 _FULL = re.compile(
     r"_norm\.weight$|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv\.|\.rel_pos"
     r"|attn_rel_b|time_mix_(first|w[12]|[va][0-2]|g[12]|decay_w[12]|lerp_fused)\."
 )
-# Encoders of images and sound with their projectors, and small matrices of the Gemma 3n family.
+# Vision and audio encoders with their projectors, and small matrices of Gemma 3n.
 _HALF = re.compile(r"^(v|a|mm|s)\.|altup|laurel|per_layer_model_proj")
 _SUBSTITUTES = {
     "Q2_K": "Q4_0",
@@ -152,11 +152,14 @@ _SUBSTITUTES = {
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
-# Alone or in one matrix with queries and keys.
+# Value matrices, alone or joined with queries and keys.
 _VALUES = ("attn_v.", "attn_qkv.", "attn_kv_b.")
-_EIGHT_EXPERTS = (Rule(_VALUES, "Q8_0", _eight_experts), Rule("attn_k.", "Q8_0", _eight_experts))
-_EIGHT_EXPERTS_OUTPUT = Rule("attn_output.", "Q5_K", _eight_experts)
-_VALUES_OF_EIGHTY_LAYERS = Rule(_VALUES, "Q5_K", _eighty_layers)
+_EIGHT_EXPERTS = (
+    TypeRule(_VALUES, "Q8_0", _eight_experts),
+    TypeRule("attn_k.", "Q8_0", _eight_experts),
+)
+_EIGHT_EXPERTS_OUTPUT = TypeRule("attn_output.", "Q5_K", _eight_experts)
+_VALUES_OF_EIGHTY_LAYERS = TypeRule(_VALUES, "Q5_K", _eighty_layers)
 _EXPERTS = ("ffn_gate_exps.", "ffn_up_exps.", "ffn_down_exps.", "ffn_gate_up_exps.")
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
@@ -174,11 +177,11 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "Q2_K",
             (
                 _VALUES_OF_EIGHTY_LAYERS,
-                Rule(_VALUES, "Q4_K", _shared_by_four),
-                Rule(_VALUES, "Q3_K"),
-                Rule("ffn_down", "Q3_K"),
+                TypeRule(_VALUES, "Q4_K", _shared_by_four),
+                TypeRule(_VALUES, "Q3_K"),
+                TypeRule("ffn_down", "Q3_K"),
                 _EIGHT_EXPERTS_OUTPUT,
-                Rule("attn_output.", "Q3_K"),
+                TypeRule("attn_output.", "Q3_K"),
             ),
         ),
         "q3_k_s": Recipe(11, "Q3_K", (_VALUES_OF_EIGHTY_LAYERS, _EIGHT_EXPERTS_OUTPUT)),
@@ -187,22 +190,22 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "Q3_K",
             (
                 _VALUES_OF_EIGHTY_LAYERS,
-                Rule(_VALUES, "Q5_K", _first_two),
-                Rule(_VALUES, "Q4_K"),
-                Rule("ffn_down", "Q5_K", _first_sixteenth),
-                Rule("ffn_down", "Q4_K"),
+                TypeRule(_VALUES, "Q5_K", _first_two),
+                TypeRule(_VALUES, "Q4_K"),
+                TypeRule("ffn_down", "Q5_K", _first_sixteenth),
+                TypeRule("ffn_down", "Q4_K"),
                 _EIGHT_EXPERTS_OUTPUT,
-                Rule("attn_output.", "Q4_K"),
+                TypeRule("attn_output.", "Q4_K"),
             ),
         ),
         "q3_k_l": Recipe(
             13,
             "Q3_K",
             (
-                Rule(_VALUES, "Q5_K"),
-                Rule("ffn_down", "Q5_K"),
-                Rule("attn_output.", "Q3_K", _eight_experts),
-                Rule("attn_output.", "Q5_K"),
+                TypeRule(_VALUES, "Q5_K"),
+                TypeRule("ffn_down", "Q5_K"),
+                TypeRule("attn_output.", "Q3_K", _eight_experts),
+                TypeRule("attn_output.", "Q5_K"),
             ),
         ),
         "q4_k_s": Recipe(
@@ -210,8 +213,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "Q4_K",
             (
                 _VALUES_OF_EIGHTY_LAYERS,
-                Rule(_VALUES, "Q5_K", _first_four),
-                Rule("ffn_down", "Q5_K", _first_eighth),
+                TypeRule(_VALUES, "Q5_K", _first_four),
+                TypeRule("ffn_down", "Q5_K", _first_eighth),
                 _EIGHT_EXPERTS_OUTPUT,
             ),
         ),
@@ -219,9 +222,9 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             15,
             "Q4_K",
             (
-                Rule(_VALUES, "Q6_K", _more_bits),
+                TypeRule(_VALUES, "Q6_K", _more_bits),
                 _VALUES_OF_EIGHTY_LAYERS,
-                Rule("ffn_down", "Q6_K", _more_bits),
+                TypeRule("ffn_down", "Q6_K", _more_bits),
                 _EIGHT_EXPERTS_OUTPUT,
             ),
         ),
@@ -230,8 +233,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             17,
             "Q5_K",
             (
-                Rule(_VALUES, "Q6_K", _more_bits),
-                Rule("ffn_down", "Q6_K", _more_bits),
+                TypeRule(_VALUES, "Q6_K", _more_bits),
+                TypeRule("ffn_down", "Q6_K", _more_bits),
             ),
         ),
         "q6_k": Recipe(18, "Q6_K"),
@@ -239,11 +242,11 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             25,
             "IQ4_NL",
             (
-                Rule(_VALUES, "Q5_K", _shared_by_four),
-                Rule("ffn_down", "Q5_K", _first_eighth),
+                TypeRule(_VALUES, "Q5_K", _shared_by_four),
+                TypeRule("ffn_down", "Q5_K", _first_eighth),
                 _EIGHT_EXPERTS_OUTPUT,
             ),
         ),
-        "mxfp4": Recipe(38, "Q8_0", tuple(Rule(part, "MXFP4") for part in _EXPERTS), "Q8_0"),
+        "mxfp4": Recipe(38, "Q8_0", tuple(TypeRule(part, "MXFP4") for part in _EXPERTS), "Q8_0"),
     }
 )

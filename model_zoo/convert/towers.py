@@ -1,4 +1,4 @@
-"""The parts of the tables that most vision towers share."""
+"""Parts of conversion tables that several vision models share."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,13 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration, optional_json
-from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Key, Rule, Transform
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Check, Key, Rule, Transform
+from model_zoo.images.normalise import Normalisation
 from runtime.errors import UnsupportedModelError
 
-STANDARD = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# Of the text model: a tower does without.
+# Tensors of the text model, which the table of a vision model ignores.
 TEXT = ("language_model.**", "lm_head.**", "embed_tokens.**", "layers.**", "norm.**")
 
 SIZES = (
@@ -26,24 +24,22 @@ IMAGE_SIZE = Key("vision.image_size", "image_size")
 
 
 def roots(*towers: str) -> tuple[str, ...]:
-    """Prefixes of a checkpoint's tensors that a table does without."""
+    """Prefixes of a checkpoint's tensor names, which the rules of a table leave out."""
     return (*(f"{whole}{tower}." for tower in towers for whole in ("model.", "")), "model.")
 
 
-def clip(
-    projector: str, colours: tuple[tuple[float, ...], tuple[float, ...]], *, eps: float | str
-) -> tuple[Key, ...]:
-    """What every file of llama.cpp's for a tower says beside its sizes.
+def clip(projector: str, colours: Normalisation, *, eps: float | str) -> tuple[Key, ...]:
+    """The keys, other than sizes, of all vision models in llama.cpp's files.
 
-    `colours`: mean and deviation where the checkpoint's processor names none; `eps`: of the norms,
-    or the setting that has it.
+    `colours`: used if the checkpoint's image processor states no mean or deviation; `eps`: the
+    epsilon of the norms, or the name of its setting.
     """
     stated = [
         Key("has_vision_encoder", lambda c: True),
         Key("projector_type", lambda c: projector),
         Key("vision.projection_dim", lambda c: c.model.require_size("hidden_size")),
-        Key("vision.image_mean", lambda c: _colours(c, "image_mean", colours[0])),
-        Key("vision.image_std", lambda c: _colours(c, "image_std", colours[1])),
+        Key("vision.image_mean", lambda c: _colours(c, "image_mean", colours.mean)),
+        Key("vision.image_std", lambda c: _colours(c, "image_std", colours.std)),
         epsilon(eps),
     ]
     return tuple(Key(key.name, key.source, of=key.of, flavours=(LLAMA_CPP,)) for key in stated)
@@ -63,7 +59,7 @@ def both(
     transform: Transform | None = None,
     **conditions: Any,
 ) -> tuple[Rule, Rule]:
-    """A tensor that the flavours call differently."""
+    """Rules for a tensor whose name depends on the flavour."""
     return (
         Rule(source, llama_cpp, transform, flavours=(LLAMA_CPP,), **conditions),
         Rule(source, ollama, transform, flavours=(OLLAMA,), **conditions),
@@ -71,22 +67,22 @@ def both(
 
 
 def part_of_rows(index: int, count: int) -> Transform:
-    """One of so many equal parts of the rows."""
+    """Part `index` of `count` equal parts of the rows."""
     return lambda config, rows: rows.chunk(count)[index]
 
 
 def frame(index: int) -> Transform:
-    """weight (out, channels, frames, side, side) -> (out, channels, side, side) of one frame."""
+    """[out, channels, frames, side, side] -> [out, channels, side, side] of frame `index`."""
     return lambda config, weight: weight[:, :, index]
 
 
 def stacked(config: Configuration, weight: Tensor) -> Tensor:
-    """(out, channels, frames, side, side) -> (out * channels, frames, side, side)."""
+    """[out, channels, frames, side, side] -> [out * channels, frames, side, side]."""
     return weight.flatten(0, 1)
 
 
 def split_qkv(source: str, target: str, *flavours: str) -> tuple[Rule, ...]:
-    """Queries, keys and values from one tensor; `{}` in the target stands for q, k and v."""
+    """Rules that split one tensor into queries, keys and values; `{}` in `target` is q, k or v."""
     return tuple(
         Rule(source, target.format(part, n="{n}"), part_of_rows(index, 3), flavours=flavours)
         for index, part in enumerate("qkv")
@@ -102,37 +98,29 @@ def preprocessing(config: Configuration) -> Mapping[str, Any]:
 
 
 def most_pixels(config: Configuration) -> int | None:
-    """The largest area that the checkpoint's processor makes of a picture, where it says so."""
+    """Pixels of the largest image that the checkpoint's processor produces, if it states that."""
     return _pixels(config, "max_pixels", "longest_edge")
 
 
 def least_pixels(config: Configuration) -> int | None:
+    """Pixels of the smallest image, if stated."""
     return _pixels(config, "min_pixels", "shortest_edge")
 
 
 def longest_edge(config: Configuration) -> int | None:
-    """To which the checkpoint's processor scales a picture, where it says so."""
+    """The longer side to which the checkpoint's processor scales images, if it states that."""
     size = preprocessing(config).get("size")
     value = size.get("longest_edge") if isinstance(size, Mapping) else None
     return None if value is None else int(value)
 
 
-def known_processing(name: str, known: Any) -> Callable[[Configuration], None]:
-    """Refuses processors that are set otherwise: readers of the files take this for granted."""
-
-    def check(config: Configuration) -> None:
-        stated = preprocessing(config).get(name, known)
-        if stated != known:
-            raise UnsupportedModelError(
-                f"{config.path}: its image processor has {str(stated)[:80]} as `{name}`, where "
-                f"files of this architecture mean {known}."
-            )
-
-    return check
+def known_processing(name: str, known: Any) -> Check:
+    """Refuses other values of an image processor's setting, which readers of the file assume."""
+    return _known(f"`{name}` of the image processor", lambda c: preprocessing(c).get(name), known)
 
 
-def same_side(name: str) -> Callable[[Configuration], None]:
-    """Refuses processors whose `name`, a side or several, is not that of the tower's images."""
+def same_side(name: str) -> Check:
+    """Refuses image processors whose setting `name`, one side or several, is not `image_size`."""
 
     def check(config: Configuration) -> None:
         stated, side = preprocessing(config).get(name), config.require("image_size")
@@ -147,38 +135,34 @@ def same_side(name: str) -> Callable[[Configuration], None]:
     return check
 
 
-def known_setting(name: str, *known: Any) -> Callable[[Configuration], None]:
-    """Refuses other values: readers of the files take one of these for granted."""
-
-    def check(config: Configuration) -> None:
-        stated = config.get(name, known[0])
-        if stated not in known:
-            raise UnsupportedModelError(
-                f"{config.path}: `{name}` of the vision part is {stated!r}, where files of this "
-                f"architecture mean {' or '.join(map(repr, known))}."
-            )
-
-    return check
+def known_setting(name: str, *known: Any) -> Check:
+    """Refuses other values of a vision model's setting, which readers of the file assume."""
+    return _known(f"`{name}` of the vision part", lambda c: c.get(name), *known)
 
 
-def known_of_model(name: str, *known: Any) -> Callable[[Configuration], None]:
+def known_of_model(name: str, *known: Any) -> Check:
     """The same for a setting of the whole model."""
-    check = known_setting(name, *known)
-    return lambda config: check(config.model)
+    return _known(f"`{name}` of the model", lambda c: c.model.get(name), *known)
+
+
+def known_rope_base(base: float) -> Check:
+    """Refuses other rotary bases, for files that do not state it."""
+    return _known("the rotary base of the vision part", rope_base, base)
 
 
 def rope_base(config: Configuration) -> float:
     return float(config.rope().get("rope_theta", 10000.0))
 
 
-def known_rope_base(base: float) -> Callable[[Configuration], None]:
-    """Refuses others, where files do not state it."""
+def _known(what: str, read: Callable[[Configuration], Any], *known: Any) -> Check:
+    """Refuses values that are none of `known`; an absent one counts as the first."""
 
     def check(config: Configuration) -> None:
-        if rope_base(config) != base:
+        stated = read(config)
+        if stated is not None and stated not in known:
             raise UnsupportedModelError(
-                f"{config.path}: the rotary base of the vision part is {rope_base(config):g}, "
-                f"where files of this flavour mean {base:g}."
+                f"{config.path}: {what} is {str(stated)[:80]}, where files of this architecture "
+                f"mean {' or '.join(map(str, known))}."
             )
 
     return check

@@ -1,4 +1,4 @@
-"""What happens to a stored tensor on its way into a file; all work on meta tensors too."""
+"""Transformations of stored tensors for the file; all of them work on meta tensors too."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from model_zoo.convert.mapping import Transform
 
 
 def interleaved(heads_key: str) -> Transform:
-    """Rows of rotated heads, pair by pair: transformers turns row j with row j + d/2 of a head.
+    """Interleaves the rows of rotated heads: `transformers` rotates row j with row j + d/2.
 
-    heads_key: the setting that counts the heads. weight [heads * d, in] or bias [heads * d].
+    heads_key: the setting with the number of heads. weight [heads * d, in] or bias [heads * d].
     """
 
     def transform(config: Configuration, rows: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def interleaved(heads_key: str) -> Transform:
 
 
 def plus_one(config: Configuration, weight: Tensor) -> Tensor:
-    """Norms of the Gemma families store what is to be added to one."""
+    """Gemma checkpoints store norm weights less one."""
     return weight.float() + 1
 
 
@@ -61,7 +61,7 @@ def after_transposing(transform: Transform) -> Transform:
 
 
 def joined(config: Configuration, *parts: Tensor) -> Tensor:
-    """The rows of all, in the order of the rule."""
+    """All rows, in the order of the rule's sources."""
     return torch.cat(parts)
 
 
@@ -71,10 +71,10 @@ def scalar(config: Configuration, value: Tensor) -> Tensor:
 
 
 def repacked_mxfp4(config: Configuration, blocks: Tensor, scales: Tensor) -> Tensor:
-    """Blocks uint8 [rows, n, 16], of neighbours in a byte, and scales uint8 [rows, n].
+    """blocks uint8 [rows, n, 16], scales uint8 [rows, n] -> uint8 [rows, n * 17].
 
-    -> uint8 [rows, n * 17]: a block is its scale and 16 bytes, whose low halves are its first 16
-    weights and whose high halves the last.
+    Stored bytes hold adjacent weights. A block of the file is the scale and 16 bytes, with the
+    first 16 weights in the low nibbles and the others in the high ones.
     """
     blocks = blocks.reshape(*scales.shape, 16)
     low, high = blocks & 15, blocks >> 4

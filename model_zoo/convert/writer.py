@@ -1,8 +1,12 @@
-"""Writing GGUF files as a stream: first the plan of all tensors, then their bytes in pieces."""
+"""Writes GGUF files as a stream: first the headers with all planned tensors, then their data.
+
+`gguf.GGUFWriter` writes the headers. It takes the data of whole tensors only, so the data are
+written here: `caravan convert` promises to hold no more than one stored tensor in memory, and a
+tensor of stacked experts is written expert by expert.
+"""
 
 import os
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,32 +15,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from gguf import GGUFValueType
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from torch import Tensor
 
 from runtime.errors import ConfigurationError
 from runtime.quant.block_types import block_type
 
 ALIGNMENT = 32
-_MAGIC, _VERSION = b"GGUF", 3
-_LITTLE: Mapping[GGUFValueType, str] = {
-    GGUFValueType.UINT8: "<B",
-    GGUFValueType.INT8: "<b",
-    GGUFValueType.UINT16: "<H",
-    GGUFValueType.INT16: "<h",
-    GGUFValueType.UINT32: "<I",
-    GGUFValueType.INT32: "<i",
-    GGUFValueType.FLOAT32: "<f",
-    GGUFValueType.BOOL: "<?",
-    GGUFValueType.UINT64: "<Q",
-    GGUFValueType.INT64: "<q",
-    GGUFValueType.FLOAT64: "<d",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A metadata value and how it is stored; `element` is the type of an array's elements."""
+    """A metadata value and its type; `element`: type of an array's elements."""
 
     value: Any
     type: GGUFValueType
@@ -45,7 +35,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor to come: `shape` in torch order, `type` a block type's name."""
+    """A tensor to write: `shape` in torch order, `type`: name of a block type."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,9 +47,9 @@ class PlannedTensor:
 
 
 def field(value: Any) -> Field:
-    """`value` as readers expect it: texts, truth values, uint32, float32, arrays of int32 or these.
+    """`value` with the type that readers expect: text, boolean, uint32, float32, int32 in arrays.
 
-    An array's elements are all of one kind; an empty one has no type and may not be written.
+    All elements of an array have one type. An empty array is an error: GGUFWriter writes none.
     """
     if isinstance(value, Field):
         return value
@@ -72,9 +62,9 @@ def field(value: Any) -> Field:
 
 
 class GGUFOutput:
-    """The files under way; pieces of tensors are appended in the order of the plan."""
+    """The open files; pieces of tensors must be appended in the order of the plan."""
 
-    def __init__(self, parts: Sequence["_Part"]) -> None:
+    def __init__(self, parts: Sequence["_PartFile"]) -> None:
         self._parts = tuple(parts)
         self._queue = [(part, tensor) for part in parts for tensor in part.tensors]
         self._left = self._queue[0][1].nbytes if self._queue else 0
@@ -82,11 +72,11 @@ class GGUFOutput:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Where the files are once the output is closed, the first part first."""
+        """Final paths of the parts, in order."""
         return tuple(part.path for part in self._parts)
 
     def append(self, name: str, data: Tensor) -> None:
-        """uint8 of any shape: the whole tensor `name`, or its next rows in a file's own blocks."""
+        """Appends uint8 of any shape: the next rows of the tensor `name`, in its block type."""
         part, tensor = self._queue[self._next]
         assert tensor.name == name, (tensor.name, name)
         view = data.contiguous().numpy().data.cast("B")
@@ -120,19 +110,18 @@ def gguf_output(
     *,
     split_bytes: int | None = None,
 ) -> Iterator[GGUFOutput]:
-    """Files that bear their names only once all is written; after an error none is left.
+    """Files that get their final names when complete; none remains after an error.
 
-    With `split_bytes`, parts of at most so many bytes of tensors, or of one larger tensor, named
-    `<stem>-00001-of-00003.gguf`. ConfigurationError when the place cannot be written.
+    With `split_bytes`, parts with at most so many bytes of tensors, or one larger tensor, named
+    `<stem>-00001-of-00003.gguf`. ConfigurationError if they cannot be written.
     """
-    parts: list[_Part] = []
+    parts: list[_PartFile] = []
     try:
         _check_space(path, tensors)
         groups = _groups(tensors, split_bytes)
         for number, group in enumerate(groups):
-            parts.append(_open(_part_path(path, number, len(groups)), group))
             fields = _part_fields(metadata, number, len(groups), len(tensors))
-            parts[-1].file.write(_header(fields, group))
+            parts.append(_begin(_part_path(path, number, len(groups)), fields, group))
         output = GGUFOutput(parts)
         yield output
         output._finish()
@@ -145,7 +134,7 @@ def gguf_output(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartFile:
     path: Path
     partial: Path
     file: BinaryIO
@@ -153,7 +142,7 @@ class _Part:
 
 
 def _check_space(path: Path, tensors: Sequence[PlannedTensor]) -> None:
-    """Told before hours of work rather than after; the headers are small beside the tensors."""
+    """Checks free disk space before hours of work; headers are small enough to ignore."""
     needed = sum(tensor.nbytes for tensor in tensors)
     free = shutil.disk_usage(path.parent).free
     if needed > free:
@@ -168,15 +157,23 @@ def _part_path(path: Path, number: int, count: int) -> Path:
     )
 
 
-def _open(path: Path, tensors: Sequence[PlannedTensor]) -> _Part:
+def _begin(path: Path, fields: Mapping[str, Field], tensors: Sequence[PlannedTensor]) -> _PartFile:
+    """Creates the partial file with its header."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    return _Part(path, partial, partial.open("wb"), tensors)
+    try:
+        _write_header(partial, fields, tensors)
+        file = partial.open("ab")
+        file.write(bytes(-file.tell() % ALIGNMENT))
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return _PartFile(path, partial, file, tensors)
 
 
 def _part_fields(
     metadata: Mapping[str, Field], number: int, count: int, tensors: int
 ) -> Mapping[str, Field]:
-    """What the part tells; the first one alone carries the model's metadata."""
+    """Metadata of a part: only the first has the model's."""
     fields = dict(metadata) if number == 0 else {}
     if count > 1:
         fields["split.no"] = Field(number, GGUFValueType.UINT16)
@@ -201,41 +198,30 @@ def _groups(
     return list(groups)
 
 
-def _header(fields: Mapping[str, Field], tensors: Sequence[PlannedTensor]) -> bytes:
-    begin = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(fields))
-    pairs = (_text(key) + _value(field) for key, field in fields.items())
-    header = begin + b"".join(pairs) + _infos(tensors)
-    return header + bytes(-len(header) % ALIGNMENT)
-
-
-def _infos(tensors: Sequence[PlannedTensor]) -> bytes:
-    infos, offset = [], 0
+def _write_header(
+    path: Path, fields: Mapping[str, Field], tensors: Sequence[PlannedTensor]
+) -> None:
+    writer = GGUFWriter(path, arch="")
+    writer.kv_data[0].clear()  # `fields` has the architecture, and only in the first part
+    for key, field in fields.items():
+        writer.add_key_value(key, _encoded(field.value), field.type, field.element)
     for tensor in tensors:
-        sizes = tuple(reversed(tensor.shape))  # a file counts from the fastest varying one
-        numbers = (len(sizes), *sizes, block_type(tensor.type).id, offset)
-        infos.append(_text(tensor.name) + struct.pack(f"<I{len(sizes)}QIQ", *numbers))
-        offset += tensor.nbytes + -tensor.nbytes % ALIGNMENT
-    return b"".join(infos)
+        type = GGMLQuantizationType(block_type(tensor.type).id)
+        float32 = np.dtype(np.float32)  # any type but uint8: `shape` counts weights, not bytes
+        writer.add_tensor_info(tensor.name, tensor.shape, float32, tensor.nbytes, raw_dtype=type)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
 
 
-def _value(field: Field) -> bytes:
-    kind = struct.pack("<I", field.type)
-    if field.type is not GGUFValueType.ARRAY:
-        return kind + _scalar(field.value, field.type)
-    assert field.element is not None
-    begin = kind + struct.pack("<IQ", field.element, len(field.value))
-    if field.element is GGUFValueType.STRING:
-        return begin + b"".join(map(_text, field.value))
-    return begin + np.asarray(field.value).astype(_LITTLE[field.element]).tobytes()
-
-
-def _scalar(value: Any, type: GGUFValueType) -> bytes:
-    return _text(value) if type is GGUFValueType.STRING else struct.pack(_LITTLE[type], value)
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode(errors="replace")
-    return struct.pack("<Q", len(encoded)) + encoded
+def _encoded(value: Any) -> Any:
+    """Texts as UTF-8; JSON files may contain lone surrogates, which become question marks."""
+    if isinstance(value, str):
+        return value.encode(errors="replace")
+    return [_encoded(item) for item in value] if isinstance(value, list) else value
 
 
 def _scalar_type(value: Any) -> GGUFValueType:

@@ -1,4 +1,4 @@
-"""Reading a file's header step by step: nothing is read or allocated before its size is checked."""
+"""Reads a file's header sequentially and checks every size before it reads or allocates."""
 
 import mmap
 import struct
@@ -27,9 +27,9 @@ class Cursor:
 
     @contextmanager
     def bounded(self, nbytes: int, part: str) -> Iterator[None]:
-        """Inside the block, reading more than `nbytes` from here on raises ModelFileError.
+        """Within the context, reading more than `nbytes` from here raises ModelFileError.
 
-        part: what is read in the block, for the message.
+        part: the part of the file, for the message.
         """
         self._end = min(self.size, self.position + nbytes)
         self._limit = f"{part} may take {nbytes:,} bytes at most"
@@ -44,7 +44,7 @@ class Cursor:
         return ModelFileError(f"{self.name}: {problem}.")
 
     def advance(self, count: int, thing: str) -> int:
-        """Step over `count` bytes and give their begin; the file must have them."""
+        """Skips `count` bytes, which the file must have, and returns their begin."""
         begin = self.position
         if count > self.remaining:
             raise self.error(
@@ -57,7 +57,7 @@ class Cursor:
         return begin
 
     def peek(self, count: int) -> bytes:
-        """The next `count` bytes, or what is left of the file."""
+        """The next `count` bytes, or fewer at the end of the file."""
         return self._data[self.position : self.position + count]
 
     def u32(self, thing: str) -> int:
@@ -67,7 +67,7 @@ class Cursor:
         return self.scalar(_U64, thing)
 
     def count(self, thing: str, *, least_bytes: int) -> int:
-        """A signed 64-bit count of things that take `least_bytes` each in the rest of the file."""
+        """A signed 64-bit count of things that take at least `least_bytes` each."""
         value = self.u64(thing)
         if value >= 1 << 63:
             raise self.error(f"{thing} is negative ({value - (1 << 64):,})")
@@ -88,7 +88,7 @@ class Cursor:
         return np.frombuffer(self._data, dtype=dtype, count=count, offset=begin).copy()
 
     def raw_string(self, thing: str, *, most_bytes: int | None = None) -> bytes:
-        """ModelFileError before anything is read when it is longer than `most_bytes`."""
+        """Raises ModelFileError before reading if it is longer than `most_bytes`."""
         length = self.u64(f"the length of {thing}")
         if most_bytes is not None and length > most_bytes:
             raise self.error(f"{thing} has {length:,} bytes; {most_bytes:,} is the limit")
@@ -97,11 +97,11 @@ class Cursor:
         return self._data[begin : begin + length]
 
     def string(self, thing: str) -> str:
-        """A text value; bytes that are not UTF-8 become U+FFFD, as display would show them."""
+        """A text value; bytes that are not UTF-8 become U+FFFD."""
         return self.raw_string(thing).decode(errors="replace")
 
     def identifier(self, thing: str, *, most_bytes: int) -> str:
-        """A text that names something, so it must be UTF-8."""
+        """A name, which must be UTF-8."""
         raw = self.raw_string(thing, most_bytes=most_bytes)
         try:
             return raw.decode()
@@ -109,9 +109,9 @@ class Cursor:
             raise self.error(f"{thing} is not UTF-8: {raw[:64]!r}") from None
 
     def strings(self, count: int, thing: str, *, wanted: bool = True) -> list[str]:
-        """`count` text values: one loop, since vocabularies have hundreds of thousands.
+        """`count` text values, in one loop since vocabularies have hundreds of thousands.
 
-        Where they are not wanted they are only stepped over, and the list is empty.
+        If not `wanted`, they are skipped, and the list is empty.
         """
         texts = []
         data, end, position = self._data, self._end, self.position

@@ -13,13 +13,13 @@ from model_zoo.gguf.cursor import Cursor
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType
 
-# Arrays of numbers are read-only numpy arrays, arrays of texts lists of str.
+# Arrays of numbers are read-only numpy arrays; arrays of texts are lists of str.
 MetadataValue = int | float | bool | str | list[str] | np.ndarray
 
 DEFAULT_ALIGNMENT = 32
-# What headers may cost, several times what the largest published models have: some 100 keys,
-# 10,000 tensors (experts stored one by one), 800,000 texts (tokens and merges) and 50 MB of
-# metadata (a vocabulary, and the whole tokenizer.json beside it).
+# Limits of headers, several times the largest published models: about 100 keys, 10,000 tensors
+# (experts stored one by one), 800,000 texts (tokens and merges) and 50 MB of metadata (a vocabulary
+# and a whole tokenizer.json).
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 16
 MAX_TEXTS = 1 << 22
@@ -40,7 +40,7 @@ _NUMBERS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-# The architectures whose first files have blocks of a type of their own.
+# The architectures whose first files use MXFP4_PAIRS.
 _GPT_OSS = ("gptoss", "gpt-oss")
 _LEAST_PAIR_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
@@ -77,10 +77,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before a file's data, which begins at byte `data_begin`.
+    """The header of a file, whose data begin at byte `data_begin`.
 
-    kinds: the number of each metadata value's type, as the file states it, also of arrays that
-    were stepped over and are not in `metadata`.
+    kinds: the type number of each metadata value, including arrays that were skipped and are not
+    in `metadata`.
     """
 
     version: int
@@ -91,9 +91,9 @@ class Header:
 
 
 def read_header(cursor: Cursor, *, arrays: bool = True) -> Header:
-    """ModelFileError names the file, what is wrong in it and the limit that it breaks.
+    """Raises ModelFileError, which names the file, the problem and the limit.
 
-    arrays: whether the metadata's arrays are wanted; vocabularies take most of the time.
+    arrays: whether to keep the metadata's arrays; vocabularies take most of the time.
     """
     version = _version(cursor)
     tensor_count = _count(cursor, "tensors", _LEAST_TENSOR_BYTES, MAX_TENSORS)
@@ -173,7 +173,7 @@ def _value(cursor: Cursor, kind: int, thing: str, arrays: bool, most_texts: int)
 
 
 def _array(cursor: Cursor, thing: str, *, wanted: bool, most_texts: int) -> list[str] | np.ndarray:
-    """Checked as far as its size even where it is not wanted, and then empty."""
+    """If not `wanted`, the array is empty; its size is checked all the same."""
     kind = cursor.u32(f"the element type of {thing}")
     if kind == _ARRAY:
         raise cursor.error(f"{thing} is an array of arrays, which GGUF does not allow")
@@ -212,7 +212,7 @@ def _padded(count: int, alignment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor as the header describes it; `offset` counts from the begin of the data."""
+    """A tensor entry of the header; `offset` counts from the begin of the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -228,7 +228,7 @@ class _Entry:
         row = shape[-1]
         if row % type.block_elements:
             raise cursor.error(
-                f"tensor `{name}` has rows of {row:,} weights, which are no multiple of the "
+                f"tensor `{name}` has rows of {row:,} weights, not a multiple of the "
                 f"{type.block_elements} in a block of {type.name}"
             )
         offset = cursor.u64(f"the offset of tensor `{name}`")
@@ -236,7 +236,7 @@ class _Entry:
 
 
 def _shape(cursor: Cursor, name: str) -> tuple[int, ...]:
-    """The file counts dimensions from the fastest varying one, torch from the slowest."""
+    """The shape in torch order; the file lists the fastest varying dimension first."""
     count = cursor.u32(f"the number of dimensions of tensor `{name}`")
     if not 1 <= count <= MAX_DIMENSIONS:
         raise cursor.error(
@@ -278,7 +278,7 @@ def _block_type(cursor: Cursor, name: str, gpt_oss: bool) -> BlockType:
 def _placed(
     cursor: Cursor, entries: list[_Entry], data_begin: int, alignment: int
 ) -> dict[str, TensorInfo]:
-    """The tensors where they lie: one behind the other, each padded to the alignment."""
+    """Checks that the tensors are contiguous, each padded to the alignment."""
     tensors: dict[str, TensorInfo] = {}
     expected = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Typed access to a file's metadata; converters write the same key with different types."""
+"""Typed access to a file's metadata, tolerant of the types that converters use for a key."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -15,15 +15,15 @@ T = TypeVar("T", int, float, str, bool)
 _GLOBAL = ("general.", "tokenizer.", "split.")
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 _MAX_SIZE = (1 << 31) - 1
-# Deeper than any model, and few enough that a damaged count asks for little.
+# More than any model has, and few enough that a damaged count costs little.
 MAX_LAYERS = 1024
 
 
 class Metadata:
-    """A file's metadata as its architecture reads it.
+    """A file's metadata.
 
-    Keys are written without the architecture's name, except general, tokenizer and split keys. All
-    errors are ModelFileErrors that name the file and the whole key.
+    Keys are given without the architecture's name, except general, tokenizer and split keys. All
+    errors are ModelFileErrors that name the file and the full key.
     """
 
     def __init__(self, values: Mapping[str, MetadataValue], *, path: Path) -> None:
@@ -46,7 +46,7 @@ class Metadata:
         return self.full_key(key) in self._values
 
     def length(self, key: str) -> int | None:
-        """How many elements the array under `key` has; None when it is absent or no array."""
+        """Length of the array under `key`; None if it is absent or no array."""
         value = self._values.get(self.full_key(key))
         return len(value) if isinstance(value, list | np.ndarray) else None
 
@@ -59,7 +59,7 @@ class Metadata:
     @overload
     def get(self, key: str, kind: type[T], default: None = None) -> T | None: ...
     def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """The value under `key`, as `kind`; `default` when the file has none."""
+        """The value under `key`, as `kind`; `default` if absent."""
         value = self._values.get(self.full_key(key))
         return default if value is None else self._converted(key, value, kind)
 
@@ -71,14 +71,14 @@ class Metadata:
         return self._size(key, self.get(key, int, default), at_most)
 
     def get_positive(self, key: str, default: float | None = None) -> float:
-        """The number above 0 under `key`; it is required where there is no default."""
+        """The number above 0 under `key`, which is required if there is no default."""
         value = self.require(key, float) if default is None else self.get(key, float, default)
         if value <= 0:
             raise self.error(key, f"is {value:g}; it must be above 0")
         return value
 
     def require_array(self, key: str, kind: type[T], *, infinite: bool = False) -> tuple[T, ...]:
-        """The array under `key`, each element as `kind`; `infinite`: numbers may be so."""
+        """The array under `key`, each element as `kind`; `infinite` allows infinite numbers."""
         value = self._required(key)
         if not isinstance(value, list | np.ndarray):
             raise self.error(key, f"is {value!r}, not an array")
@@ -94,7 +94,7 @@ class Metadata:
         return self.require_array(key, kind) if self.has(key) else None
 
     def require_per_layer(self, key: str, layers: int) -> tuple[int, ...]:
-        """A positive integer for each layer, from an array or from one value for all."""
+        """A positive integer for each layer, from an array or from a single value."""
         assert layers <= MAX_LAYERS
         value = self._required(key)
         if not isinstance(value, list | np.ndarray):
@@ -120,7 +120,7 @@ class Metadata:
         return value
 
     def _converted(self, key: str, value: Any, kind: type[T]) -> Any:
-        """`value` as `kind` where nothing is lost: any width, whole floats as integers."""
+        """`value` as `kind`, without loss: any width, floats without a fraction as integers."""
         value = _plain(value)
         if kind is str and isinstance(value, str):
             return value
@@ -136,5 +136,5 @@ class Metadata:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as one of Python's."""
+    """A numpy scalar as a Python number."""
     return value.item() if isinstance(value, np.generic) else value

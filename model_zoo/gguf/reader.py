@@ -1,4 +1,4 @@
-"""GGUF files, memory-mapped: opening one reads its header, and weights are views of the map."""
+"""Memory-mapped GGUF files: opening reads the header, and weights are views of the map."""
 
 import hashlib
 import mmap
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_zoo.gguf.cursor import Cursor
 from model_zoo.gguf.header import MetadataValue, TensorInfo, read_header
-from model_zoo.gguf.split import check_part, further_parts, model_stem, united
+from model_zoo.gguf.split import check_part, further_parts, merged_tensors, model_stem
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import BlockType, Weight
 
@@ -24,20 +24,19 @@ _WORD_BYTES = 8
 
 
 class GGUFFile:
-    """A sound model file, or all parts of a split one: what the headers say holds for the data.
+    """A validated model file, or all parts of a split one.
 
     Texts in `metadata` are str, arrays of them list[str], arrays of numbers read-only numpy arrays;
-    `kinds` has the numbers of the values' types.
-    `modified_at` unix seconds. The maps live as long as the file or a weight of it.
+    `kinds` has the type numbers of the values. `modified_at`: unix seconds. The maps live as long
+    as the file or a weight of it.
 
-    Nobody may shorten the file meanwhile: touching a page of the map that the file has no longer
-    ends the process (SIGBUS). `fetch` looks before and after each part that it reads, and
-    refuses a file of another size; it remains that one may be shortened between two looks, while
-    its header is read, or later under weights that are computed with where they lie. A file that
-    is replaced by another, as the store and the converter do, is the old one here, whole.
+    The file must not be truncated while it is mapped: reading a page beyond its new end kills the
+    process (SIGBUS). `fetch` checks the size before and after each part that it reads and raises
+    an error if it changed; a truncation between two checks, or after loading, is not detected. A
+    file that is replaced by rename, as the store and the converter do, stays intact here.
     """
 
-    def __init__(self, parts: Sequence["_Part"]) -> None:
+    def __init__(self, parts: Sequence["_MappedFile"]) -> None:
         first = parts[0]
         self.path = first.path
         self.version = first.header.version
@@ -45,7 +44,9 @@ class GGUFFile:
         self.kinds: Mapping[str, int] = first.header.kinds
         self.tensors: Mapping[str, TensorInfo] = first.header.tensors
         if len(parts) > 1:
-            self.tensors = MappingProxyType(united({part.path: part.header for part in parts}))
+            self.tensors = MappingProxyType(
+                merged_tensors({part.path: part.header for part in parts})
+            )
         self.size_bytes = sum(part.size_bytes for part in parts)
         self.modified_at = max(part.modified_at for part in parts)
         self._parts = tuple(parts)
@@ -53,27 +54,27 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: Path | str, *, arrays: bool = True) -> "GGUFFile":
-        """The file, and if it is the first of a split model, the others beside it.
+        """Opens the file and, if it is the first part of a split model, the other parts beside it.
 
-        Without `arrays` the metadata is left without those, which takes less than half the time.
-        ModelFileError when one is missing or damaged, its subclass when unsupported.
+        Without `arrays` the metadata has none, which takes less than half the time. ModelFileError
+        if a file is missing or damaged, UnsupportedModelError if it is not supported.
         """
-        first = _Part.open(Path(path), arrays=arrays)
+        first = _MappedFile.open(Path(path), arrays=arrays)
         others = further_parts(first.path, first.header.metadata)
         parts = [first]
         for number, other in enumerate(others, start=1):
-            parts.append(_Part.open(other, arrays=arrays))
+            parts.append(_MappedFile.open(other, arrays=arrays))
             check_part(other, parts[-1].header.metadata, number, len(others) + 1)
         return cls(parts)
 
     @property
     def stem(self) -> str:
-        """What to call a model that has no name of its own."""
+        """The file name without suffix and part number: a name for a model without one."""
         return model_stem(self.path)
 
     @property
     def digest(self) -> str:
-        """SHA-256 in hex over headers and sizes of all parts: a name, not a check of the data."""
+        """SHA-256 in hex of headers and sizes of all parts; it does not cover the data."""
         digest = hashlib.sha256()
         for part in self._parts:
             digest.update(memoryview(part.map)[: part.header_bytes])
@@ -81,12 +82,12 @@ class GGUFFile:
         return digest.hexdigest()
 
     def weight(self, name: str) -> Weight:
-        """A view of the map, not a copy; KeyError when the file has no such tensor."""
+        """A view of the map; KeyError if the file has no such tensor."""
         info = self.tensors[name]
         return self._part_of[name].view(info.begin, info.type, info.shape)
 
     def adjacent_rows(self, names: Sequence[str]) -> Weight | None:
-        """The rows of these matrices as one view of the map; None unless they lie end to end."""
+        """The rows of these matrices as one view of the map; None unless they are contiguous."""
         infos = [self.tensors[name] for name in names]
         first, part = infos[0], self._part_of[names[0]]
         end = first.begin
@@ -99,10 +100,7 @@ class GGUFFile:
         return part.view(first.begin, first.type, (rows, *first.shape[1:]))
 
     def evenly_spaced(self, names: Sequence[str]) -> Weight | None:
-        """Tensors of one shape and type as one view of the map (n, ...), however far apart.
-
-        None unless all distances are equal.
-        """
+        """Tensors of one shape and type as one view (n, ...); None unless equidistant."""
         infos = [self.tensors[name] for name in names]
         first, part = infos[0], self._part_of[names[0]]
         step = infos[1].begin - first.begin if len(infos) > 1 else first.nbytes
@@ -114,18 +112,18 @@ class GGUFFile:
         return part.spaced(first.begin, first.type, (len(infos), *first.shape), step)
 
     def fetch(self, name: str, begin: int = 0, nbytes: int | None = None) -> Iterator[int]:
-        """Bring a tensor, or so many bytes of it, from disk into memory.
+        """Reads a tensor, or `nbytes` of it from `begin`, from disk into memory.
 
-        Yields the bytes of each part once it is there. ModelFileError when the file has not the
-        size any more that it was opened with.
+        Yields the number of bytes of each part that was read. ModelFileError if the file's size has
+        changed since it was opened.
         """
         info = self.tensors[name]
         count = info.nbytes - begin if nbytes is None else nbytes
         return self._part_of[name].fetch(info.begin + begin, count)
 
 
-class _Part:
-    """One file, mapped."""
+class _MappedFile:
+    """One mapped file."""
 
     def __init__(self, path: Path, data: mmap.mmap, modified_at: float, *, arrays: bool) -> None:
         self.path = path
@@ -137,7 +135,7 @@ class _Part:
         self._bytes = _as_tensor(data)
 
     @classmethod
-    def open(cls, path: Path, *, arrays: bool) -> "_Part":
+    def open(cls, path: Path, *, arrays: bool) -> "_MappedFile":
         try:
             status = path.stat()
             _check_kind(path, status)
@@ -147,20 +145,20 @@ class _Part:
             raise ModelFileError(f"{path}: there is no such file.") from None
         except OSError as error:
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}.") from error
-        except ValueError as error:  # a path with a NUL, a file that became empty meanwhile
+        except ValueError as error:  # a path with a NUL, or a file that just became empty
             raise ModelFileError(f"{str(path)!r}: cannot be read: {error}.") from error
         return cls(path, data, status.st_mtime, arrays=arrays)
 
     def view(self, begin: int, type: BlockType, shape: tuple[int, ...]) -> Weight:
         stored = (*shape[:-1], type.row_bytes(shape[-1]))
         data = self._bytes[begin : begin + prod(stored)].view(stored)
-        # Only a file with a tiny alignment of its own making places numbers across their words.
+        # Numbers are unaligned only in a file with an unusually small alignment.
         return Weight(data.clone() if begin % _WORD_BYTES else data, type, shape)
 
     def spaced(
         self, begin: int, type: BlockType, shape: tuple[int, ...], step: int
     ) -> Weight | None:
-        """Tensors that begin `step` bytes apart; None where numbers lie across their words."""
+        """Tensors that begin `step` bytes apart; None if numbers would be unaligned."""
         if begin % _WORD_BYTES or step % _WORD_BYTES:
             return None
         stored = (*shape[:-1], type.row_bytes(shape[-1]))
@@ -182,8 +180,8 @@ class _Part:
         found = self.map.size()  # of the file, not of the map
         if found != self.size_bytes:
             raise ModelFileError(
-                f"{self.path}: has {found:,} bytes by now, not the {self.size_bytes:,} that it had "
-                "when it was opened; it is being written. Wait for that, and load it again."
+                f"{self.path}: has {found:,} bytes, but had {self.size_bytes:,} when it was "
+                "opened; it is being written. Load it again when it is complete."
             )
 
 
@@ -197,10 +195,10 @@ def _check_kind(path: Path, status: stat_result) -> None:
 
 
 def _as_tensor(data: mmap.mmap) -> Tensor:
-    """uint8 [bytes] over the map itself.
+    """uint8 [bytes], a view of the map.
 
-    torch has no read-only tensors and warns of that. Nothing here writes to weights, and the
-    alternative, a private writable map, is refused for files larger than the machine's memory.
+    torch warns since it has no read-only tensors, but weights are never written. A private writable
+    map is no alternative: the kernel refuses it for files larger than the machine's memory.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

@@ -1,4 +1,4 @@
-"""Layers from a file's tensors, by name: what is missing, misshapen or left over is an error."""
+"""Builds layers from a file's tensors by name; missing, misshapen or unused tensors are errors."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.tensors import Progress, Rows, Shape, Tensors
+from model_zoo.gguf.tensors import Progress, RowRange, Shape, Tensors
 from model_zoo.layers.linear import (
     AllGatherLinear,
     AllReduceLinear,
@@ -29,14 +29,13 @@ from runtime.quant.block_types import Weight
 class TensorScope:
     """The tensors under a name prefix, as layers on `device`.
 
-    Matrices stay in the file's types: on a CPU views of the map, elsewhere copied once. A model is
-    best built twice, first on the device "meta": that reads and copies nothing, and `check` then
-    names all that is wrong with the file. On "meta" and after an error, layers hold no data.
-    `context_tokens`: the longest sequence that will be served, None for what the file allows.
-    `ranks`: those that divide the model among them; where a `Split` is given, layers hold their
-    rank's part, and what they compute is that part, or whole again as their name says. Names and
-    shapes are always those of the file. `layer_placement`: where each layer goes, under the prefix
-    `blk`; `device` is then the main one.
+    Matrices keep the file's block types: on a CPU they are views of the map, elsewhere copies. A
+    model should be built on the device "meta" first, which reads and copies nothing; `check` then
+    lists all problems of the file. On "meta" and after an error, layers hold no data.
+    `context_tokens`: the longest sequence to serve; None: the file's maximum. `ranks`: the ranks
+    that divide the model; with a `Split`, a layer holds the part of this rank, and its result is a
+    part or, for layers that reduce or gather, whole. Names and shapes are always those of the file.
+    `layer_placement`: the device of each layer under the prefix `blk`; `device` is the main one.
     """
 
     def __init__(
@@ -59,16 +58,16 @@ class TensorScope:
 
     @property
     def loaded_bytes(self) -> int:
-        """What all layers hold so far, tensors that they share counted once."""
+        """Bytes of all layers so far; shared tensors count once."""
         return self.held.total()
 
     @property
     def held(self) -> Counter[torch.device]:
-        """The same for each device."""
+        """Bytes by device."""
         return Counter(self._tensors.held)
 
     def scope(self, *parts: str | int) -> "TensorScope":
-        """The tensors whose names go on with these parts: `w.scope("blk", 3)`."""
+        """The tensors whose names continue with these parts: `w.scope("blk", 3)`."""
         inner = object.__new__(TensorScope)
         inner._tensors = self._tensors
         inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
@@ -80,7 +79,7 @@ class TensorScope:
         return inner
 
     def undivided(self) -> "TensorScope":
-        """The same for what only the first rank computes, and on one device."""
+        """The same scope without ranks and layer placement, for models that rank 0 runs alone."""
         inner = self.scope()
         inner.ranks, inner.layer_placement = ALONE, None
         return inner
@@ -89,23 +88,22 @@ class TensorScope:
         return self._full(name) in self._tensors.file.tensors
 
     def shape(self, name: str, *, whole: bool = False) -> tuple[int, ...] | None:
-        """That of the tensor `name`, in torch order; None where the file has none.
+        """Shape of the tensor `name` in torch order; None if absent.
 
-        `whole`: the name is given suffix and all.
+        `whole`: `name` includes the suffix.
         """
         full = self._prefix + name if whole else self._full(name)
         info = self._tensors.file.tensors.get(full)
         return None if info is None else info.shape
 
     def block_elements(self, name: str) -> int:
-        """How many weights a block of `name` has, or of its first expert where each is a tensor; 1
-        where the file has neither."""
+        """Weights in a block of `name`, or of its first expert if each is a tensor; 1 if absent."""
         names = self._full(name), self._full(f"{name.removesuffix('_exps')}.0")
         infos = [self._tensors.file.tensors.get(full) for full in names]
         return next((info.type.block_elements for info in infos if info is not None), 1)
 
     def described(self, name: str) -> str:
-        """File, tensor and its type, for errors about it."""
+        """File, tensor and block type, for error messages."""
         full, file = self._full(name), self._tensors.file
         kind = f" ({file.tensors[full].type.name})" if full in file.tensors else ""
         return f"{file.path}: {full}{kind}"
@@ -133,7 +131,7 @@ class TensorScope:
         optional: bool = False,
         outs: Split | None = None,
     ) -> Linear | None:
-        """The matrix `name` (out, in), or where the file has none `alt`; its bias if it has one."""
+        """The matrix `name` (out, in), or else `alt`, with its bias if there is one."""
         name, outs = self._either(name, alt), self._divided(outs)
         if optional and self._tensors.lacks(self._full(name)):
             return None
@@ -147,12 +145,13 @@ class TensorScope:
         whole: str | None = None,
         outs: Sequence[Split] | None = None,
     ) -> FusedLinear:
-        """Matrices of the same input, by name; `whole`: one tensor with the rows of all. `outs`:
-        how ranks divide the outputs of each.
+        """Matrices of the same input, by name.
 
-        They are multiplied as one where that costs nothing: when they have one type and lie end to
-        end in the file, or are copied to a device anyway. On a CPU, joining others would turn
-        pages of the file, which the system can drop and read again, into memory of our own.
+        `whole`: name of one tensor with the rows of all. `outs`: how ranks divide the outputs.
+
+        They are multiplied as one if that costs no memory: if they have one type and are contiguous
+        in the file, or are copied to a device anyway. On a CPU, joining others would copy pages of
+        the file, which the kernel can evict, to anonymous memory.
         """
         whole = whole if whole is not None and self.has(whole) else None
         if outs is not None and self.ranks.size > 1:
@@ -170,10 +169,10 @@ class TensorScope:
         return FusedLinear((Linear(joined, _joined_bias(biases, sizes)),), sizes)
 
     def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
-        """The matrix `name`, whose inputs are divided among ranks; what it gives is whole.
+        """The matrix `name` with inputs divided among ranks; ranks all-reduce the result.
 
-        Where blocks lie across the bounds of the parts, its outputs are divided instead, and ranks
-        exchange what goes in.
+        If blocks cross the bounds of the parts, the outputs are divided instead, and ranks
+        all-gather input and result.
         """
         full = self._full(name)
         if not ins.whole and not ins.falls_on(self.block_elements(name)):
@@ -186,26 +185,39 @@ class TensorScope:
     def gathered_linear(
         self, name: str, *, shape: Shape, alt: str | None = None
     ) -> AllGatherLinear:
-        """The matrix `name`, or where the file has none `alt`: ranks divide its outputs, and put
-        what they get together."""
+        """The matrix `name`, or else `alt`; ranks divide its outputs and all-gather the result."""
         size = (self.shape(self._either(name, alt)) or (0,))[0]
         outs = evenly(size, self.ranks)
         linear = self.linear(name, shape=shape, alt=alt, outs=outs)
         return AllGatherLinear(linear.weight, linear.bias, outs, None, self.ranks)
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
-        """`divided`: each rank has a part of the rows."""
+        """`divided`: each rank holds a part of the rows."""
         full, rows = self._full(name), (self.shape(name) or (0,))[0]
         held = self._divided(evenly(rows, self.ranks)) if divided else None
         weight = self._tensors.weight(full, shape, self.device, outs=held)
         return Embedding(weight, self.dtype, held, self.ranks)
 
     def weight(
-        self, name: str, *, shape: Shape, outs: Split | None = None, ins: Split | None = None
+        self,
+        name: str,
+        *,
+        shape: Shape,
+        each: Split | None = None,
+        outs: Split | None = None,
+        ins: Split | None = None,
     ) -> Weight:
-        """The tensor `name` in its blocks, of any number of dimensions: experts (n, out, in)."""
-        outs, ins = self._divided(outs), self._divided(ins)
-        return self._tensors.weight(self._full(name), shape, self.device, outs=outs, ins=ins)
+        """The tensor `name` in its blocks, of any number of dimensions: experts (n, out, in).
+
+        Ranks divide the matrices (`each`), their outputs or their inputs.
+        """
+        each, outs, ins = self._divided(each), self._divided(outs), self._divided(ins)
+        full = self._full(name)
+        return self._tensors.weight(full, shape, self.device, each=each, outs=outs, ins=ins)
+
+    def transposed(self, weight: Weight) -> Weight:
+        """(n, out, in) -> a copy (n, in, out) in the model's type; blocks cannot be transposed."""
+        return self._tensors.transposed(weight, self.device, self.dtype)
 
     @overload
     def rms_norm(
@@ -224,14 +236,14 @@ class TensorScope:
     def rms_norm(
         self, name: str, eps: float, *, size: int, alt: str | None = None, optional: bool = False
     ) -> RMSNorm | None:
-        """The norm `name`, or where the file has none `alt`."""
+        """The norm `name`, or else `alt`."""
         name = self._either(name, alt)
         if optional and self._tensors.lacks(self._full(name)):
             return None
         return RMSNorm(self.vector(name, size=size), eps)
 
     def layer_norm(self, name: str, eps: float, *, size: int) -> LayerNorm:
-        """The norm `name` with its bias, noughts where the file has none."""
+        """The norm `name` with its bias, or zeros if it has none."""
         weight = self.vector(name, size=size)
         full = f"{self._prefix}{name}.bias"
         if self._tensors.lacks(full):
@@ -249,7 +261,7 @@ class TensorScope:
     def vector(
         self, name: str, *, size: int, bare: bool = False, optional: bool = False
     ) -> Tensor | None:
-        """`name` as float32 [size]; with `bare` perhaps without the suffix of weights."""
+        """`name` as float32 [size]; `bare`: the tensor may lack the suffix `.weight`."""
         full = self._full(name)
         if bare and self._prefix + name in self._tensors.file.tensors:
             full = self._prefix + name
@@ -265,7 +277,7 @@ class TensorScope:
         outs: Split | None = None,
         ins: Split | None = None,
     ) -> Weight:
-        """The matrices (experts, out, in); where the file has each as a tensor, those as one.
+        """The matrices (experts, out, in), stacked if the file has one tensor per expert.
 
         The oldest files have `ffn_gate.0`, `ffn_gate.1` and so on for `ffn_gate_exps`.
         """
@@ -285,33 +297,33 @@ class TensorScope:
     def table(
         self, name: str, *, shape: Shape, optional: bool = False, outs: Split | None = None
     ) -> Tensor | None:
-        """`name`, suffix and all, as float32: such as the biases of experts (experts, out)."""
+        """The tensor `name`, suffix included, as float32, such as biases (experts, out)."""
         full = self._prefix + name
         if optional and self._tensors.lacks(full):
             return None
         return self._tensors.numbers(full, shape, self.device, outs=self._divided(outs))
 
     def need_biases(self, *names: str) -> None:
-        """Of these matrices and norms, those that the file has must have biases."""
+        """Requires a bias for each of these matrices and norms that the file has."""
         wanted = (f"{self._prefix}{name}.bias" for name in names if self.has(name))
         self._tensors.missing += [name for name in wanted if name not in self._tensors.file.tensors]
 
     def ignore(self, *names: str) -> None:
-        """These tensors may be there; nothing uses them."""
+        """Allows these tensors, which nothing uses."""
         self._tensors.claimed.update(map(self._full, names))
 
     def ignore_all(self) -> None:
-        """Tensors under this prefix may be there; nothing uses them."""
+        """Allows all tensors under this prefix, which nothing uses."""
         names = self._tensors.file.tensors
         self._tensors.claimed.update(name for name in names if name.startswith(self._prefix))
 
     def unclaimed(self) -> tuple[str, ...]:
-        """The tensors of the whole file that no layer has asked for, in the file's order."""
+        """All tensors of the file that no layer has requested, in the file's order."""
         tensors = self._tensors
         return tuple(name for name in tensors.file.tensors if name not in tensors.claimed)
 
     def check(self) -> None:
-        """ModelFileError unless every tensor asked for is there and sound, and no other is."""
+        """ModelFileError if tensors are missing, misshapen or unused."""
         problems = {
             "missing": list(dict.fromkeys(self._tensors.missing + self._tensors.uneven())),
             "of the wrong shape": list(dict.fromkeys(self._tensors.misshapen)),
@@ -326,13 +338,13 @@ class TensorScope:
             raise ModelFileError(f"{self._tensors.file.path}: of its tensors, {'; '.join(found)}.")
 
     def _either(self, name: str, alt: str | None) -> str:
-        """`alt` where the file has that alone."""
+        """`alt` if the file has it and lacks `name`."""
         return alt if alt is not None and self.has(alt) and not self.has(name) else name
 
     def _divided_linear(
         self, shapes: Mapping[str, tuple[int, int]], whole: str | None, outs: Sequence[Split]
     ) -> FusedLinear:
-        """This rank's rows of each matrix, which may be parts of one."""
+        """This rank's rows of each matrix; the matrices may be parts of the tensor `whole`."""
         pieces = [_Piece(name, *shape, 0) for name, shape in shapes.items()]
         if whole is not None:
             rows, hidden = [piece.outs for piece in pieces], pieces[0].hidden
@@ -352,7 +364,7 @@ class TensorScope:
         return FusedLinear(tuple(map(Linear, weights, biases)), sizes)
 
     def _divided(self, split: Split | None) -> Split | None:
-        """None where this rank has everything."""
+        """None if this rank holds everything."""
         return None if split is None or split.whole else split
 
     def _bias(self, name: str, size: int | None, outs: Split | None = None) -> Tensor | None:
@@ -367,19 +379,19 @@ class TensorScope:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows from `begin` on of the matrix `name` (outs, hidden)."""
+    """A matrix within the tensor `name` (outs, hidden), from row `begin`."""
 
     name: str
     outs: int
     hidden: int
     begin: int
 
-    def rows(self, full: str, outs: Split) -> Rows:
+    def rows(self, full: str, outs: Split) -> RowRange:
         part = self.part(outs)
-        return Rows(full, (self.outs, self.hidden), part.begin, part.end)
+        return RowRange(full, (self.outs, self.hidden), part.begin, part.end)
 
     def part(self, outs: Split) -> Split:
-        """This rank's of `outs`, counted from the matrix's first row."""
+        """The rows `outs` of this matrix, counted from the first row of the tensor."""
         return Split(((self.begin + outs.begin, self.begin + outs.end),), 0)
 
 

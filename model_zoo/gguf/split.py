@@ -1,4 +1,4 @@
-"""Models split over several files: their names, and the rules that hold among them."""
+"""Models split over several files: their names and consistency checks."""
 
 import re
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 def further_parts(path: Path, metadata: Mapping[str, MetadataValue]) -> tuple[Path, ...]:
-    """The other files of the model whose first is `path`; none when it is not split.
+    """The other files of the model whose first is `path`; none if it is not split.
 
-    They are beside it by names that its own name gives, never by anything written in a file.
+    Their names are derived from the name of `path`, never from the content of a file.
     """
     count = _integer(path, metadata, _COUNT) if _COUNT in metadata else 0
     if count in (0, 1):
@@ -34,7 +34,7 @@ def further_parts(path: Path, metadata: Mapping[str, MetadataValue]) -> tuple[Pa
         )
     if int(name["count"]) != count:
         raise ModelFileError(
-            f"{path}: `{_COUNT}` is {count:,}, but its name speaks of {int(name['count']):,} files."
+            f"{path}: `{_COUNT}` is {count:,}, but its name states {int(name['count']):,} files."
         )
     if int(name["number"]) != 1:
         raise ModelFileError(f"{path}: holds the first part (`{_NUMBER}` 0); name it {first}.")
@@ -43,7 +43,7 @@ def further_parts(path: Path, metadata: Mapping[str, MetadataValue]) -> tuple[Pa
 
 
 def check_part(path: Path, metadata: Mapping[str, MetadataValue], number: int, count: int) -> None:
-    """Raises ModelFileError unless the file is part `number`, counted from 0, of `count`."""
+    """Raises ModelFileError unless the file is part `number` (from 0) of `count`."""
     stated = _integer(path, metadata, _NUMBER)
     if stated != number:
         raise ModelFileError(f"{path}: `{_NUMBER}` is {stated:,}; by its name it must be {number}.")
@@ -54,14 +54,14 @@ def check_part(path: Path, metadata: Mapping[str, MetadataValue], number: int, c
         )
 
 
-def united(parts: Mapping[Path, Header]) -> dict[str, TensorInfo]:
-    """The tensors of all parts, the first part's first; each name once, and as many as stated."""
+def merged_tensors(parts: Mapping[Path, Header]) -> dict[str, TensorInfo]:
+    """The tensors of all parts in order; ModelFileError for duplicates or a wrong total."""
     owners: dict[str, Path] = {}
     for path, header in parts.items():
         for name in header.tensors:
             if name in owners:
                 raise ModelFileError(
-                    f"{path}: tensor `{name}` is in {owners[name].name} as well; "
+                    f"{path}: tensor `{name}` is in {owners[name].name} too; "
                     "a tensor may be in one part only."
                 )
             owners[name] = path
@@ -75,7 +75,7 @@ def united(parts: Mapping[Path, Header]) -> dict[str, TensorInfo]:
 
 
 def model_stem(path: Path) -> str:
-    """The file's name without its suffix and without the number of its part."""
+    """The file name without suffix and part number."""
     name = _NAME.fullmatch(path.name)
     return path.stem if name is None else name["prefix"]
 
@@ -83,7 +83,7 @@ def model_stem(path: Path) -> str:
 def _integer(path: Path, metadata: Mapping[str, MetadataValue], key: str) -> int:
     value = metadata.get(key)
     if value is None:
-        raise ModelFileError(f"{path}: is one of several split files, but has no `{key}`.")
+        raise ModelFileError(f"{path}: is a part of a split model, but has no `{key}`.")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         shown = repr(value)[:40] if isinstance(value, int | float | str) else "an array"
         raise ModelFileError(f"{path}: `{key}` is {shown}, not a count.")

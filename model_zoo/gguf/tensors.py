@@ -1,4 +1,4 @@
-"""A file's tensors, or parts of them, on devices, and the account of which were asked for."""
+"""Places a file's tensors, or parts of them, on devices and records which were requested."""
 
 import re
 from collections import Counter
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.distributed.ranks import Split
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import Weight, block_type, dequantize
 
 Progress = Callable[[int, int], None]
-# Torch order; None where any size but nought is right.
+# Torch order; None allows any size but 0.
 Shape = tuple[int | None, ...]
 META = torch.device("meta")
+_PLAIN_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _LAYER = re.compile(r"^blk\.\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRange:
     """Rows [begin, end) of the matrix `name`, which has this shape in the file."""
 
     name: str
@@ -31,7 +32,7 @@ class Rows:
 
 
 class Tensors:
-    """What scopes share: matrices once for each device, and which names were claimed."""
+    """The state that scopes share: one copy of a matrix per device, and the requested names."""
 
     def __init__(self, file: GGUFFile, progress: Progress | None) -> None:
         self.file = file
@@ -43,16 +44,16 @@ class Tensors:
         self._progress = progress
         self._fetched_bytes = 0
         self._total_bytes = sum(info.nbytes for info in file.tensors.values())
-        self._weights: dict[tuple[str, torch.device, Split | None, Split | None], Weight] = {}
+        self._weights: dict[tuple[str, torch.device, *tuple[Split | None, ...]], Weight] = {}
 
     def lacks(self, name: str) -> bool:
-        """Whether the file has no tensor of that name, which it need not have; noted if so."""
+        """Whether the file lacks this optional tensor; recorded if so."""
         if name not in self.file.tensors:
             self._absent.append(name)
         return name not in self.file.tensors
 
     def uneven(self) -> list[str]:
-        """Absent tensors that another layer has: such as the bias of one layer alone."""
+        """Absent optional tensors that another layer has, such as a bias in one layer only."""
         claimed = self.claimed & self.file.tensors.keys()
         present = {_LAYER.sub("blk", name) for name in claimed if _LAYER.match(name)}
         return [name for name in self._absent if _LAYER.sub("blk", name) in present]
@@ -63,21 +64,38 @@ class Tensors:
         shape: Shape,
         device: torch.device,
         *,
+        each: Split | None = None,
         outs: Split | None = None,
         ins: Split | None = None,
     ) -> Weight:
-        """The matrix or matrices (..., out, in) of that shape, of which `outs` and `ins` say which
-        outputs and inputs are wanted."""
+        """The matrix or matrices (..., out, in) of that shape.
+
+        `each`, `outs` and `ins` select matrices (of (n, out, in)), outputs and inputs.
+        """
         if not self._claim(name, shape):
-            return nothing(len(shape))
-        key = name, device, outs, ins
+            return missing_weight(len(shape))
+        key = name, device, each, outs, ins
         if key not in self._weights:
-            self._fetch(name, device, outs)
-            self._weights[key] = self._placed(_cut(self.file.weight(name), outs, ins), device)
+            self._fetch(name, device, outs, each)
+            whole = self.file.weight(name)
+            some = whole if each is None else whole.matrices(each.begin, each.end)
+            self._weights[key] = self._placed(_cut(some, outs, ins), device)
         return self._weights[key]
 
+    def transposed(self, weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
+        """A copy (n, in, out) of (n, out, in) in `dtype`, counted in `held`."""
+        count, outs, ins = weight.shape
+        shape, kind = (count, ins, outs), block_type(_PLAIN_TYPES[dtype])
+        data = torch.empty(count, ins, kind.row_bytes(outs), dtype=torch.uint8, device=device)
+        if not weight.data.is_meta and device != META:
+            for matrix, copy in zip(weight.data, data, strict=True):
+                rows = dequantize(matrix, weight.type).t().to(dtype).contiguous()
+                copy.copy_(rows.view(torch.uint8))
+        self.held[device] += data.nbytes
+        return Weight(data, kind, shape)
+
     def joined(self, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> Weight | None:
-        """The rows of all as one weight; None where they must or should stay apart."""
+        """The rows of all matrices as one weight; None if joining is impossible or costs memory."""
         infos = [self.file.tensors.get(name) for name in shapes]
         if not all(info and info.shape == shapes[info.name] for info in infos):
             return None
@@ -90,11 +108,11 @@ class Tensors:
             self._fetch(name, device)
         return self._placed(_stacked(parts, device) if joined is None else joined, device)
 
-    def rows(self, pieces: Sequence[Rows], device: torch.device) -> list[Weight]:
-        """The weight of each piece; a single one with all rows where they are copied anyway."""
+    def rows(self, pieces: Sequence[RowRange], device: torch.device) -> list[Weight]:
+        """The weight of each piece, or one weight with all rows if they are copied anyway."""
         sound = [self._claim(piece.name, piece.shape) for piece in pieces]
         if not all(sound):
-            return [nothing(2) for _ in pieces]
+            return [missing_weight(2) for _ in pieces]
         views = []
         for piece in pieces:
             part = Split(((piece.begin, piece.end),), 0)
@@ -113,17 +131,17 @@ class Tensors:
         outs: Split | None = None,
         ins: Split | None = None,
     ) -> Weight:
-        """Tensors of one shape as one, its first dimension counting them.
+        """Tensors of one shape, stacked along a new first dimension.
 
-        A view of the map where they lie at even distances; else they are copied.
+        A view of the map if they are equidistant in the file, else a copy.
         """
         sound = [self._claim(name, shape) for name in names]
         if not all(sound):
-            return nothing(len(shape) + 1)
+            return missing_weight(len(shape) + 1)
         kinds = {(self.file.tensors[name].type, self.file.tensors[name].shape) for name in names}
         if len(kinds) > 1:
-            self.misshapen.append(f"{names[0]} and its like differ in type or shape")
-            return nothing(len(shape) + 1)
+            self.misshapen.append(f"{names[0]} and its counterparts differ in type or shape")
+            return missing_weight(len(shape) + 1)
         for name in names:
             self._fetch(name, device, outs)
         even = self.file.evenly_spaced(names)
@@ -137,7 +155,7 @@ class Tensors:
     def numbers(
         self, name: str, shape: Shape, device: torch.device, *, outs: Split | None = None
     ) -> Tensor:
-        """float32, of any number of dimensions; `outs`: which of the last one are wanted."""
+        """float32 of any number of dimensions; `outs`: a part of the last one."""
         if not self._claim(name, shape):
             return torch.empty([size or 0 for size in shape], device=META)
         self._fetch(name, device)
@@ -148,7 +166,7 @@ class Tensors:
         return numbers.to(device)
 
     def _claim(self, name: str, shape: Shape) -> bool:
-        """Whether the file has this tensor in this shape; noted if not."""
+        """Whether the file has this tensor with this shape; recorded if not."""
         self.claimed.add(name)
         info = self.file.tensors.get(name)
         if info is None:
@@ -167,40 +185,49 @@ class Tensors:
         self.held[device] += weight.nbytes
         return weight.to(device)
 
-    def _fetch(self, name: str, device: torch.device, outs: Split | None = None) -> None:
-        """Read from disk now, so that loading takes the time and can tell how far it is.
-
-        Of matrices of which some rows are wanted, these alone.
-        """
+    def _fetch(
+        self,
+        name: str,
+        device: torch.device,
+        outs: Split | None = None,
+        each: Split | None = None,
+    ) -> None:
+        """Reads the tensor, or its rows `outs` or matrices `each`, from disk now, so that loading
+        reports progress."""
         if device == META:
             return
         before = self._fetched_bytes
-        for begin, nbytes in self._ranges(name, outs):
+        for begin, nbytes in self._ranges(name, outs, each):
             for count in self.file.fetch(name, begin, nbytes):
                 self._fetched_bytes += count
-                self._tell()
-        if outs is not None:  # the rest is another rank's
+                self._report_progress()
+        if outs is not None or each is not None:  # the rest is another rank's
             self._fetched_bytes = before + self.file.tensors[name].nbytes
-            self._tell()
+            self._report_progress()
 
-    def _ranges(self, name: str, outs: Split | None) -> Iterator[tuple[int, int]]:
-        """Where the wanted rows lie in the tensor, in bytes: begin and length."""
+    def _ranges(
+        self, name: str, outs: Split | None, each: Split | None
+    ) -> Iterator[tuple[int, int]]:
+        """Begin and length in bytes of the rows `outs` of each matrix or the matrices `each`."""
         info = self.file.tensors[name]
-        if outs is None:
+        if outs is not None:
+            assert each is None, "ranks divide the matrices of a tensor or their outputs, not both"
+            row = info.type.row_bytes(info.shape[-1])
+            for number in range(prod(info.shape[:-2])):
+                yield (number * info.shape[-2] + outs.begin) * row, outs.count * row
+        elif each is not None:
+            matrix = info.nbytes // info.shape[0]
+            yield each.begin * matrix, each.count * matrix
+        else:
             yield 0, info.nbytes
-            return
-        row = info.type.row_bytes(info.shape[-1])
-        matrix = row * info.shape[-2]
-        for number in range(prod(info.shape[:-2])):
-            yield number * matrix + outs.begin * row, outs.count * row
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None:
             self._progress(min(self._fetched_bytes, self._total_bytes), self._total_bytes)
 
 
-def nothing(dimensions: int) -> Weight:
-    """Stands in for a tensor that is not there, until `check` says so."""
+def missing_weight(dimensions: int) -> Weight:
+    """A placeholder for a tensor that is missing, until `check` raises the error."""
     shape = (0,) * dimensions
     return Weight(torch.empty(shape, dtype=torch.uint8, device=META), block_type("F32"), shape)
 
@@ -211,7 +238,7 @@ def _cut(weight: Weight, outs: Split | None, ins: Split | None) -> Weight:
 
 
 def _stacked(parts: Sequence[Weight], device: torch.device) -> Weight:
-    """All rows in one new weight, each copied straight to the device."""
+    """All rows in one new weight, each copied directly to the device."""
     first = parts[0]
     rows = sum(part.shape[0] for part in parts)
     data = torch.empty(rows, first.data.shape[1], dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""Model files whose weights stay on disk: what is made of one is an outline."""
+"""Model files that are opened without reading weights, to plan memory and to describe them."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from model_zoo.gguf.reader import GGUFFile
 
 
 class UnreadFile(GGUFFile):
-    """Nothing but the header is read, and whatever small is computed with on the way."""
+    """A file of which only the header is read, and small tensors that building a model needs."""
 
     def fetch(self, name: str, begin: int = 0, nbytes: int | None = None) -> Iterator[int]:
         return iter(())

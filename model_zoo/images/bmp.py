@@ -1,28 +1,27 @@
-"""BMP: the size, and whether it is compressed.
+"""BMP: the size and the compression, from the header that Pillow reads without decoding."""
 
-Reference: BITMAPCOREHEADER and BITMAPINFOHEADER, Windows GDI.
-"""
+from io import BytesIO
 
-from model_zoo.images.container import Container, numbers
+from model_zoo.images.container import Container, undecodable
+from model_zoo.images.run_lengths import BmpFile
 from runtime.errors import RequestError
 
 MAGIC = b"BM"
 KIND = "BMP"
-CORE_HEADER_BYTES = 12
-RUN_LENGTH = (1, 2)
 MAX_RUN_LENGTH_BYTES = 2**22  # each run is a step of a Python loop
 
 
 def read(data: bytes) -> Container:
-    """Raises RequestError."""
-    (header_bytes,) = numbers("<I", data, 14, KIND)
-    if header_bytes == CORE_HEADER_BYTES:
-        width, height = numbers("<HH", data, 18, KIND)
-        return Container(KIND, width, height, data, len(data))
-    width, height, _, _, compression = numbers("<IiHHI", data, 18, KIND)
-    if compression in RUN_LENGTH and len(data) > MAX_RUN_LENGTH_BYTES:
+    """Raises RequestError for a damaged header, and for run lengths that take too long."""
+    try:
+        with BmpFile(BytesIO(data)) as file:
+            width, height = file.size
+            run_lengths = file.has_run_lengths
+    except Exception as error:  # Pillow documents no errors of its decoders
+        raise undecodable(KIND, error) from error
+    if run_lengths and len(data) > MAX_RUN_LENGTH_BYTES:
         raise RequestError(
             f"The BMP image has {len(data):,} bytes; compressed ones may have "
             f"{MAX_RUN_LENGTH_BYTES:,}. Send it as PNG."
         )
-    return Container(KIND, width, abs(height), data, len(data))
+    return Container(KIND, width, height, data, len(data))

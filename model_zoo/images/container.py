@@ -1,20 +1,26 @@
-"""What an image file says of itself before anything in it is decompressed."""
+"""The structure of an image file, read before anything in it is decompressed.
+
+Pillow decodes the pixels. PNG, JPEG, GIF and WebP files are scanned here first, because Pillow's
+readers do not keep the limits: opening a WebP file allocates canvases of the stated size, opening a
+PNG file unpacks its profiles and texts, frames of a GIF file are counted by reading each of them,
+and none bounds the number of parts of a file.
+"""
 
 import struct
 from dataclasses import dataclass
 
 from runtime.errors import RequestError
 
-MAX_PARTS = 300_000  # chunks, blocks or segments of one file: each is a step of a Python loop
+MAX_PARTS = 300_000  # chunks, blocks or segments of a file: each is a step of a Python loop
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The outside of an image file.
+    """Structure and metadata of an image file.
 
-    `data` is what the decoder of `format` needs for the first frame, of `width` x `height` pixels,
-    and little else. `frames`: how many there are. `exif`, `xmp`: where the orientation may be.
-    `least_bytes`: compressed data for so many pixels cannot be shorter; 0: not known.
+    `data`: the parts of the file that decoding the first frame needs; `width`, `height`: its size
+    in pixels. `frames`: their number. `exif`, `xmp`: metadata that may state the orientation.
+    `least_bytes`: a lower bound of the compressed data for that size; 0 if unknown.
     """
 
     format: str
@@ -36,15 +42,22 @@ def damaged(kind: str, how: str) -> RequestError:
     return RequestError(f"The {kind} image is damaged: {how}; send a sound file.")
 
 
+def undecodable(kind: str, error: Exception) -> RequestError:
+    """The error for an exception of Pillow's decoders."""
+    if "truncated" in str(error).lower():
+        return truncated(kind)
+    return damaged(kind, "it cannot be decoded")
+
+
 def numbers(layout: str, data: bytes, offset: int, kind: str) -> tuple[int, ...]:
-    """`struct.unpack_from`, where data that end too early are the request's fault."""
+    """`struct.unpack_from`; raises RequestError if the data end too early."""
     if offset + struct.calcsize(layout) > len(data):
         raise truncated(kind)
     return struct.unpack_from(layout, data, offset)
 
 
-class Parts:
-    """Counts the parts of a file, so that no file is taken apart for minutes."""
+class PartCounter:
+    """Counts the parts of a file; raises RequestError beyond `MAX_PARTS`."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to its pixels, within limits, whatever the bytes are."""
+"""Decodes image files of untrusted origin to pixels, within limits."""
 
 from dataclasses import dataclass
 from io import BytesIO
@@ -12,7 +12,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from model_zoo.images import bmp, gif, jpeg, png, webp
-from model_zoo.images.container import Container, damaged, truncated
+from model_zoo.images.container import Container, damaged, truncated, undecodable
 from model_zoo.images.orientation import exchanges_sides, orientation_of, upright
 from model_zoo.images.run_lengths import BmpFile
 from runtime.errors import RequestError
@@ -27,27 +27,27 @@ DECODERS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 
-# What decoding takes at most; resizing takes up to 48 bytes for each pixel of a side.
+# Peak memory of decoding; resizing takes up to 48 bytes more for each pixel of a side.
 BYTES_PER_PIXEL = 17
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingLimits:
-    """What one image may be; `pixels` and `side`, the longer one, of its first frame."""
+    """Limits of one image; `pixels` and `side`, the longer one, apply to its first frame."""
 
     bytes: int = 32 * 2**20
     pixels: int = 2**26
-    side: int = 2**16 - 1  # the most that JPEG and GIF can say
+    side: int = 2**16 - 1  # the maximum of JPEG and GIF
     frames: int = 1000
 
 
 def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
-    """[height, width, 3]: PNG, JPEG, WebP, GIF or BMP, known by its content, as RGB.
+    """The first frame of a PNG, JPEG, WebP, GIF or BMP file as RGB [height, width, 3].
 
-    The first frame, upright as Exif or XMP say, transparency on white; the same pixels that
-    `transformers` gets from Pillow. Raises RequestError for what is no image, is damaged or exceeds
-    a limit; limits are checked before anything is decompressed. Takes as long as decoding takes:
-    call it outside an event loop.
+    Rotated as Exif or XMP state, transparency on white: the pixels that `transformers` gets from
+    Pillow. Raises RequestError if the data are no image, are damaged or exceed a limit; limits are
+    checked before anything is decompressed. Blocks while it decodes: do not call it on an event
+    loop.
     """
     container = _accepted(data, limits)
     image = upright(_pixels(container), orientation_of(container.exif, container.xmp))
@@ -55,7 +55,7 @@ def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
 
 
 def size_of(data: bytes, limits: DecodingLimits) -> tuple[int, int]:
-    """(height, width) of what `decode` makes of it; raises what that raises before it decodes."""
+    """(height, width) of the result of `decode`; checks the same limits without decoding."""
     container = _accepted(data, limits)
     turned = exchanges_sides(orientation_of(container.exif, container.xmp))
     size = container.height, container.width
@@ -63,7 +63,7 @@ def size_of(data: bytes, limits: DecodingLimits) -> tuple[int, int]:
 
 
 def inspect(data: bytes) -> Container:
-    """What the file says of itself; nothing is decompressed. Raises RequestError."""
+    """Reads the file's structure without decompressing pixels. Raises RequestError."""
     if data.startswith(png.MAGIC):
         return png.read(data)
     if data.startswith(jpeg.MAGIC):
@@ -118,14 +118,12 @@ def _pixels(container: Container) -> NDArray[np.uint8]:
         return np.asarray(_rgb(_first_frame(container)))
     except (RequestError, MemoryError):
         raise
-    except Exception as error:  # decoders fail in many ways, and all of them are the file's fault
-        if "truncated" in str(error).lower():
-            raise truncated(kind) from error
-        raise damaged(kind, "it cannot be decoded") from error
+    except Exception as error:  # Pillow documents no errors of its decoders
+        raise undecodable(kind, error) from error
 
 
 def _first_frame(container: Container) -> Image.Image:
-    """A copy, so that what the decoder holds is gone before anything else is made."""
+    """A copy, so that the decoder's memory is freed before the next step allocates."""
     with DECODERS[container.format](BytesIO(container.data)) as file:
         if file.size != (container.width, container.height):
             raise damaged(container.format, "it states two sizes")
@@ -134,7 +132,7 @@ def _first_frame(container: Container) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Transparency is laid on white. 16-bit greys above 255 are white, as Pillow has it."""
+    """Puts transparency on white. 16-bit greys above 255 become white, as in Pillow."""
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image)

@@ -1,9 +1,9 @@
-"""GIF: the first frame's blocks, the size, the number of frames.
+"""GIF: the blocks of the first frame, the size, the number of frames.
 
 Reference: Graphics Interchange Format, version 89a.
 """
 
-from model_zoo.images.container import Container, Parts, numbers, truncated
+from model_zoo.images.container import Container, PartCounter, numbers, truncated
 
 MAGICS = (b"GIF87a", b"GIF89a")
 KIND = "GIF"
@@ -12,12 +12,12 @@ GRAPHIC_CONTROL = 0xF9
 
 
 def read(data: bytes) -> Container:
-    """Comments and later frames are left out, but counted. Raises RequestError."""
+    """Leaves out comments and later frames, but counts them. Raises RequestError."""
     width, height, flags = numbers("<HHB", data, 6, KIND)
     offset = 13 + _palette_bytes(flags)
     head, control, frame, frames = data[:offset], b"", b"", 0
-    parts = Parts(KIND)
-    while not frames or offset < len(data):  # behind the first frame, a missing end is no loss
+    parts = PartCounter(KIND)
+    while not frames or offset < len(data):  # after the first frame, the file may end early
         (introducer,) = numbers("B", data, offset, KIND)
         if introducer == EXTENSION:
             (label,) = numbers("B", data, offset + 1, KIND)
@@ -31,11 +31,11 @@ def read(data: bytes) -> Container:
                 frame = data[offset:end]
                 width, height = max(width, left + wide), max(height, top + high)
             frames += 1
-        elif frames:  # the trailer, or what nobody reads any more
+        elif frames:  # the trailer, or data that no reader needs
             break
         elif introducer == TRAILER:
             raise truncated(KIND)
-        else:  # between blocks, readers pass over what they do not know
+        else:  # readers skip unknown bytes between blocks
             parts.count()
             end = offset + 1
         offset = end
@@ -47,8 +47,8 @@ def _palette_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _after_blocks(data: bytes, offset: int, parts: Parts) -> int:
-    """The offset behind a chain of sub-blocks, each led by its length, an empty one at the end."""
+def _after_blocks(data: bytes, offset: int, parts: PartCounter) -> int:
+    """The offset after a chain of sub-blocks, each with its length first; an empty one ends it."""
     while True:
         parts.count()
         (length,) = numbers("B", data, offset, KIND)

@@ -1,9 +1,9 @@
-"""JPEG: the segments that pixels need, the size, the number of scans.
+"""JPEG: the segments that decoding needs, the size, the number of scans.
 
 Reference: ITU-T T.81; application segments as Exif 2.3 and XMP part 3 use them.
 """
 
-from model_zoo.images.container import Container, Parts, damaged, numbers, truncated
+from model_zoo.images.container import Container, PartCounter, damaged, numbers, truncated
 from runtime.errors import RequestError
 
 MAGIC = b"\xff\xd8\xff"
@@ -13,16 +13,16 @@ START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 STANDALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a segment
 FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 HUFFMAN_CODED = {0xC0, 0xC1, 0xC2}
-# JFIF and Adobe's segment say how the colours are coded; the others carry profiles and notes.
+# JFIF and Adobe's segment state the colour coding; the others hold profiles and metadata.
 UNNEEDED = (set(range(0xE1, 0xF0)) - {0xEE}) | {0xFE}
-MAX_SCANS = 200  # a progressive file has about ten; each goes over all pixels
+MAX_SCANS = 200  # progressive files have about ten; each costs a pass over all pixels
 
 
 def read(data: bytes) -> Container:
-    """Profiles, thumbnails, comments and further images are left out. Raises RequestError."""
+    """Leaves out profiles, thumbnails, comments and further images. Raises RequestError."""
     kept, exif, xmp = [data[:2]], list[bytes](), b""
     frame: tuple[int, int, int] | None = None  # marker, height, width
-    parts, offset = Parts(KIND), 2
+    parts, offset = PartCounter(KIND), 2
     while True:
         parts.count()
         marker, offset = _next_marker(data, offset)
@@ -55,7 +55,7 @@ def read(data: bytes) -> Container:
 
 
 def _next_marker(data: bytes, offset: int) -> tuple[int, int]:
-    """The next marker and the offset behind it; bytes that belong to none are passed over."""
+    """The next marker and the offset after it; bytes between markers are skipped."""
     while True:
         offset = data.find(b"\xff", offset) + 1
         if offset == 0 or offset >= len(data):
@@ -70,7 +70,7 @@ def _container(
     marker, height, width = frame
     if scans.count(b"\xff\xda") > MAX_SCANS:
         raise RequestError(f"The JPEG image has more than {MAX_SCANS} scans; save it again.")
-    # Each block takes a bit or more, and one component has as many as pixels / 64, or half of it.
+    # A block takes at least a bit, and one component has pixels / 64 blocks, or half as many.
     blocks = width * height // 128
     return Container(
         KIND,

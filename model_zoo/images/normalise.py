@@ -1,4 +1,4 @@
-"""From 8-bit pixels to what a tower reads: scaled to [0, 1], less the mean, over the deviation."""
+"""Normalises 8-bit pixels for a vision model: scaled to [0, 1], less mean, over deviation."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Normalisation:
         return torch.from_numpy(values)
 
     def _tables(self) -> NDArray[np.float32]:
-        """[3, 256]: what each 8-bit value becomes, rounded in the order of the reference."""
+        """[3, 256]: the result for each 8-bit value, rounded in the order of the reference."""
         levels = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
         mean, std = (np.array(triple, np.float32)[:, None] for triple in (self.mean, self.std))
         return (levels - mean) / std

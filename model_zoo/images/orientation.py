@@ -1,6 +1,8 @@
-"""Which way up a picture is: the orientation that a camera wrote down, and undoing it.
+"""The orientation in a file's metadata, and rotating the image accordingly.
 
-Reference: Exif 2.3, tag 0x0112, and tiff:Orientation of XMP, which counts where Exif says nothing.
+Pillow's Exif reader is not used: it reports damaged metadata as Python warnings, which threads
+cannot suppress safely. Reference: Exif 2.3, tag 0x0112, and tiff:Orientation of XMP, which counts
+if Exif has no orientation.
 """
 
 import re
@@ -11,13 +13,13 @@ from numpy.typing import NDArray
 
 EXIF_PREFIX = b"Exif\0\0"
 TAG = 0x0112
-# By type, the value of an entry with a single number; some writers take signed ones.
+# Layout of an entry with a single number, by its type; some writers use signed types.
 LAYOUTS = {3: "H", 4: "I", 8: "h", 9: "i"}
 IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def orientation_of(exif: bytes, xmp: bytes) -> int:
-    """1 (upright) to 8; what cannot be read is upright."""
+    """1 (upright) to 8; 1 if the metadata state none or are damaged."""
     value = _in_exif(exif.removeprefix(EXIF_PREFIX))
     if value is None and (found := IN_XMP.search(xmp)):
         value = int(found[1])
@@ -25,7 +27,7 @@ def orientation_of(exif: bytes, xmp: bytes) -> int:
 
 
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """image [height, width, 3] -> the same as the photographer saw it, sides maybe exchanged."""
+    """image [height, width, 3] -> the rotated or mirrored view; sides may be exchanged."""
     if exchanges_sides(orientation):
         image = image.transpose(1, 0, 2)
     mirrored_rows = orientation in (3, 4, 7, 8)
@@ -35,12 +37,12 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def exchanges_sides(orientation: int) -> bool:
-    """Whether the upright image is as wide as the stored one is high."""
+    """Whether the upright image has the stored one's height as its width."""
     return orientation >= 5
 
 
 def _in_exif(tiff: bytes) -> int | None:
-    """The tag in the first directory; None where there is none."""
+    """The tag in the first directory; None if absent."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return None

@@ -1,26 +1,26 @@
-"""PNG: the chunks that pixels need, the size, the frames of an animation, where notes are.
+"""PNG: the chunks that decoding needs, the size, the number of frames, Exif and XMP.
 
-Reference: Portable Network Graphics (PNG) Specification, third edition, W3C; for Exif as text, what
-ImageMagick writes.
+Reference: Portable Network Graphics (PNG) Specification, third edition, W3C; for Exif as text, the
+format that ImageMagick writes.
 """
 
 import zlib
 
-from model_zoo.images.container import Container, Parts, damaged, numbers, truncated
+from model_zoo.images.container import Container, PartCounter, damaged, numbers, truncated
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 KIND = "PNG"
 XMP, EXIF_AS_TEXT = b"XML:com.adobe.xmp\0", b"Raw profile type exif\0"
-MAX_NOTE_BYTES = 2**18  # of a note in text, unpacked; the orientation is near its beginning
+MAX_NOTE_BYTES = 2**18  # of an unpacked text; the orientation is near its beginning
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-DEFLATE_RATIO = 1032  # no deflate stream expands more
+DEFLATE_RATIO = 1032  # the maximum of deflate
 
 
 def read(data: bytes) -> Container:
-    """Colour profiles, texts and later frames are left out. Raises RequestError."""
+    """Leaves out colour profiles, texts and later frames. Raises RequestError."""
     header, kept, compressed, frames = b"", [MAGIC], 0, 0
     exif, notes = b"", dict[bytes, bytes]()
-    parts, offset = Parts(KIND), len(MAGIC)
+    parts, offset = PartCounter(KIND), len(MAGIC)
     while True:
         parts.count()
         length, name = numbers(">I4s", data, offset, KIND)
@@ -64,13 +64,13 @@ def read(data: bytes) -> Container:
 
 
 def _text(note: bytes) -> bytes:
-    """Of a chunk's name and what stands behind its keyword; b"" for what cannot be read."""
+    """The text of a chunk, given its name and the data after its keyword; b"" if damaged."""
     name, rest = note[:4], note[4:]
     compressed = name == b"zTXt" or (name == b"iTXt" and rest[:1] != b"\0")
     if name == b"zTXt":
         rest = rest[1:]
     elif name == b"iTXt":
-        rest = rest[2:].split(b"\0", 2)[-1]  # behind a language and the keyword in that
+        rest = rest[2:].split(b"\0", 2)[-1]  # after the language and the translated keyword
     if not compressed:
         return rest
     try:
@@ -80,7 +80,7 @@ def _text(note: bytes) -> bytes:
 
 
 def _from_hex(text: bytes) -> bytes:
-    """Of lines: an empty one, the kind, the length, and then the bytes as digits."""
+    """Decodes lines: an empty one, the kind, the length, and then hexadecimal digits."""
     digits = b"".join(text[:MAX_NOTE_BYTES].split(b"\n")[3:])
     try:
         return bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii"))

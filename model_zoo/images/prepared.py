@@ -1,4 +1,4 @@
-"""What every image processor does, and the name that it gives to its result."""
+"""The interface of image processors, and the digest that names their results."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """What an image of some size will be made into, told before anything is decoded.
+class ImageOutline:
+    """Shape of a prepared image, known from the image's size before it is decoded.
 
-    `shape`: of its pixels; `grid` and `rows` as PreparedImage has them.
+    `shape`: of the pixels; `grid` and `rows`: as in PreparedImage.
     """
 
     shape: tuple[int, ...]
@@ -28,54 +28,53 @@ class Outline:
 
     @property
     def nbytes(self) -> int:
-        """Of the pixels, which are float32."""
+        """Size of the float32 pixels."""
         return 4 * prod(self.shape)
 
 
 class ImageBounds(Protocol):
-    """The largest images that a processor produces: memory is planned for `most_rows`, and the
-    start is tested with `largest`.
+    """Bounds of the images that a processor produces.
 
-    `most_rows` is an upper bound of the rows of every image. `largest` is the outline of an image
-    that the processor really produces, with as many rows or nearly so. No image has more than
-    `most_rows / largest.rows` times the pixels of `largest`.
+    `most_rows`: an upper bound of the rows of every image, for which memory is planned. `largest`:
+    the outline of a producible image with as many rows or nearly as many, which the engine encodes
+    at start. No image has more than `most_rows / largest.rows` times the pixels of `largest`.
     """
 
     @property
     def most_rows(self) -> int: ...
 
     @property
-    def largest(self) -> Outline: ...
+    def largest(self) -> ImageOutline: ...
 
 
 class ImageProcessor(ImageBounds, Protocol):
-    """A frozen dataclass of the numbers that a model file states, which its reader has checked.
+    """A frozen dataclass of the validated settings of a model file.
 
-    `outline` tells what `prepare` will make of an image of that size. `prepare` takes image
-    [height, width, 3] as `decode` gives it and `tower`, the name of the file with the tower's
-    weights. Both raise RequestError for an image of which the model can make nothing.
+    `outline`: the shape of the result of `prepare` for an image of that size. `prepare` takes an
+    image [height, width, 3] from `decode`, and `tower`, the digest of the file with the vision
+    model's weights. Both raise RequestError for an image that the model cannot process.
     """
 
-    def outline(self, height: int, width: int) -> Outline: ...
+    def outline(self, height: int, width: int) -> ImageOutline: ...
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage: ...
 
 
-def blank(outline: Outline) -> PreparedImage:
+def blank(outline: ImageOutline) -> PreparedImage:
     """An image of zeros."""
     return PreparedImage(torch.zeros(outline.shape), outline.grid, bytes(16), outline.rows)
 
 
-def as_outlined(outline: Outline, pixels: Tensor, digest: bytes) -> PreparedImage:
+def as_outlined(outline: ImageOutline, pixels: Tensor, digest: bytes) -> PreparedImage:
     assert pixels.shape == outline.shape, (pixels.shape, outline.shape)
     return PreparedImage(pixels, outline.grid, digest, outline.rows)
 
 
 def digest_of(image: NDArray[np.uint8], processor: ImageProcessor, tower: bytes) -> bytes:
-    """Names the features of `image`: equal only for equal pixels, settings and tower.
+    """Digest of the features of `image`: equal only for equal pixels, settings and vision model.
 
-    The settings are the fields of the dataclass. Pixels are those before resizing: an image that
-    is known need not be processed again.
+    The settings are the fields of the dataclass. It covers the pixels before resizing, so that a
+    known image need not be processed again.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in (tower, repr(processor).encode(), repr(image.shape).encode()):

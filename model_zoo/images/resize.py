@@ -1,4 +1,4 @@
-"""Resizing as Pillow does it: separable filters, widened when shrinking, on 8-bit pixels."""
+"""Resizing of 8-bit pixels with Pillow's separable filters, within bounds of memory."""
 
 from enum import Enum
 
@@ -11,7 +11,7 @@ from runtime.errors import RequestError
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 MAX_ASPECT = 200  # of the longer side to the shorter one
-MAX_BETWEEN_PIXELS = 2**26  # of an image whose columns are resized and whose rows are not yet
+MAX_BETWEEN_PIXELS = 2**26  # of the intermediate image, with resized columns and original rows
 MAX_SQUARED_SIDE = 2**14
 BAND_PIXELS = 2**22
 
@@ -23,9 +23,9 @@ class Filter(Enum):
 
 
 def resized(image: Pixels, height: int, width: int, resample: Filter) -> Pixels:
-    """image [rows, columns, 3] -> [height, width, 3], whatever that does to its shape.
+    """image [rows, columns, 3] -> [height, width, 3]; the aspect may change.
 
-    Raises RequestError where the image is so tall that a step on the way would take much memory.
+    Raises RequestError if the image is so tall that the intermediate image would be too large.
     """
     if image.shape[:2] == (height, width):
         return image
@@ -38,9 +38,9 @@ def resized(image: Pixels, height: int, width: int, resample: Filter) -> Pixels:
 def squared(image: Pixels, side: int, resample: Filter, colour: tuple[int, int, int]) -> Pixels:
     """image [rows, columns, 3], centred on a square of `colour`, resized to [side, side, 3].
 
-    The same pixels as if the square were made first, which for a long image takes much memory:
-    columns are resized before rows, so a few rows at a time are squared and made narrow. Raises
-    RequestError for an image that takes too long even so.
+    Equal to padding first and resizing then, but without the memory for the square of a long
+    image: columns are resized before rows, so bands of rows are padded and narrowed one by one.
+    Raises RequestError for an image longer than `MAX_SQUARED_SIDE`.
     """
     rows, columns, _ = image.shape
     whole = max(rows, columns)
@@ -59,7 +59,7 @@ def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
 
 
 def check_aspect(height: int, width: int, limit: int = MAX_ASPECT) -> None:
-    """Raises RequestError where resizing by the shorter side would make something huge."""
+    """Raises RequestError if the sides differ so much that resizing by the shorter one is huge."""
     if max(height, width) > limit * min(height, width):
         raise _unsuitable(height, width, f"at most {limit} times as long as wide")
 
@@ -72,7 +72,7 @@ def _unsuitable(height: int, width: int, bound: str) -> RequestError:
 
 
 def _amid(image: Pixels, length: int, colour: tuple[int, int, int], *, axis: int) -> Pixels:
-    """`image` in the middle of `length` pixels along `axis`; an odd one is missing before it."""
+    """`image` centred in `length` pixels along `axis`; an odd pixel of padding comes after it."""
     missing = length - image.shape[axis]
     if not missing:
         return image

@@ -1,6 +1,6 @@
-"""Run-length encoded BMP: the pixels that Pillow's decoder gives, a run at a time.
+"""A decoder for run-length encoded BMP that writes run by run, with the same result as Pillow's.
 
-Pillow's own decoder appends pixels one by one in Python, so a small file may take seconds.
+Pillow's own decoder appends single pixels in Python, so that a small file may take seconds.
 Reference: Bitmap Compression, Windows GDI (RLE8, RLE4).
 """
 
@@ -13,7 +13,7 @@ _LONGEST_RUN = 255
 
 
 class BmpFile(BmpImageFile):
-    """Pillow's reader of the header, with this decoder."""
+    """Pillow's BMP file with this decoder; opening it reads the header only."""
 
     def _open(self) -> None:
         super()._open()
@@ -21,6 +21,10 @@ class BmpFile(BmpImageFile):
             tile._replace(codec_name=_OURS) if tile.codec_name == _PILLOWS else tile
             for tile in self.tile
         ]
+
+    @property
+    def has_run_lengths(self) -> bool:
+        return any(tile.codec_name == _OURS for tile in self.tile)
 
 
 class _Decoder(ImageFile.PyDecoder):
@@ -39,11 +43,9 @@ Image.register_decoder(_OURS, _Decoder)
 
 
 def expand(data: bytes, width: int, height: int, *, nibbles: bool, begin: int = 0) -> bytes:
-    """Colour indices, width * height of them, row by row from the bottom; fewer where the data end
-    early.
+    """width * height colour indices, row by row from the bottom; fewer if the data end early.
 
-    `nibbles`: RLE4. `begin`: the offset of the data in the file, whose even offsets literal runs
-    are aligned to.
+    `nibbles`: RLE4. `begin`: the offset of the data in the file; literal runs end at even offsets.
     """
     total = width * height
     pixels = bytearray(total)
@@ -54,7 +56,7 @@ def expand(data: bytes, width: int, height: int, *, nibbles: bool, begin: int = 
         at += 2
         if count:
             count = min(count, width - column)
-            if count > 0:  # what a row has no room for is left out
+            if count > 0:  # pixels beyond the row are dropped
                 pixels[done : done + count] = colours[value][:count]
                 done += count
                 column += count

@@ -1,11 +1,11 @@
-"""Shapes of images of which only the area is bounded."""
+"""Shapes of images for which only the area is bounded."""
 
 from collections.abc import Iterator
 from math import isqrt
 
 
 def rectangles(most: int) -> Iterator[tuple[int, int]]:
-    """(rows, columns) of the largest rectangles with at most so many cells, one for each number of
-    rows that is no more than that of columns; the one nearest to a square first."""
+    """(rows, columns) of the widest rectangle of at most `most` cells for each number of rows, from
+    the nearest to a square down to one row."""
     for rows in range(isqrt(most), 0, -1):
         yield rows, most // rows

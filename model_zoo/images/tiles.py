@@ -1,4 +1,4 @@
-"""Cutting an image in tiles: which grid suits it, and the cutting."""
+"""Cutting images into tiles, and choosing the grid."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ Size = tuple[int, int]  # (height, width)
 
 
 def grids(most: int) -> list[Grid]:
-    """All grids of at most so many tiles, by rows, then columns."""
+    """All grids of at most `most` tiles, ordered by rows, then columns."""
     sides = range(1, most + 1)
     return [(rows, columns) for rows in sides for columns in sides if rows * columns <= most]
 
 
 def with_whole(tiles: int) -> int:
-    """How many there are with the whole image as one more, which a single tile is already."""
+    """Number of tiles including one of the whole image, which several tiles get in addition."""
     return tiles + (tiles > 1)
 
 
 def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
-    """The grid of tiles [side, side] into which an image goes with the least enlarging.
+    """The grid of at most `most` tiles [side, side] that fits an image with the least enlargement.
 
-    Where it has to shrink for all of them, the one for which it shrinks least; of equals the one
+    If the image must shrink for every grid, the one with the least shrinking. Ties go to the grid
     with the fewest tiles.
     """
 
@@ -37,7 +37,7 @@ def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
 
 
 def fitting(height: int, width: int, *, grid: Grid, side: int) -> tuple[int, int]:
-    """The size of an image on the canvas of `grid`: as it is or shrunk, and no less than a tile."""
+    """The size of an image on the canvas of `grid`: unchanged or shrunk, at least a tile."""
     high = min(max(height, side), grid[0] * side)
     wide = min(max(width, side), grid[1] * side)
     by_height, by_width = high / height, wide / width
@@ -47,7 +47,7 @@ def fitting(height: int, width: int, *, grid: Grid, side: int) -> tuple[int, int
 
 
 def best_canvas(height: int, width: int, canvases: Sequence[Size]) -> Size:
-    """The one of these (height, width) that shows most of an image, of equals the smallest."""
+    """The canvas (height, width) with the highest resolution of an image; ties: the smallest."""
 
     def shown(canvas: Size) -> int:
         scale = min(canvas[1] / width, canvas[0] / height)
@@ -57,7 +57,7 @@ def best_canvas(height: int, width: int, canvases: Sequence[Size]) -> Size:
 
 
 def unpadded(height: int, width: int, features: Size) -> Size:
-    """Lines and columns of `features` on which an image of that size lies, amid its canvas."""
+    """Lines and columns of `features` covered by an image of that size, centred on its canvas."""
     lines, columns = features
     if width / height > columns / lines:
         new_lines = int(round(height * (columns / width), 7))
@@ -69,13 +69,16 @@ def unpadded(height: int, width: int, features: Size) -> Size:
 
 
 def canvas_grid(canvas: Size, side: int) -> Grid:
-    """The tiles of that side which a canvas is made of."""
+    """The grid of tiles with that side on a canvas."""
     return canvas[0] // side, canvas[1] // side
 
 
 def canvas_rows(size: Size, grid: Grid, edge: int) -> int:
-    """Rows of features of an image of that size: those of the whole, as of one tile, `edge` along
-    each side; those of its place on the canvas of so many tiles, and one behind each line there."""
+    """Rows of features of an image of that size.
+
+    `edge`² of the whole image, those that it covers on the canvas of `grid` tiles, and one after
+    each line there.
+    """
     lines, columns = unpadded(*size, (grid[0] * edge, grid[1] * edge))
     return edge**2 + lines * (columns + 1)
 

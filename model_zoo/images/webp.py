@@ -1,9 +1,9 @@
-"""WebP: the size, the number of frames, where the orientation is.
+"""WebP: the size, the number of frames, Exif and XMP.
 
 Reference: WebP Container Specification; VP8 (RFC 6386) and VP8L bitstream headers.
 """
 
-from model_zoo.images.container import Container, Parts, damaged, numbers, truncated
+from model_zoo.images.container import Container, PartCounter, damaged, numbers, truncated
 
 KIND = "WebP"
 HEAD_BYTES = 12  # RIFF, length, WEBP
@@ -40,9 +40,9 @@ _NOTES = (b"EXIF", b"XMP ")
 
 
 def _chunks(data: bytes, end: int) -> list[tuple[bytes, int, int]]:
-    """Name, offset and length of each chunk; an odd one is followed by a byte of padding."""
+    """Name, offset and length of each chunk; a byte of padding follows an odd length."""
     found: list[tuple[bytes, int, int]] = []
-    parts, offset = Parts(KIND), HEAD_BYTES
+    parts, offset = PartCounter(KIND), HEAD_BYTES
     while offset + 8 <= end:
         parts.count()
         name, (length,) = data[offset : offset + 4], numbers("<I", data, offset + 4, KIND)

@@ -8,6 +8,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.norm import AcrossHeads, RMSNorm
 from model_zoo.layers.step import Step
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.pointwise import sigmoid_mul
@@ -16,9 +17,9 @@ from runtime.kv.spec import LayerCache
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries grow with position p by 1 + beta * ln(1 + floor((p + offset) / span)).
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) / span)).
 
-    Nakanishi, "Scalable-Softmax Is Superior for Attention", as Llama 4 and Ministral 3 use it.
+    Nakanishi, "Scalable-Softmax Is Superior for Attention", as used by Llama 4 and Ministral 3.
     """
 
     beta: float
@@ -31,59 +32,72 @@ class Temperature:
         return (1 + self.beta * spans.log1p())[:, None, None]
 
 
-class SelfAttention:
-    """Softmax attention of `heads` query heads over what `cache` declares, then a projection.
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """What distinguishes the attention of one family from another's.
 
-    Ranks divide the heads; `heads`, `cache` and `sinks` are those of all.
-    Queries and keys pass, where given, `q_norm` and `k_norm`, the step's rotation,
-    `turned_norm`; queries are then multiplied by `temperature` of their position and the products
-    by `scale`. Values pass `v_norm`. `softcap`, `sinks`: see `paged_attention`. `output`: name of
-    the projection. With `stores` False there are no keys and values here: the step's pages are
-    another layer's. With `keys_as_values` a file without `attn_v` has its bare keys as values. With
-    `output_gate` the rows of each head's gate stand behind those of its query, and what the head
-    has seen is multiplied by the sigmoid of its gate.
+    scale: factor of the scores; None for 1 / sqrt(key_dim).
+    q_norm, k_norm: applied before the rotation. rotated_norm: applied to queries and keys after it.
+    v_norm: applied to values.
+    temperature: multiplies queries, by position.
+    softcap, sinks: see `paged_attention`; sinks are those of all heads.
+    output: name of the output projection.
+    stores: False if the layer reads the keys and values of another layer.
+    keys_as_values: values are the unnormed keys if the file has no `attn_v`.
+    output_gate: `attn_q` has the rows of a head's gate behind those of its query; the head's output
+    is multiplied by the sigmoid of the gate.
+    """
+
+    scale: float | None = None
+    q_norm: RMSNorm | AcrossHeads | None = None
+    k_norm: RMSNorm | AcrossHeads | None = None
+    v_norm: RMSNorm | None = None
+    rotated_norm: RMSNorm | None = None
+    temperature: Temperature | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    output: str = "attn_output"
+    stores: bool = True
+    keys_as_values: bool = False
+    output_gate: bool = False
+
+
+class SelfAttention:
+    """Softmax attention of a layer's query heads over what `cache` declares, then a projection.
+
+    Ranks divide the heads; `cache` declares those of all ranks.
     """
 
     def __init__(
         self,
         w: TensorScope,
-        *,
-        hidden: int,
-        heads: int,
+        sizes: TextSizes,
+        index: int,
         cache: LayerCache,
-        scale: float,
-        q_norm: RMSNorm | AcrossHeads | None = None,
-        k_norm: RMSNorm | AcrossHeads | None = None,
-        v_norm: RMSNorm | None = None,
-        turned_norm: RMSNorm | None = None,
-        temperature: Temperature | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        output: str = "attn_output",
-        stores: bool = True,
-        keys_as_values: bool = False,
-        output_gate: bool = False,
+        options: AttentionOptions | None = None,
     ) -> None:
-        split = divided_heads(w, heads, cache)
-        self._heads, self._kv_heads, self._scale = split.heads.count, split.kv_heads.count, scale
-        self._q_norm, self._k_norm, self._v_norm = q_norm, k_norm, v_norm
-        self._turned_norm, self._temperature = turned_norm, temperature
-        self._softcap, self._output_gate = softcap, output_gate
+        options, hidden, heads = options or AttentionOptions(), sizes.hidden, sizes.heads[index]
+        split = divided_heads(w, heads, cache.kv_heads)
+        self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
+        self._options = options
+        self._scale = cache.key_dim**-0.5 if options.scale is None else options.scale
+        sinks = options.sinks
         self._sinks = None if sinks is None else sinks[split.heads.begin : split.heads.end]
-        shapes = {"attn_q": ((1 + output_gate) * heads * cache.key_dim, hidden)}
-        if stores:
+        shapes = {"attn_q": ((1 + options.output_gate) * heads * cache.key_dim, hidden)}
+        if options.stores:
             shapes["attn_k"] = (cache.kv_heads * cache.key_dim, hidden)
-        lacking = keys_as_values and not w.has("attn_v") and not w.has("attn_qkv")
-        if stores and not lacking:
+        lacking = options.keys_as_values and not w.has("attn_v") and not w.has("attn_qkv")
+        if options.stores and not lacking:
             shapes["attn_v"] = (cache.kv_heads * cache.value_dim, hidden)
         self._qkv = w.fused_linear(
             shapes,
             whole="attn_qkv" if "attn_v" in shapes else None,
-            outs=_outs(split, cache, output_gate=output_gate)[: len(shapes)],
+            outs=_outs(split, cache, output_gate=options.output_gate)[: len(shapes)],
         )
-        seen = split.heads.times(cache.value_dim)
-        self._output = w.merging_linear(output, shape=(hidden, heads * cache.value_dim), ins=seen)
-        widths = sum(self._qkv.sizes) + seen.count
+        outputs = split.heads.times(cache.value_dim)
+        shape = hidden, heads * cache.value_dim
+        self._output = w.merging_linear(options.output, shape=shape, ins=outputs)
+        widths = sum(self._qkv.sizes) + outputs.count
         self.row_elements = 4 * widths + self._output.row_elements
         self.matrix_elements = hidden * widths
 
@@ -92,48 +106,58 @@ class SelfAttention:
 
         The keys and values of all tokens are written first.
         """
+        options = self._options
         queries, *stored = self._qkv(x)
         if stored:
             self._store(stored[0], stored[-1], step)
         queries, gates = self._split(queries.unflatten(1, (self._heads, -1)))
-        queries = self._turned(queries, self._q_norm, step)
-        if self._temperature is not None:
-            queries = (queries * self._temperature(step.positions)).to(x.dtype)
-        seen = paged_attention(
+        queries = self._rotated(queries, options.q_norm, step)
+        if options.temperature is not None:
+            queries = (queries * options.temperature(step.positions)).to(x.dtype)
+        attended = paged_attention(
             queries,
             step.pages,
             step.plan,
             scale=self._scale,
-            softcap=self._softcap,
+            softcap=options.softcap,
             sinks=self._sinks,
         ).flatten(1)
-        seen = step.kept(seen)
+        attended = step.kept(attended)
         if gates is not None:
-            seen = sigmoid_mul(step.kept(gates.flatten(1)), seen)
-        return self._output(seen)
+            attended = sigmoid_mul(step.kept(gates.flatten(1)), attended)
+        return self._output(attended)
 
     def _split(self, queries: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[tokens, heads, key_dim] and the like for gates, where there are any."""
-        if not self._output_gate:
+        """Queries [tokens, heads, key_dim] and the gates of their heads, likewise, if any."""
+        if not self._options.output_gate:
             return queries, None
         queries, gates = queries.chunk(2, dim=2)
         return queries, gates
 
     def _store(self, keys: Tensor, values: Tensor, step: Step) -> None:
+        options = self._options
         keys, values = (part.unflatten(1, (self._kv_heads, -1)) for part in (keys, values))
-        if self._v_norm is not None:
-            values = self._v_norm(values)
-        write_cache(self._turned(keys, self._k_norm, step), values, step.pages, step.plan)
+        if options.v_norm is not None:
+            values = options.v_norm(values)
+        write_cache(self._rotated(keys, options.k_norm, step), values, step.pages, step.plan)
 
-    def _turned(self, x: Tensor, norm: RMSNorm | AcrossHeads | None, step: Step) -> Tensor:
+    def _rotated(self, x: Tensor, norm: RMSNorm | AcrossHeads | None, step: Step) -> Tensor:
         """x [tokens, heads, key_dim] -> like x."""
         x = x if norm is None else norm(x)
         x = x if step.rotation is None else step.rotation(x)
-        return x if self._turned_norm is None else self._turned_norm(x)
+        return x if self._options.rotated_norm is None else self._options.rotated_norm(x)
+
+
+def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
+    """RMS norms of each head's queries and keys, by their usual names."""
+    q_norm, k_norm = (
+        w.rms_norm(f"attn_{name}_norm", sizes.eps, size=sizes.key_dim) for name in ("q", "k")
+    )
+    return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
 
 
 def _outs(split: HeadSplit, cache: LayerCache, *, output_gate: bool) -> tuple[Split, Split, Split]:
-    """How ranks divide the rows of queries, keys and values."""
+    """How ranks divide the rows of `attn_q`, `attn_k` and `attn_v`."""
     return (
         split.heads.times((1 + output_gate) * cache.key_dim),
         split.kv_heads.times(cache.key_dim),
@@ -142,5 +166,5 @@ def _outs(split: HeadSplit, cache: LayerCache, *, output_gate: bool) -> tuple[Sp
 
 
 def read_sinks(w: TensorScope, heads: int) -> Tensor:
-    """`attn_sinks` float32 [heads], with or without the suffix of weights."""
+    """`attn_sinks` float32 [heads], with or without the suffix `.weight`."""
     return w.vector("attn_sinks", size=heads, bare=True)

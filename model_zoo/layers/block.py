@@ -1,4 +1,4 @@
-"""A layer of a decoder: attention and feed-forward, each added to what came in."""
+"""Blocks of text models: attention and feed-forward, each added to the residual."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
-from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.step import Step
+from model_zoo.layers.text_sizes import TextSizes
 
 
 class RowWise(Protocol):
-    """x [tokens, hidden] -> [tokens, hidden], each row by itself.
+    """x [tokens, hidden] -> [tokens, hidden], each row independently.
 
-    `row_elements`: how many elements a row needs at once at most, beside x; `matrix_elements`: the
-    largest matrix that it multiplies by.
+    row_elements: what a row needs at once at most, beside x. matrix_elements: of the largest
+    matrix.
     """
 
     row_elements: int
@@ -26,8 +26,8 @@ class RowWise(Protocol):
 
 
 class Mixer(Protocol):
-    """What lets rows see others, such as attention: x [tokens, hidden] -> [tokens, hidden], or
-    [outputs, hidden] of `step.rows` alone; sizes as of `RowWise`."""
+    """Mixes information between rows, such as attention: x [tokens, hidden] -> [tokens, hidden], or
+    [outputs, hidden] of `step.rows` alone. Sizes as of `RowWise`."""
 
     row_elements: int
     matrix_elements: int
@@ -35,11 +35,27 @@ class Mixer(Protocol):
     def __call__(self, x: Tensor, step: Step) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """x + attention(norm(x)), then that + feed_forward(norm(that)).
+class _TwoParts:
+    """The sizes of blocks that compute an attention and then a feed-forward."""
 
-    Norms that are None are left out; the post norms are applied to what is added, which is then
+    __slots__ = ()
+    attention: Mixer
+    feed_forward: RowWise
+
+    @property
+    def row_elements(self) -> int:
+        return max(self.attention.row_elements, self.feed_forward.row_elements)
+
+    @property
+    def matrix_elements(self) -> int:
+        return max(self.attention.matrix_elements, self.feed_forward.matrix_elements)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block(_TwoParts):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Norms that are None are left out. Post norms are applied to both outputs, which are then
     multiplied by `residual_scale`.
     """
 
@@ -50,14 +66,6 @@ class Block:
     post_attention_norm: RMSNorm | None = None
     post_ffw_norm: RMSNorm | None = None
     residual_scale: float = 1.0
-
-    @property
-    def row_elements(self) -> int:
-        return max(self.attention.row_elements, self.feed_forward.row_elements)
-
-    @property
-    def matrix_elements(self) -> int:
-        return max(self.attention.matrix_elements, self.feed_forward.matrix_elements)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
@@ -75,20 +83,12 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ParallelBlock:
+class ParallelBlock(_TwoParts):
     """x + attention(norm(x)) + feed_forward(norm(x))."""
 
     norm: RMSNorm | LayerNorm
     attention: Mixer
     feed_forward: RowWise
-
-    @property
-    def row_elements(self) -> int:
-        return max(self.attention.row_elements, self.feed_forward.row_elements)
-
-    @property
-    def matrix_elements(self) -> int:
-        return max(self.attention.matrix_elements, self.feed_forward.matrix_elements)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
@@ -98,21 +98,13 @@ class ParallelBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PostNormBlock:
-    """norm(x + attention(x)), then norm(that + feed_forward(that)); the older order of encoders."""
+class PostNormBlock(_TwoParts):
+    """norm(x + attention(x)), then norm(x + feed_forward(x)), as in BERT."""
 
     attention: Mixer
     attn_output_norm: LayerNorm
     feed_forward: RowWise
     layer_output_norm: LayerNorm
-
-    @property
-    def row_elements(self) -> int:
-        return max(self.attention.row_elements, self.feed_forward.row_elements)
-
-    @property
-    def matrix_elements(self) -> int:
-        return max(self.attention.matrix_elements, self.feed_forward.matrix_elements)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
@@ -120,27 +112,32 @@ class PostNormBlock:
         return self.layer_output_norm(self.feed_forward(x).add_(x))
 
 
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """pre_norms: RMS norms of the inputs of attention and feed-forward. post_norms: of their
+    outputs. residual_scale: factor of both outputs."""
+
+    pre_norms: bool = True
+    post_norms: bool = False
+    residual_scale: float = 1.0
+
+
 def read_block(
     w: TensorScope,
-    sizes: Sizes,
+    sizes: TextSizes,
     attention: Mixer,
     feed_forward: RowWise,
-    *,
-    pre_norms: bool = True,
-    post_norms: bool = False,
-    residual_scale: float = 1.0,
+    options: BlockOptions | None = None,
 ) -> Block:
-    """The block with RMSNorms of the usual names.
-
-    pre_norms: of the inputs of attention and feed-forward. post_norms: of their outputs.
-    """
+    """The block with RMS norms of the usual names."""
+    options = options or BlockOptions()
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
     return Block(
-        norm("attn_norm") if pre_norms else None,
+        norm("attn_norm") if options.pre_norms else None,
         attention,
-        norm("ffn_norm") if pre_norms else None,
+        norm("ffn_norm") if options.pre_norms else None,
         feed_forward,
-        norm("post_attention_norm") if post_norms else None,
-        norm("post_ffw_norm") if post_norms else None,
-        residual_scale,
+        norm("post_attention_norm") if options.post_norms else None,
+        norm("post_ffw_norm") if options.post_norms else None,
+        options.residual_scale,
     )

@@ -1,62 +1,77 @@
 """A text decoder put together from its layers; see runtime.worker.model.DecoderModel."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
-from model_zoo.layers.sizes import Sizes
-from model_zoo.layers.stack import Layer, LayerInputs, LayerStack
+from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KVCache
 
 
-class Decoder:
-    """Embedding, layers, norm and head; every row sees those before it. Where ranks divide the
-    model, each of them has all states and all logits in the end.
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderOptions:
+    """What distinguishes the decoder of one family from another's, beside its layers.
 
-    `embedding_scale` multiplies the embeddings of tokens. Logits are divided by `logit_divisor`,
-    then bounded by `logit_softcap`.
-    `output_norm`: RMSNorm of that name by default. `head_rows`: rows of the head, where it has
-    fewer than the embedding. `image_elements`: how many elements layers that attend to images need
-    beside, to store an image's rows. `layer_inputs`: from the embeddings and the batch to
-    [tokens, layers, width], of which each layer sees its part. Logits are -inf for rows that no
-    token of the file has, and for those that the head lacks.
+    embedding_scale: factor of token embeddings. logit_divisor, logit_softcap: applied to logits in
+    this order. output_norm: None for the RMS norm of that name. head_rows: rows of the head, if it
+    has fewer than the embedding. image_elements: what layers that attend to images need while they
+    store the rows of one image. layer_inputs: from the embeddings and the batch to
+    [tokens, layers, width], of which each layer gets its part. streams: of the residual, if it has
+    several.
+    """
+
+    embedding_scale: float | None = None
+    logit_divisor: float = 1.0
+    logit_softcap: float | None = None
+    output_norm: RMSNorm | LayerNorm | None = None
+    head_rows: int | None = None
+    image_elements: int = 0
+    layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None
+
+
+class Decoder:
+    """Embedding, layers, norm and head.
+
+    If ranks divide the model, each of them computes all states and all logits. Logits are -inf for
+    rows of the embedding that no token of the file has, and for those that the head lacks.
     """
 
     def __init__(
         self,
         w: TensorScope,
-        sizes: Sizes,
-        layers: Sequence[Layer],
-        *,
-        embedding_scale: float | None = None,
-        logit_divisor: float = 1.0,
-        logit_softcap: float | None = None,
-        output_norm: RMSNorm | LayerNorm | None = None,
-        head_rows: int | None = None,
-        image_elements: int = 0,
-        layer_inputs: LayerInputs | None = None,
+        sizes: TextSizes,
+        layers: Sequence[TextLayer],
+        options: DecoderOptions | None = None,
     ) -> None:
+        options = options or DecoderOptions()
         self.causal = self.generates = True
         self.context_length = sizes.context_length
         self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden), divided=True)
-        self._output_norm = output_norm or w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
+        self._output_norm = options.output_norm or w.rms_norm(
+            "output_norm", sizes.eps, size=sizes.hidden
+        )
         self.vocab_size = self._token_embd.rows
-        shape = (head_rows or self.vocab_size or None, sizes.hidden)
-        alt = None if head_rows else "token_embd"
+        shape = (options.head_rows or self.vocab_size or None, sizes.hidden)
+        alt = None if options.head_rows else "token_embd"
         self._output = w.gathered_linear("output", alt=alt, shape=shape)
         self._known_tokens = sizes.known_tokens or self.vocab_size
         self._layers = LayerStack(
-            layers, inputs=layer_inputs, ranks=w.ranks, layer_placement=w.layer_placement
+            layers,
+            inputs=options.layer_inputs,
+            streams=options.streams,
+            ranks=w.ranks,
+            layer_placement=w.layer_placement,
         )
-        self._embedding_scale, self._logit_softcap = embedding_scale, logit_softcap
-        self._logit_divisor = logit_divisor
-        self._image_elements = image_elements
+        self._options = options
         self.hidden_size, self._device = sizes.hidden, w.device
         self._held = w.held
 
@@ -87,10 +102,10 @@ class Decoder:
         """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32
         would have steps of 0.125, which makes ties and coarse log-probabilities."""
         logits = self._output(states)
-        if self._logit_divisor != 1.0:
-            logits = logits.div_(self._logit_divisor)
-        if self._logit_softcap is not None:
-            logits = softcap(logits, self._logit_softcap)
+        if self._options.logit_divisor != 1.0:
+            logits = logits.div_(self._options.logit_divisor)
+        if self._options.logit_softcap is not None:
+            logits = softcap(logits, self._options.logit_softcap)
         missing = self.vocab_size - logits.shape[1]
         if missing:
             logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
@@ -101,7 +116,7 @@ class Decoder:
     def activation_bytes(self, tokens: int, outputs: int) -> int:
         """All in float32, as kernels compute; the residual rows, then a layer's widest step."""
         row = 4 * self.hidden_size
-        floats = tokens * (row + self._layers.row_elements) + self._image_elements
+        floats = tokens * (row + self._layers.row_elements) + self._options.image_elements
         floats += outputs * (row + 3 * self.vocab_size + self._output.row_elements)
         matrix = max(self._layers.matrix_elements, self.hidden_size * self.vocab_size)
         return 4 * floats + workspace_bytes(
@@ -111,8 +126,8 @@ class Decoder:
     def _embedded(self, batch: Batch) -> Tensor:
         """[tokens, hidden]; rows of images are not scaled."""
         x = self._token_embd(batch.tokens)
-        if self._embedding_scale is not None:
-            x = x.mul_(self._embedding_scale)
+        if self._options.embedding_scale is not None:
+            x = x.mul_(self._options.embedding_scale)
         if batch.image_rows is not None:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]

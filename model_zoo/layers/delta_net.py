@@ -1,4 +1,4 @@
-"""Gated delta nets: layers that sum up what came before in a state of fixed size."""
+"""Gated delta nets: recurrent layers with a state of fixed size."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.sizes import MAX_HEAD_DIM
 from model_zoo.layers.step import Step
+from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.kernels.delta import CHUNK, DeltaGates, gated_delta, short_convolution
 from runtime.kernels.pointwise import silu_mul
 from runtime.kv.states import Recurrent, StateCache
@@ -18,8 +18,9 @@ MAX_HEADS, MAX_TAPS = 4096, 64
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """`heads` of values with `value_dim` each, `key_heads` of queries and keys with `key_dim` each,
-    and the convolution's `width`."""
+    """heads: of values, of size `value_dim`. key_heads: of queries and keys, of size `key_dim`.
+    width: taps of the convolution.
+    """
 
     heads: int
     key_heads: int
@@ -29,7 +30,7 @@ class DeltaSizes:
 
     @classmethod
     def read(cls, metadata: Metadata) -> "DeltaSizes":
-        """ModelFileError for what is missing or cannot be."""
+        """Raises ModelFileError for missing or impossible sizes."""
         heads = metadata.require_size("ssm.time_step_rank", at_most=MAX_HEADS)
         key_heads = metadata.require_size("ssm.group_count", at_most=MAX_HEADS)
         inner = metadata.require_size("ssm.inner_size", at_most=MAX_HEADS * MAX_HEAD_DIM)
@@ -57,22 +58,23 @@ class DeltaSizes:
 
     @property
     def channels(self) -> int:
-        """Queries, keys and values pass the convolution."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
 
     @property
     def cache(self) -> StateCache:
-        """What each such layer stores."""
+        """The state that a layer stores per sequence."""
         kind, taps = Recurrent(), self.width - 1
         return StateCache(kind, self.heads, self.key_dim, self.value_dim, self.channels, taps)
 
 
 class GatedDeltaNet:
-    """Queries, keys and values through a short convolution, the gated delta rule, a norm of each
-    head, a gate and a projection (Yang, Kautz and Hatamizadeh, "Gated Delta Networks").
+    """A short convolution of queries, keys and values, the gated delta rule, a norm of each head, a
+    gate and a projection (Yang, Kautz and Hatamizadeh, "Gated Delta Networks").
 
-    `tiled`: value head h goes with key head h % key_heads; else with h // (heads / key_heads). The
-    oldest files have queries, keys, values and gates of each key head together, as `ssm_in`.
+    tiled: value head h uses key head h % key_heads, otherwise h // (heads / key_heads).
+
+    In the oldest files, `ssm_in` holds queries, keys, values and gates of each key head together.
     """
 
     def __init__(
@@ -131,10 +133,10 @@ class _Inputs:
 
 
 class _Gates:
-    """x [tokens, hidden] -> what gates the heads, in float32, from one matrix of all or from two:
-    an error in an exponent of a decay would be raised to the power of the rows that follow.
+    """x [tokens, hidden] -> the gates of the heads, from one matrix or from two.
 
-    In the one, the betas and then the alphas of each key head's values stand together.
+    Computed in float32: an error in the exponent of a decay grows with every following row. In one
+    matrix, the betas of a key head's values precede their alphas.
     """
 
     def __init__(self, w: TensorScope, hidden: int, sizes: DeltaSizes) -> None:

@@ -1,4 +1,4 @@
-"""How ranks divide what a layer has: by heads, and by the columns inside a feed-forward."""
+"""How ranks divide a layer: attention by heads, feed-forwards by inner columns."""
 
 from dataclasses import replace
 
@@ -9,17 +9,15 @@ from runtime.kv.spec import LayerCache
 from runtime.kv.states import StateCache
 
 
-def divided_heads(
-    w: TensorScope, heads: int, cache: LayerCache, *, query: str = "attn_q"
-) -> HeadSplit:
-    """Of the queries in `query` and the keys that go with them; `cache` is that of all ranks."""
+def divided_heads(w: TensorScope, heads: int, kv_heads: int, *, query: str = "attn_q") -> HeadSplit:
+    """How ranks divide the heads of the queries in `query` and the key heads that they use."""
     if w.ranks.size > heads:
         raise _too_many(w, query, f"{heads:,} heads", heads)
-    return split_heads(heads, cache.kv_heads, w.ranks)
+    return split_heads(heads, kv_heads, w.ranks)
 
 
 def divided_width(w: TensorScope, width: int, down: str) -> Split:
-    """Of the columns inside a feed-forward, where possible at bounds of the blocks of `down`."""
+    """How ranks divide the inner columns of a feed-forward, if possible at block bounds."""
     if 0 < width < w.ranks.size:
         raise _too_many(w, down, f"{width:,} inputs", width)
     return by_blocks(width, w.block_elements(down), w.ranks)
@@ -28,7 +26,7 @@ def divided_width(w: TensorScope, width: int, down: str) -> Split:
 def local_cache(cache: LayerCache, ranks: Ranks) -> LayerCache:
     """What this rank stores of a layer.
 
-    Layers with a recurrence are computed by every rank, each with all states.
+    Every rank computes recurrent layers in full and stores their whole state.
     """
     if ranks.size == 1 or isinstance(cache, StateCache):
         return cache

@@ -1,4 +1,4 @@
-"""Feed-forward layers, with and without a gate; ranks divide the columns inside."""
+"""Dense feed-forwards, with and without a gate; ranks divide the inner columns."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,9 @@ from runtime.kernels.pointwise import silu_mul
 class GatedFeedForward:
     """down(gated(gate(x), up(x))); Shazeer, "GLU Variants Improve Transformer".
 
-    `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `whole`: a tensor that may hold the rows of
-    gate and then of up.
+    `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `suffix` follows the tensors' names
+    `ffn_gate`, `ffn_up` and `ffn_down`. `whole`: a tensor that may hold the rows of gate and then
+    those of up instead.
     """
 
     def __init__(
@@ -23,11 +24,10 @@ class GatedFeedForward:
         hidden: int,
         size: int,
         gated: Callable[[Tensor, Tensor], Tensor] = silu_mul,
-        gate: str = "ffn_gate",
-        up: str = "ffn_up",
-        down: str = "ffn_down",
+        suffix: str = "",
         whole: str | None = None,
     ) -> None:
+        gate, up, down = (f"ffn_{name}{suffix}" for name in ("gate", "up", "down"))
         self._gated = gated
         split = divided_width(w, size, down)
         shapes = {gate: (size, hidden), up: (size, hidden)}
@@ -43,7 +43,7 @@ class GatedFeedForward:
 
 
 class FeedForward:
-    """down(curve(up(x))): as before gates, with biases where the file has them."""
+    """down(curve(up(x))), with biases if the file has them."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""What files say of models that mix recurrent layers with attention."""
+"""Metadata of models that mix recurrent layers with attention."""
 
 from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.text_sizes import TextSizes
 
-# The values of all models, as in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
+# Values of all models, as in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
 FULL_EVERY, DEFAULT_HEAD_DIM = 4, 256
 _KV_HEADS, _DRAFTING, _INTERVAL = (
     "attention.head_count_kv",
@@ -15,12 +15,13 @@ _KV_HEADS, _DRAFTING, _INTERVAL = (
 )
 
 
-def read_sizes(w: TensorScope, metadata: Metadata) -> Sizes:
-    """The sizes without the layers at the end that draft tokens, whose tensors are left alone.
+def read_sizes(w: TensorScope, metadata: Metadata) -> TextSizes:
+    """The sizes without the draft layers at the end (`nextn_predict_layers`); their tensors are not
+    loaded.
 
-    Where the file counts no key heads for recurrent layers, these have those of the others.
+    Key heads of recurrent layers, which files may state as 0, become those of the other layers.
     """
-    sizes = Sizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
+    sizes = TextSizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
     drafting = metadata.get(_DRAFTING, int, 0)
     if not 0 <= drafting < sizes.layers:
         raise metadata.error(
@@ -31,8 +32,8 @@ def read_sizes(w: TensorScope, metadata: Metadata) -> Sizes:
     return replace(sizes, layers=sizes.layers - drafting)
 
 
-def recurrent_layers(sizes: Sizes) -> tuple[bool, ...]:
-    """Which layers are: those without key heads, where the file counts them for each layer, else
+def recurrent_layers(sizes: TextSizes) -> tuple[bool, ...]:
+    """For each layer, whether it is recurrent: as listed, else the layers without key heads, else
     all but every n-th."""
     metadata = sizes.metadata
     if metadata.has("attention.recurrent_layers"):
@@ -48,7 +49,8 @@ def recurrent_layers(sizes: Sizes) -> tuple[bool, ...]:
 
 
 def _kv_heads(metadata: Metadata) -> tuple[int, ...] | None:
-    """With something for recurrent layers, too; None where it is one number."""
+    """Key heads by layer, with a positive number for recurrent layers; None if the file states one
+    number for all."""
     if metadata.length(_KV_HEADS) is None:
         return None
     stated = metadata.require_array(_KV_HEADS, int)

@@ -1,10 +1,10 @@
-"""What Gemma's small models add to each layer: a second embedding with a part for every layer."""
+"""Per-layer inputs of the small Gemma models: a second embedding with a part for every layer."""
 
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.worker.model import Batch
 
@@ -12,13 +12,14 @@ WIDTH_KEY = "embedding_length_per_layer_input"
 
 
 class TokenLayerInputs:
-    """(norm(project(x) / sqrt(hidden)) + embedding * sqrt(width)) / sqrt(2), width for each layer.
+    """(norm(project(x) / sqrt(hidden)) + embedding * sqrt(width)) / sqrt(2), [tokens, layers,
+    width].
 
-    Tokens beyond the table, whose rows may be fewer than the vocabulary's, have its first row. In
-    places of images it is looked up for the token `place`.
+    Tokens beyond the rows of the table use its first row. Image placeholders use the row of the
+    token `place`.
     """
 
-    def __init__(self, w: TensorScope, sizes: Sizes, *, width: int, place: int = 0) -> None:
+    def __init__(self, w: TensorScope, sizes: TextSizes, *, width: int, place: int = 0) -> None:
         self._width, self._hidden = width, sizes.hidden
         self._place = place
         self.kept_elements = sizes.layers * width
@@ -41,9 +42,9 @@ class TokenLayerInputs:
 
 
 class LayerInputGate:
-    """norm(project(gelu(gate(x)) * layer_input)): what a layer adds for its part."""
+    """norm(project(gelu(gate(x)) * layer_input)): what a layer adds to its output."""
 
-    def __init__(self, w: TensorScope, sizes: Sizes, *, width: int) -> None:
+    def __init__(self, w: TensorScope, sizes: TextSizes, *, width: int) -> None:
         self._gate = w.linear("inp_gate", shape=(width, sizes.hidden))
         self._project = w.linear("proj", shape=(sizes.hidden, width))
         self._norm = w.rms_norm("post_norm", sizes.eps, size=sizes.hidden)
@@ -56,5 +57,5 @@ class LayerInputGate:
 
 
 def layer_input_width(metadata: Metadata) -> int | None:
-    """The width of a layer's part; None where a model has none, which files state as nought."""
+    """The width of a layer's part; None if the model has no per-layer inputs (key missing or 0)."""
     return metadata.get_size(WIDTH_KEY, 0) if metadata.get(WIDTH_KEY, int, 0) else None

@@ -1,4 +1,4 @@
-"""Products with a file's matrices: whether these are quantised is the kernels' business."""
+"""Products with the matrices of a file, quantised or not."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,9 +24,9 @@ class Linear:
 
 
 class Merging(Protocol):
-    """From what each rank has to what all have: x [tokens, this rank's inputs] -> [tokens, out].
+    """x [tokens, this rank's inputs] -> [tokens, out] on all ranks.
 
-    `row_elements`: how many elements a row needs at once while ranks exchange it.
+    row_elements: what a row needs while ranks exchange it.
     """
 
     @property
@@ -37,7 +37,7 @@ class Merging(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllReduceLinear:
-    """weight (out, this rank's inputs); bias [out], added once. Ranks add up what they get."""
+    """weight (out, this rank's inputs); bias [out], added once. Ranks sum their products."""
 
     weight: Weight
     bias: Tensor | None
@@ -54,9 +54,8 @@ class AllReduceLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllGatherLinear:
-    """weight (this rank's outputs, in), bias for these. Ranks put together what they bring, where
-    `ins` says how it is divided, and what they get, which `outs` says.
-    """
+    """weight (this rank's outputs, in) with its bias. Ranks gather their inputs, divided by `ins`,
+    and their outputs, divided by `outs`."""
 
     weight: Weight
     bias: Tensor | None
@@ -82,9 +81,9 @@ class AllGatherLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLinear:
-    """Linears of the same input, in one product where `parts` is a single one with all rows.
+    """Linears with the same input; one product if `parts` is a single weight with all rows.
 
-    x [tokens, in] -> one [tokens, size] for each of `sizes`, perhaps strided.
+    x [tokens, in] -> one [tokens, size] for each of `sizes`, possibly strided views.
     """
 
     parts: tuple[Linear, ...]
@@ -98,7 +97,7 @@ class FusedLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """weight (rows, hidden), of which `held` are this rank's; None where it has all.
+    """weight (rows, hidden); `held`: the rows of this rank, None for all.
 
     ids [tokens] -> [tokens, hidden], in `dtype`.
     """

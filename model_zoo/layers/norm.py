@@ -1,4 +1,4 @@
-"""Norms with a file's weights."""
+"""RMS and layer norms with weights of a file."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AcrossHeads:
-    """One norm over all heads of a row together. x [tokens, heads, size] -> like x."""
+    """One norm across all heads of a row. x [tokens, heads, size] -> like x."""
 
     norm: RMSNorm
 

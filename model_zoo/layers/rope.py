@@ -1,4 +1,4 @@
-"""Rotary embeddings: positions to angles, and heads turned by them."""
+"""Rotary embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from runtime.kernels.pointwise import rope_halves, rope_interleaved
 
 
 class Pairs(Enum):
-    """Which dimensions of a head turn together: (2i, 2i + 1), or (i, i + rotated / 2)."""
+    """Which dimensions of a head are rotated together: (2i, 2i + 1), or (i, i + rotated / 2)."""
 
     INTERLEAVED = "interleaved"
     NEOX = "neox"
@@ -19,7 +19,7 @@ class Pairs(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """One step's angles: cos and sin float32 [tokens, rotated / 2]."""
+    """The angles of one step: cos and sin float32 [tokens, rotated / 2]."""
 
     cos: Tensor
     sin: Tensor
@@ -36,12 +36,14 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    """Frequency i turns by position * frequencies[i] (Su et al., "RoFormer", section 3).
+    """Frequencies of a rotary embedding (Su et al., "RoFormer", section 3): angles are position *
+    frequency.
 
-    `frequencies` float32 [rotated / 2]; `magnitude` multiplies what is turned. `axes` int64
-    [rotated / 2]: which of several positions of a token each frequency goes by. The angles are
-    computed once per step for all layers, in three small operations: a table for a context of
-    128k tokens would take 64 MB and two operations.
+    frequencies: float32 [rotated / 2]. magnitude: factor of rotated queries and keys.
+    axes: int64 [rotated / 2], which of several positions of a token each frequency uses.
+
+    Angles are computed once per step for all layers, in three small operations; a table for a
+    context of 128k tokens would take 64 MB and two operations.
     """
 
     frequencies: Tensor
@@ -50,9 +52,9 @@ class Rotary:
     axes: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """positions int64 [tokens], or [axes, tokens] where frequencies go by several."""
+        """positions int64 [tokens], or [axes, tokens] if tokens have several positions."""
         if positions.dim() == 2:
-            assert self.axes is not None, "positions in several dimensions, and nothing uses them"
+            assert self.axes is not None, "positions on several axes for a rotary embedding of one"
             angles = positions.index_select(0, self.axes).t() * self.frequencies
         else:
             angles = positions.unsqueeze(1) * self.frequencies
@@ -63,11 +65,10 @@ class Rotary:
 
 
 def axes_of(sections: Sequence[int], count: int, *, interleaved: bool) -> Tensor:
-    """Which axis each of `count` frequencies goes by, int64 [count]: time, row or column.
+    """The axis (time, row or column) that each of `count` frequencies uses, int64 [count].
 
-    `sections`: how many frequencies each axis has. They follow one another (Wang et al.,
-    "Qwen2-VL", section 2.1), or take turns as long as rows and columns have some left, the rest
-    being time's (Bai et al., "Qwen3-VL Technical Report", section 2.1).
+    sections: the number of frequencies of each axis. They are consecutive (Wang et al., "Qwen2-VL",
+    section 2.1) or interleaved (Bai et al., "Qwen3-VL Technical Report", section 2.1).
     """
     time, rows, columns = sections
     assert time + rows + columns == count, "sections are not all of the frequencies"

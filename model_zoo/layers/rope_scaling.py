@@ -1,4 +1,4 @@
-"""The rotary embedding that a file asks for: base, scaling for long contexts, factors."""
+"""Reads rotary embeddings from files: base, scaling for long contexts, factors."""
 
 from math import ceil, floor, log, pi, sqrt
 
@@ -10,8 +10,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs, Rotary
 from runtime.errors import UnsupportedModelError
 
-# Of Llama, Gemma 2, Phi 3 and all towers, as of their configurations in `transformers`. Other
-# families have their own default, or none where their models differ, such as Qwen's.
+# The default of Llama, Gemma 2, Phi 3 and all vision models in `transformers`. Other families have
+# their own default, or none if their models differ, such as Qwen's.
 DEFAULT_BASE = 10000.0
 _KINDS = ("none", "linear", "yarn", "longrope")
 
@@ -30,11 +30,12 @@ def read_rotary(
 ) -> Rotary:
     """The rotary embedding that the keys `rope.*` and the tensors `rope_*` describe.
 
-    `dim`: rotated dimensions, instead of `rope.dimension_count`. `base`: instead of
-    `rope.freq_base`. `kind`: of scaling, where the file names none. `original_context`: of YaRN,
-    where the file lacks it; None for the whole context. `truncate`: whether YaRN's range is
-    widened to whole frequencies. Raises ModelFileError for what is missing or cannot be,
-    UnsupportedModelError for other kinds of scaling.
+    dim: rotated dimensions, overrides `rope.dimension_count`. base: overrides `rope.freq_base`.
+    kind: of scaling, if the file states none. original_context: of YaRN, if the file states none;
+    None for the whole context. truncate: whether the range of YaRN is widened to whole frequencies.
+
+    Raises ModelFileError for missing or impossible values, UnsupportedModelError for other kinds of
+    scaling.
     """
     dim = dim or _rotated(metadata, key_dim)
     if dim % 2:
@@ -74,8 +75,8 @@ def yarn_frequencies(
     extrapolation: float = 1.0,
     truncate: bool = True,
 ) -> Tensor:
-    """Frequencies that turn more than `fast` times in the original context stay, those that turn
-    less than `slow` times become slower by `factor`, those between a mixture; float32 [dim / 2].
+    """Frequencies with more than `fast` turns in the original context are kept, those with fewer
+    than `slow` turns are divided by `factor`, those between are interpolated; float32 [dim / 2].
 
     Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2.
     """
@@ -94,7 +95,8 @@ def yarn_frequencies(
 
 
 def _slowed(frequencies: Tensor, divisors: Tensor | None) -> Tensor:
-    """Not computed for an outline: torch loads its compiler to do so, which takes a second."""
+    """frequencies / divisors; skipped for an outline, since torch would load its compiler (a
+    second)."""
     if divisors is None or divisors.is_meta:
         return frequencies
     return frequencies / divisors
@@ -125,7 +127,7 @@ def _kind(w: TensorScope, metadata: Metadata, default: str | None) -> str:
 
 
 def _linear_factor(metadata: Metadata) -> float:
-    """1 where the file names neither a kind of scaling nor a factor."""
+    """1 if the file states neither a kind of scaling nor a factor."""
     if metadata.has("rope.scale_linear") and not metadata.has("rope.scaling.factor"):
         return metadata.get_positive("rope.scale_linear")
     stated = metadata.has("rope.scaling.type")
@@ -173,9 +175,9 @@ def _extrapolation(metadata: Metadata) -> float:
 
 
 def _yarn_magnitude(metadata: Metadata, factor: float) -> float:
-    """What queries and keys grow by, so that attention stays as sharp over a longer context.
+    """The factor of queries and keys that keeps attention as sharp over a longer context.
 
-    As `transformers` has it: stated outright, or the quotient of two logarithmic terms, or one.
+    As in `transformers`: stated directly, or one logarithmic term, or the quotient of two.
     """
     outright = metadata.get("rope.scaling.yarn_attn_factor", float)
     multiplier = metadata.get("rope.scaling.attn_factor", float, 1.0)
@@ -184,19 +186,20 @@ def _yarn_magnitude(metadata: Metadata, factor: float) -> float:
     of_all = _either(metadata, "rope.scaling.mscale_all_dim", "rope.scaling.yarn_log_multiplier")
     of_one = metadata.get("rope.scaling.mscale", float, 1.0)
     if of_one and of_all:
-        return multiplier * _log_scale(factor, of_one) / _log_scale(factor, of_all)
-    return multiplier * _log_scale(factor, 1.0)
+        return multiplier * log_scale(factor, of_one) / log_scale(factor, of_all)
+    return multiplier * log_scale(factor, 1.0)
 
 
-def _log_scale(factor: float, weight: float) -> float:
+def log_scale(factor: float, weight: float) -> float:
+    """YaRN's logarithmic term for a context that is `factor` times as long; 1 without growth."""
     return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1.0
 
 
 def _long(w: TensorScope, metadata: Metadata, dim: int) -> tuple[Tensor, float]:
-    """The factors for the served context, and the magnitude; Ding et al., "LongRoPE".
+    """The factors for the served context and the magnitude (Ding et al., "LongRoPE").
 
-    One set serves every sequence, since keys that are cached by one do not fit queries of the
-    other: the long set where contexts longer than the original are served, else the short one.
+    All sequences use one set, because keys cached under one set do not match queries under the
+    other: the long set if contexts longer than the original are served, else the short set.
     """
     original = metadata.require_size("rope.scaling.original_context_length")
     longest = metadata.require_size("context_length")
@@ -209,5 +212,5 @@ def _long(w: TensorScope, metadata: Metadata, dim: int) -> tuple[Tensor, float]:
 
 
 def _either(metadata: Metadata, key: str, other: str) -> float | None:
-    """The number under one of two spellings."""
+    """The number under one of two spellings of a key."""
     return metadata.get(key if metadata.has(key) else other, float)

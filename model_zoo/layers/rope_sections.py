@@ -1,4 +1,4 @@
-"""Rotary embeddings that go by time, row and column, as a file divides its frequencies."""
+"""Rotary embeddings by time, row and column (M-RoPE)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +12,10 @@ KEYS = ("rope.dimension_sections", "rope.mrope_section", "mrope_sections")
 def in_sections(
     rotary: Rotary, metadata: Metadata, *, default: Sequence[int], interleaved: bool
 ) -> Rotary:
-    """`default`: how many frequencies each axis has, where the file does not say.
+    """The embedding with the axis of each frequency.
 
-    A fourth axis, which some files have, must be empty. Raises ModelFileError.
+    default: frequencies of each axis if the file states none. A fourth axis must be empty;
+    otherwise raises ModelFileError.
     """
     count = len(rotary.frequencies)
     key = next((key for key in KEYS if metadata.has(key)), KEYS[0])

@@ -1,4 +1,4 @@
-"""An expert that sees every row, and answers as loudly as a gate lets it."""
+"""A gated expert that processes every row."""
 
 import torch
 from torch import Tensor
@@ -14,14 +14,7 @@ class SharedExpert:
     """sigmoid(gate . x) * feed_forward(x), from the tensors with `shexp` in their names."""
 
     def __init__(self, w: TensorScope, *, hidden: int, size: int) -> None:
-        self._feed_forward = GatedFeedForward(
-            w,
-            hidden=hidden,
-            size=size,
-            gate="ffn_gate_shexp",
-            up="ffn_up_shexp",
-            down="ffn_down_shexp",
-        )
+        self._feed_forward = GatedFeedForward(w, hidden=hidden, size=size, suffix="_shexp")
         self._gate = _single_row(w, "ffn_gate_inp_shexp", hidden)
         self.row_elements = self._feed_forward.row_elements + 2 * hidden
         self.matrix_elements = self._feed_forward.matrix_elements
@@ -32,7 +25,7 @@ class SharedExpert:
 
 
 def _single_row(w: TensorScope, name: str, hidden: int) -> Linear:
-    """[tokens, hidden] -> [tokens, 1]; files have the row as a vector or as a matrix."""
+    """[tokens, hidden] -> [tokens, 1]; files store the row as a vector or as a matrix."""
     if len(w.shape(name) or ()) == 2:
         return w.linear(name, shape=(1, hidden))
     row = w.vector(name, size=hidden).view(torch.uint8).view(1, -1)

@@ -1,4 +1,4 @@
-"""Layers one after the other, each with its step: what decoders and encoders are made of."""
+"""Runs the layers of a text model one after the other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ PADDING = 512
 
 
 class LayerBlock(Protocol):
-    """What a layer computes: x [tokens, hidden] -> like x, of `step.rows` alone where given.
+    """The computation of a layer: x [tokens, hidden] -> like x, or of `step.rows` alone if given.
 
-    It may overwrite x. `row_elements`: how many elements a row needs at once at most, beside x;
-    `matrix_elements`: the largest matrix that it multiplies by.
+    It may overwrite x. row_elements: what a row needs at once at most, beside x. matrix_elements:
+    of its largest matrix.
     """
 
     @property
@@ -36,10 +36,9 @@ class LayerBlock(Protocol):
 
 
 class LayerInputs(Protocol):
-    """What layers get beside the residual: [tokens, layers, width] of embeddings and batch.
+    """Inputs of layers beside the residual: from embeddings and batch to [tokens, layers, width].
 
-    `row_elements`: how many elements a row needs at once while they are computed;
-    `matrix_elements`: the largest matrix; `kept_elements`: layers * width.
+    row_elements, matrix_elements: as of `LayerBlock`. kept_elements: layers * width.
     """
 
     row_elements: int
@@ -49,12 +48,22 @@ class LayerInputs(Protocol):
     def __call__(self, x: Tensor, batch: Batch) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """One layer: what it computes, what it stores, and the rotary embedding that turns its heads.
+class Streams(Protocol):
+    """Conversion of the residual to several streams before the layers, and back after them.
 
-    `reads`: the number of the layer whose pages it uses instead of storing anything itself; `cache`
-    is then that layer's.
+    spread: [tokens, hidden] -> [tokens, streams, hidden]. gather: the reverse.
+    """
+
+    def spread(self, x: Tensor) -> Tensor: ...
+
+    def gather(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextLayer:
+    """A layer's computation, what it stores, and its rotary embedding.
+
+    reads: number of the layer whose pages it uses instead of its own; `cache` is then that layer's.
     """
 
     block: LayerBlock
@@ -66,45 +75,45 @@ class Layer:
 class LayerStack:
     """Runs layers over x [tokens, hidden].
 
-    `inputs`: from the embeddings and the batch to [tokens, layers, width], of which each layer sees
-    its part. `ranks`: those that divide the layers among them. `layer_placement`: where each layer
-    is, if not all where x is. `row_elements`: how many elements a row needs at once at most, beside
-    x; `matrix_elements`: the largest matrix.
+    inputs, streams: see `LayerInputs` and `Streams`. ranks: those that divide the layers.
+    layer_placement: the device of each layer; None if all are on that of x.
+    row_elements, matrix_elements: the maxima over the layers.
     """
 
     def __init__(
         self,
-        layers: Sequence[Layer],
+        layers: Sequence[TextLayer],
         *,
         inputs: LayerInputs | None = None,
+        streams: Streams | None = None,
         ranks: Ranks = ALONE,
         layer_placement: LayerPlacement | None = None,
     ) -> None:
         self._layers = tuple(layers)
         self._layer_placement = layer_placement
         self._ranks = ranks
-        self._inputs = inputs
+        self._inputs, self._streams = inputs, streams
         self._rotaries = tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary))
         self._pages_of = _pages_of(self._layers)
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
-        """One declaration for each layer that stores keys and values, of this rank's heads."""
+        """The declaration of each layer that stores something, with the heads of this rank."""
         stored = (layer.cache for layer in self._layers if layer.reads is None)
         return tuple(local_cache(cache, self._ranks) for cache in stored)
 
     @property
     def cache_devices(self) -> tuple[torch.device, ...] | None:
-        """Where each of `caches` is."""
+        """The device of each of `caches`; None if all are on one device."""
         if self._layer_placement is None:
             return None
-        devices = self._layer_placement.layers  # a file may have more
+        devices = self._layer_placement.layers  # a file may have more layers
         stored = zip(self._layers, devices, strict=False)
         return tuple(device for layer, device in stored if layer.reads is None)
 
     @property
     def position_axes(self) -> int:
-        """1, or 3 where rotary embeddings go by time, row and column."""
+        """1, or 3 if rotary embeddings use time, row and column."""
         return 3 if any(rotary.axes is not None for rotary in self._rotaries) else 1
 
     @property
@@ -128,6 +137,7 @@ class LayerStack:
         carried = {main: _Carried(batch, rotations, inputs)}
         added = _added_rows(batch, x.shape[1])
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
+        x = x if self._streams is None else self._streams.spread(x)
         for index, layer in enumerate(self._layers):
             here = main if self._layer_placement is None else self._layer_placement.layers[index]
             if here not in carried:
@@ -137,7 +147,8 @@ class LayerStack:
                 rows = carried[here].batch.image_rows
                 assert rows is not None
                 x.index_add_(0, rows, added[index].to(x))
-        return x.to(main)
+        x = x.to(main)
+        return x if self._streams is None else self._streams.gather(x)
 
     def _step(self, index: int, carried: "_Carried", cache: KVCache) -> Step:
         rotary, batch, inputs = self._layers[index].rotary, carried.batch, carried.inputs
@@ -154,7 +165,7 @@ class LayerStack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Carried:
-    """What the layers of one device need of a step."""
+    """What the layers on one device need of a step."""
 
     batch: Batch
     rotations: Mapping[Rotary, Rotation]
@@ -167,15 +178,15 @@ class _Carried:
 
 
 def _added_rows(batch: Batch, hidden: int) -> tuple[Tensor, ...]:
-    """What is added to the rows of images behind each of the first layers, [image rows, hidden]
+    """Features that are added to image rows after each of the first layers, [image rows, hidden]
     (Meng et al., "DeepStack", section 3.2)."""
     if batch.image_features is None:
         return ()
     return batch.image_features.split(hidden, dim=1)[1:]
 
 
-def _pages_of(layers: Sequence[Layer]) -> tuple[int, ...]:
-    """For each layer, which of the declared caches is its own or the one it reads."""
+def _pages_of(layers: Sequence[TextLayer]) -> tuple[int, ...]:
+    """For each layer, the index of the declared cache that it uses."""
     numbers: list[int] = []
     stored = 0
     for layer in layers:

@@ -1,4 +1,4 @@
-"""What a step hands to one layer."""
+"""The inputs of a layer in one step."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from runtime.worker.model import AttentionPlan, Batch, LayerPages
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step as one layer sees it.
+    """The inputs of one layer in one step.
 
-    `pages` and `plan`: where it writes and what it reads, perhaps another layer's. `rotation`: None
-    in a layer without rotary embedding. `rows` [outputs] int64: in the last layer, the rows that
-    it shall return; None where all. `layer_input` [tokens, width]: this layer's part of what the
-    decoder computed beside the embedding, where it does.
+    pages, plan: where it writes and reads; possibly of another layer. rotation: None in a layer
+    without rotary embedding. rows [outputs] int64: in the last layer, the rows to return; None for
+    all.
+    layer_input [tokens, width]: this layer's part of `LayerInputs`, if the model has them.
     """
 
     batch: Batch
@@ -30,5 +30,5 @@ class Step:
         return self.batch.positions
 
     def kept(self, x: Tensor) -> Tensor:
-        """x [tokens, ...] -> its rows that the layer shall return."""
+        """x [tokens, ...] -> the rows to return."""
         return x if self.rows is None else x.index_select(0, self.rows)

@@ -1,8 +1,8 @@
-"""What images take on the host: those of requests, and those that may come again.
+"""Host memory for images: those of running requests, and a cache of prepared images.
 
-One budget of bytes for all of it. What requests have is never dropped; what nobody has any more
-goes when there is need of room, the longest unused first. A tenant with several requests may take
-as many bytes as are still free.
+One budget of bytes covers both. Images of running requests are never evicted; others are evicted
+when memory is needed, least recently used first. A tenant with several requests may use at most as
+many bytes as are still free.
 """
 
 from collections import Counter, OrderedDict
@@ -17,7 +17,7 @@ UNBOUNDED = 1 << 62
 
 
 @dataclass(slots=True)
-class _Print:
+class _CachedImage:
     image: PreparedImage
     holders: int
 
@@ -27,41 +27,44 @@ class _Print:
 
 
 class ImageCache:
-    """Prepared images by the names of their files. For any number of threads."""
+    """Prepared images by the digests of their files. Thread-safe."""
 
     def __init__(self, *, budget_bytes: int = UNBOUNDED) -> None:
         self.budget_bytes = budget_bytes
         self.lock = Lock()
-        self._prints: OrderedDict[bytes, _Print] = OrderedDict()  # least recently used first
+        self._entries: OrderedDict[bytes, _CachedImage] = OrderedDict()  # least recently used first
         self._used = 0
         self._unused = 0
-        self._taken_by: Counter[str] = Counter()  # for all requests of a tenant
+        self._taken_by: Counter[str] = Counter()  # bytes of all requests of a tenant
 
     @property
     def used_bytes(self) -> int:
-        """What requests have: files, images, and room for images to come."""
+        """Bytes of running requests: files, prepared images and reservations."""
         return self._used
 
     @property
     def held_bytes(self) -> int:
-        """The same, and the images that nobody has."""
+        """The same plus cached images that no request uses."""
         return self._used + self._unused
 
     def lease(
         self, file_bytes: int = 0, *, salt: bytes = b"", tenant: str | None = None
     ) -> "ImageLease":
-        """A lease for a request with `file_bytes` of images; raises as `ImageLease.reserve`.
+        """A lease for a request with `file_bytes` of image files.
 
-        Without a `tenant`, there is no limit for one alone.
+        Without `tenant` no share is enforced. Raises like `ImageLease.reserve`.
         """
         lease = ImageLease(self, salt, tenant)
         lease.reserve(file_bytes)
         return lease
 
-    # The rest is for loans, which hold the lock.
+    # The following methods are called by leases, which hold the lock.
 
     def take(self, nbytes: int, *, tenant: str | None = None, others: bool = False) -> None:
-        """OverloadedError where what is used leaves no room, or what the tenant's `others` use."""
+        """Adds to the used bytes, and evicts as needed.
+
+        OverloadedError if used bytes, or the tenant's `others`, leave too little memory.
+        """
         if self._used + nbytes > self.budget_bytes:
             raise OverloadedError(
                 f"images of other requests take {self._used:,} bytes; `image_memory_bytes` is "
@@ -72,17 +75,17 @@ class ImageCache:
             self._taken_by[tenant] += nbytes
         self._used += nbytes
         while self.held_bytes > self.budget_bytes:
-            oldest = next(name for name, kept in self._prints.items() if not kept.holders)
-            self._unused -= self._prints.pop(oldest).nbytes
+            oldest = next(name for name, kept in self._entries.items() if not kept.holders)
+            self._unused -= self._entries.pop(oldest).nbytes
 
-    def give_back(self, nbytes: int) -> None:
+    def free(self, nbytes: int) -> None:
         self._used -= nbytes
 
     def taken_by(self, tenant: str) -> int:
         return self._taken_by[tenant]
 
-    def forget(self, tenant: str, nbytes: int) -> None:
-        """A request of the tenant that took so much has ended."""
+    def untrack(self, tenant: str, nbytes: int) -> None:
+        """Subtracts the bytes of a request that has ended from its tenant's."""
         self._taken_by[tenant] -= nbytes
         if not self._taken_by[tenant]:
             del self._taken_by[tenant]
@@ -96,28 +99,28 @@ class ImageCache:
             )
 
     def hold(self, name: bytes) -> PreparedImage | None:
-        """The image, where there is one: it has one holder more."""
-        kept = self._prints.get(name)
+        """The image, if cached, with one more holder."""
+        kept = self._entries.get(name)
         if kept is None:
             return None
         if not kept.holders:
             self._unused -= kept.nbytes
             self._used += kept.nbytes
         kept.holders += 1
-        self._prints.move_to_end(name)
+        self._entries.move_to_end(name)
         return kept.image
 
-    def paste(self, name: bytes, image: PreparedImage) -> PreparedImage:
-        """Into room that has been taken; the image, or another's where that came first."""
+    def insert(self, name: bytes, image: PreparedImage) -> PreparedImage:
+        """Stores an image in reserved memory; returns the cached one if there already is one."""
         found = self.hold(name)
         if found is not None:
-            self.give_back(image.pixels.nbytes)
+            self.free(image.pixels.nbytes)
             return found
-        self._prints[name] = _Print(image, holders=1)
+        self._entries[name] = _CachedImage(image, holders=1)
         return image
 
-    def let_go(self, name: bytes) -> None:
-        kept = self._prints[name]
+    def release(self, name: bytes) -> None:
+        kept = self._entries[name]
         kept.holders -= 1
         if not kept.holders:
             self._used -= kept.nbytes
@@ -125,20 +128,18 @@ class ImageCache:
 
 
 class ImageLease:
-    """What one request has of an album, until `close`.
+    """The part of an image cache that one request uses, until `close`.
 
-    A thread that still works for it then is stopped by a CancelledError at its next step; between
-    `begin_work` and `end_work` nothing is given back, since what the thread has cannot be freed.
-    `salt`, at most 64 bytes: images are named so that only loans with the same one share them.
+    After `close`, methods raise CancelledError in a thread that still works for the request.
+    Between `begin_work` and `end_work` memory is not released, since that thread still uses it.
+    `salt`, at most 64 bytes, is part of the names of images: only leases with equal salts share.
     """
 
-    def __init__(
-        self, image_cache: ImageCache, salt: bytes = b"", tenant: str | None = None
-    ) -> None:
+    def __init__(self, cache: ImageCache, salt: bytes = b"", tenant: str | None = None) -> None:
         self.salt = salt
-        self._image_cache = image_cache
+        self._cache = cache
         self._tenant = tenant
-        self._taken = 0  # by `reserve`
+        self._taken = 0  # total of `reserve`
         self._names: list[bytes] = []
         self._reserved = 0
         self._image_bytes = 0
@@ -146,16 +147,16 @@ class ImageLease:
         self._closed = False
 
     def reserve(self, nbytes: int) -> None:
-        """Room for files, or for the pixels of images that `add` will bring.
+        """Reserves memory for files, or for the pixels of images passed to `add` later.
 
-        RequestError where this request alone takes more than there is, OverloadedError where it is
-        others that leave no room.
+        RequestError if this request alone exceeds the budget, OverloadedError if other requests
+        leave too little of it.
         """
-        with self._image_cache.lock:
+        with self._cache.lock:
             self._check_open()
             total, most = (
                 self._reserved + self._image_bytes + nbytes,
-                self._image_cache.budget_bytes,
+                self._cache.budget_bytes,
             )
             if total > most:
                 raise RequestError(
@@ -164,54 +165,54 @@ class ImageLease:
                     "`image_memory_bytes`."
                 )
             tenant = self._tenant
-            others = tenant is not None and self._image_cache.taken_by(tenant) > self._taken
-            self._image_cache.take(nbytes, tenant=tenant, others=others)
+            others = tenant is not None and self._cache.taken_by(tenant) > self._taken
+            self._cache.take(nbytes, tenant=tenant, others=others)
             self._taken += nbytes
             self._reserved += nbytes
 
     def find(self, name: bytes) -> PreparedImage | None:
-        """The image of that name, where the album has it."""
-        with self._image_cache.lock:
+        """The image of that name, if cached."""
+        with self._cache.lock:
             self._check_open()
-            found = self._image_cache.hold(name)
+            found = self._cache.hold(name)
             if found is not None:
                 self._note(name, found)
             return found
 
     def add(self, name: bytes, image: PreparedImage) -> PreparedImage:
-        """Keep an image for whose pixels room has been reserved; it, or the same of another's."""
-        with self._image_cache.lock:
+        """Stores an image for which memory is reserved; returns the cached one if there is one."""
+        with self._cache.lock:
             self._check_open()
-            assert self._reserved >= image.pixels.nbytes, "room is reserved before"
+            assert self._reserved >= image.pixels.nbytes, "memory is reserved before"
             self._reserved -= image.pixels.nbytes
-            kept = self._image_cache.paste(name, image)
+            kept = self._cache.insert(name, image)
             self._note(name, kept)
             return kept
 
     def begin_work(self) -> None:
-        with self._image_cache.lock:
+        with self._cache.lock:
             self._working = True
 
     def end_work(self) -> None:
-        with self._image_cache.lock:
+        with self._cache.lock:
             self._working = False
-            self._return_if_over()
+            self._release_if_done()
 
     def close(self) -> None:
-        """Give everything back; the images stay for those who bring them again."""
-        with self._image_cache.lock:
+        """Releases all memory; the images remain cached for other requests."""
+        with self._cache.lock:
             self._closed = True
-            self._return_if_over()
+            self._release_if_done()
 
-    def _return_if_over(self) -> None:
+    def _release_if_done(self) -> None:
         if not self._closed or self._working:
             return
-        self._image_cache.give_back(self._reserved)
+        self._cache.free(self._reserved)
         if self._tenant is not None:
-            self._image_cache.forget(self._tenant, self._taken)
+            self._cache.untrack(self._tenant, self._taken)
         self._reserved = self._taken = 0
         while self._names:
-            self._image_cache.let_go(self._names.pop())
+            self._cache.release(self._names.pop())
 
     def _note(self, name: bytes, image: PreparedImage) -> None:
         self._names.append(name)

@@ -1,4 +1,4 @@
-"""What files of all families say of how pixels are made ready."""
+"""Metadata keys of image processing that all families share."""
 
 from math import isfinite
 
@@ -9,7 +9,7 @@ MOST_PIXELS = 1 << 26
 
 
 def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisation:
-    """Mean and deviation of each colour as the file states them, else those of `default`."""
+    """Mean and deviation of each colour; `default` for those that the file does not state."""
     mean = _triple(metadata, "vision.image_mean", default.mean)
     std = _triple(metadata, "vision.image_std", default.std)
     if not all(0 <= value <= 1 for value in mean):
@@ -22,9 +22,9 @@ def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisat
 def read_areas(
     metadata: Metadata, least: str, most: str, *, defaults: tuple[int, int]
 ) -> tuple[int, int]:
-    """Bounds in pixels of images that keep their shape, under the keys `least` and `most`.
+    """Bounds in pixels of images that keep their aspect, from the keys `least` and `most`.
 
-    A default gives way to the bound that the file states.
+    If the file states only one bound, the other's default is adjusted to it.
     """
     low, high = (
         metadata.get_size(key, default, at_most=MOST_PIXELS)

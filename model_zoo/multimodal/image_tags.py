@@ -1,7 +1,7 @@
-"""Images that come in a list beside a text, as Ollama's API has it: where in the text they stand.
+"""Tags in a text that place the images of a list beside it, as in Ollama's API.
 
-`[img-2]` is the third of the list, `[img]` the next that no tag has named; what is left stands
-before the text.
+`[img-2]` is the third image of the list, `[img]` the next one without a numbered tag. Images
+without a tag come before the text.
 """
 
 import re
@@ -16,7 +16,7 @@ Content = tuple[str | ImagePart, ...]
 
 
 def with_images(text: str, images: Sequence[ImagePart]) -> Content:
-    """The content of a message; a tag that no image belongs to stays text."""
+    """The content of a message; tags without an image remain text."""
     named = {int(tag[1]) for tag in _TAG.finditer(text) if tag[1]}
     unnamed = [index for index in range(len(images)) if index not in named]
     content: list[str | ImagePart] = []
@@ -34,7 +34,7 @@ def with_images(text: str, images: Sequence[ImagePart]) -> Content:
 
 
 def tagged(text: str, images: Sequence[ImagePart]) -> Content:
-    """A raw prompt, which numbers alone are tags of; RequestError for one that no image has."""
+    """The content of a raw prompt, with numbered tags only; RequestError for an unknown number."""
     numbers, texts = _NUMBERED.findall(text), _NUMBERED.split(text)[::2]
     if not images:
         return (text,)

@@ -1,4 +1,4 @@
-"""What stands in a prompt where an image is: text, tokens, and places for rows of its features."""
+"""The placeholders of an image in a prompt: text, tokens, and places for its feature rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from runtime.errors import ModelFileError
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """`length` times the same token, for as many rows of the image's features from `first_row` on.
+class PlaceholderRows:
+    """`length` copies of `token` in place of as many feature rows of the image, from `first_row`.
 
     The other fields are those of runtime.engine.request.ImageSpan.
     """
@@ -24,12 +24,12 @@ class Rows:
     grid: tuple[int, int] | None = None
 
 
-# Text is encoded together with what stands around it; a token is by itself.
-Piece = str | int | Rows
+# Text is encoded together with adjacent text; an int is a token.
+Piece = str | int | PlaceholderRows
 
 
 class Outlined(Protocol):
-    """What is known of an image: when it is prepared, and of its Outline before."""
+    """What PreparedImage and ImageOutline have in common."""
 
     @property
     def grid(self) -> tuple[int, int]: ...
@@ -39,12 +39,12 @@ class Outlined(Protocol):
 
 
 class Placeholders(Protocol):
-    """How a family of models is shown where an image stands.
+    """How prompts of a family of models represent images.
 
-    `marker`: what its chat templates write in the image's place. `spelled`: the same with all that
-    they write around it, for templates that know of no images. `reserved`: texts that stand for
-    something here, so that nobody's ordinary text may hold them. `pieces`: what takes the marker's
-    place.
+    `marker`: the text that its chat templates write for an image. `spelled`: the marker with the
+    text that templates write around it, for templates without support for images. `reserved`:
+    texts with a special meaning, which ordinary text must not contain. `pieces`: the replacement of
+    the marker.
     """
 
     @property
@@ -60,15 +60,15 @@ class Placeholders(Protocol):
 
 
 def required_token(tokenizer: Tokenizer, text: str) -> int:
-    """The token of that text, of whatever type; ModelFileError where there is none."""
+    """The token with that text, of any type; ModelFileError if the vocabulary has none."""
     token = tokenizer.id_of(text)
     if token is None:
         raise ModelFileError(
-            f"The vocabulary has no token `{text}`, with which this family of models marks images."
+            f"The vocabulary has no token `{text}`, which this family of models needs for images."
         )
     return token
 
 
 def positions(pieces: Sequence[Piece]) -> int:
-    """How many places of a prompt they take at least; text may take more."""
+    """The least number of tokens that the pieces take; text takes further ones."""
     return sum(1 if isinstance(p, int) else p.length for p in pieces if not isinstance(p, str))

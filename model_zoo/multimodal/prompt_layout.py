@@ -1,17 +1,17 @@
-"""From texts and the images between them to a prompt's tokens, and where in it the images are."""
+"""Assembles a prompt's tokens and image spans from texts and the images between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_zoo.chat.messages import Unforged
-from model_zoo.multimodal.placeholders import Piece, Rows
+from model_zoo.multimodal.placeholders import Piece, PlaceholderRows
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import ImageSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a prompt has for one image."""
+class ImagePieces:
+    """The placeholders of one image."""
 
     pieces: Sequence[Piece]
     digest: bytes
@@ -24,16 +24,16 @@ class Layout:
 
 
 def lay_out(
-    tokenizer: Tokenizer, texts: Sequence[str], shown: Sequence[Shown], *, sentinel: str = ""
+    tokenizer: Tokenizer, texts: Sequence[str], shown: Sequence[ImagePieces], *, sentinel: str = ""
 ) -> Layout:
-    """`texts`, one more than images, with an image between each and the next; one BOS at most.
+    """Tokens of `texts`, one more than images, with an image between each pair; at most one BOS.
 
-    Text runs are encoded whole, the text that an image brings with its neighbours. `sentinel`
-    leaves before, as in `encode_chat`.
+    Adjacent texts, those of placeholders included, are encoded as one. `sentinel` is removed first,
+    as in `encode_chat`.
     """
     assert len(texts) == len(shown) + 1
     parts: list[str | int] = []
-    rows: list[tuple[Rows, bytes]] = []
+    rows: list[tuple[PlaceholderRows, bytes]] = []
     run = texts[0]
     for image, text in zip(shown, texts[1:], strict=True):
         for piece in image.pieces:
@@ -42,17 +42,17 @@ def lay_out(
                 continue
             parts += Unforged(run, sentinel).cut(tokenizer)
             run = ""
-            if isinstance(piece, Rows):
+            if isinstance(piece, PlaceholderRows):
                 rows.append((piece, image.digest))
-                piece = -len(rows)  # no token has such a number
+                piece = -len(rows)  # negative: no token id
             parts.append(piece)
         run += text
     parts += Unforged(run, sentinel).cut(tokenizer)
     return _filled(tokenizer.with_bos(tokenizer.encode_parts(parts)), rows)
 
 
-def _filled(encoded: Sequence[int], rows: Sequence[tuple[Rows, bytes]]) -> Layout:
-    """With the tokens of the n-th rows in place of -n."""
+def _filled(encoded: Sequence[int], rows: Sequence[tuple[PlaceholderRows, bytes]]) -> Layout:
+    """Replaces -n by the tokens of the n-th rows."""
     tokens: list[int] = []
     spans: list[ImageSpan] = []
     for token in encoded:
@@ -65,7 +65,7 @@ def _filled(encoded: Sequence[int], rows: Sequence[tuple[Rows, bytes]]) -> Layou
     return Layout(tuple(tokens), tuple(spans))
 
 
-def _span(start: int, rows: Rows, digest: bytes) -> ImageSpan:
+def _span(start: int, rows: PlaceholderRows, digest: bytes) -> ImageSpan:
     return ImageSpan(
         start,
         rows.length,

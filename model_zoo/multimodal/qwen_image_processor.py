@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL: the image in its own shape, its area bounded, as rows of patches."""
+"""Qwen2.5-VL and Qwen3-VL: images keep their aspect, within a bounded area, as rows of patches."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import MAX_ASPECT, Filter, check_aspect, resized
 from model_zoo.images.shapes import rectangles
 from runtime.vision.encoder import PreparedImage
@@ -19,8 +19,8 @@ from runtime.vision.encoder import PreparedImage
 class QwenVLProcessor:
     """pixels [patches, 3 * frames * patch * patch]: channel, frame (each the same), row, column.
 
-    Patches that are merged to one row of features, merge * merge of them, follow each other, and
-    these blocks follow each other row by row. grid: the rectangle of merged rows.
+    The merge * merge patches of one row of features are consecutive, and these groups are ordered
+    row by row. grid: the rectangle of feature rows.
     """
 
     patch: int
@@ -33,27 +33,27 @@ class QwenVLProcessor:
 
     @property
     def most_rows(self) -> int:
-        """Computed in whole numbers, so that rounding cannot make it too small."""
-        # A side that shrinks to less than a unit keeps one, so that a strip exceeds `max_pixels`.
+        """Computed with integers, so that rounding cannot make it too small."""
+        # A side shrinks to one unit at least, so that a strip may exceed `max_pixels`.
         strip = math.isqrt(MAX_ASPECT * self.max_pixels) // self._unit
         enlarged = max(rows for rows, _ in self._enlarged())
         return max(self.max_pixels // self._unit**2, strip, enlarged)
 
     @property
-    def largest(self) -> Outline:
-        """Of a rectangle that fills the area, of the longest strip, or of an enlarged image."""
+    def largest(self) -> ImageOutline:
+        """A rectangle that fills the area, the longest strip, or an enlarged image."""
         unit = self._unit
         filling = rectangles(max(self.max_pixels // unit**2, 1))
         sizes = [(high * unit, wide * unit) for high, wide in filling if wide <= MAX_ASPECT * high]
         sizes += [(unit, MAX_ASPECT * unit), *(size for _, size in self._enlarged())]
         return max((self.outline(*size) for size in sizes), key=lambda outline: outline.rows)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         """Raises RequestError for an image more than 200 times as long as wide."""
         check_aspect(height, width)
         rows, columns = grid = self._grid(height, width)
         patch = 3 * self.frames * self.patch**2
-        return Outline((rows * columns * self.merge**2, patch), grid, rows * columns)
+        return ImageOutline((rows * columns * self.merge**2, patch), grid, rows * columns)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         outline = self.outline(*image.shape[:2])
@@ -67,7 +67,7 @@ class QwenVLProcessor:
         return self.patch * self.merge
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Nearest sides, both scaled where their area is out of bounds."""
+        """The nearest sides in units, both scaled if their area is out of bounds."""
         unit = self._unit
         rows, columns = round(height / unit), round(width / unit)
         area = rows * unit * columns * unit
@@ -82,11 +82,11 @@ class QwenVLProcessor:
         return rows, columns
 
     def _enlarged(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Of images that are enlarged to `min_pixels`, both sides rounded up: by the units along
-        the shorter side, a bound of the rows, and the height and width of an image near it.
+        """For images that are enlarged to `min_pixels`: a bound of the rows, and (height, width) of
+        an image near it, for each possible number of units along the shorter side.
 
-        A side that becomes n units was longer than n - 1, so the other was shorter than the area
-        over that. No side is shorter than the largest aspect allows.
+        Both sides are rounded up. A side of n units was longer than n - 1 units, so the other was
+        shorter than the area divided by that. The maximum aspect bounds the shorter side.
         """
         area, unit = self.min_pixels, self._unit
         fewest = math.isqrt(area // (MAX_ASPECT * unit**2)) + 1

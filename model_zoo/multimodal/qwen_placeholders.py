@@ -1,17 +1,17 @@
-"""Qwen 2.5-VL and Qwen 3-VL: a rectangle of places, which text positions go around."""
+"""Qwen 2.5-VL and Qwen 3-VL: a rectangle of placeholders with two-dimensional positions."""
 
 from collections.abc import Sequence
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-# Places for what is not served, which nobody may write either.
+# Placeholders of media that are not supported, which texts must not contain either.
 OTHERS = ("<|video_pad|>", "<|vision_pad|>")
 
 
 class QwenPlaceholders:
-    """Templates write the beginning and the end themselves."""
+    """Chat templates write the start and end tokens."""
 
     marker, spelled = PLACE, START + PLACE + END
     reserved = (START, PLACE, END, *OTHERS)
@@ -22,4 +22,4 @@ class QwenPlaceholders:
         self._place = required_token(tokenizer, PLACE)
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
-        return (Rows(self._place, image.rows, grid=image.grid),)
+        return (PlaceholderRows(self._place, image.rows, grid=image.grid),)

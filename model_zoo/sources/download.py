@@ -1,4 +1,8 @@
-"""Fetching a blob: ranges of it in parallel, gone on with where an earlier try ended."""
+"""Downloads a blob: ranges of it in parallel, resumed where an earlier attempt ended.
+
+Own code rather than `huggingface_hub`, whose downloads follow redirects without our checks, cannot
+be stopped at once and serve the Hub only: registries need the same ranges and resumption.
+"""
 
 import re
 import time
@@ -10,39 +14,39 @@ from threading import Event, Lock
 
 import httpx
 
-from model_zoo.sources.http import ATTEMPTS, Credentials, Http, Passing, Refused
-from model_zoo.sources.partial import Part, PartialBlob
-from model_zoo.store.manifest import Layer, Manifest
+from model_zoo.sources.http import MAX_ATTEMPTS, Credentials, Http, StatusError, TransientError
+from model_zoo.sources.partial import BlobPart, PartialBlob
+from model_zoo.store.manifest import Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError
 
-TELLING_S = 0.2
-ENDING_S = 0.05
-# Failures are forgotten after this much has come; a server that gives a byte and breaks is not
-# asked as often as a blob has bytes.
+REPORT_EVERY_S = 0.2
+STOP_POLL_S = 0.05
+# Failures are forgotten after so many bytes; a server that sends a byte and breaks must not get as
+# many requests as a blob has bytes.
 PROGRESS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
-    """Where a blob is had, and what to show there."""
+class BlobLocation:
+    """Where a blob is published."""
 
     url: httpx.URL
     credentials: Credentials
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What a source has: a model's manifest, and where each of its blobs is."""
+class RemoteModel:
+    """A published model: its manifest, and where each of its blobs is."""
 
     name: ModelName
     manifest: Manifest
-    locate: Callable[[Layer], Location]
+    locate: Callable[[ManifestLayer], BlobLocation]
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """How a blob is fetched: so many ranges at once, each of such a length."""
+class DownloadStreams:
+    """`count` ranges of `part_bytes` are downloaded at once."""
 
     count: int = 8
     part_bytes: int = 64 << 20
@@ -50,104 +54,104 @@ class Streams:
 
 def download(
     http: Http,
-    location: Location,
+    location: BlobLocation,
     path: Path,
     *,
     size: int,
-    streams: Streams,
-    told: Callable[[int], None],
+    streams: DownloadStreams,
+    report: Callable[[int], None],
 ) -> None:
-    """Bring the file at `path` to its whole size; `told(bytes)` hears how much is here.
+    """Completes the file at `path`; `report` gets the number of bytes that are present.
 
-    Whoever calls holds the blob's lock. SourceError when it cannot be had, StoreError when it
-    cannot be written; what has come is kept for the next call.
+    The caller holds the blob's lock. SourceError if the blob is not available, StoreError if the
+    file cannot be written; received bytes are kept for the next call.
     """
     with PartialBlob(path, size=size, part_bytes=streams.part_bytes) as partial:
         fetch = _Fetch(http, location, partial, size)
-        for count in (streams.count, *(ATTEMPTS - 1) * (1,)):
+        for count in (streams.count, *(MAX_ATTEMPTS - 1) * (1,)):
             try:
-                fetch.run(count, told)
+                fetch.run(count, report)
                 break
             except _NoRanges:
-                partial.begin_anew(size)
+                partial.restart(size)
         else:
             raise SourceError(
-                f"{location.url.host}: the connection breaks again and again, and the server "
-                "cannot go on where it broke. Try again later."
+                f"{location.url.host}: the connection breaks repeatedly, and the server does not "
+                "support ranges. Try again later."
             )
-        told(partial.completed)
+        report(partial.completed)
 
 
 class _NoRanges(Exception):
-    """The server sends all of it, whatever range it is asked for."""
+    """The server ignores ranges and sends the whole blob."""
 
 
 class _Fetch:
-    def __init__(self, http: Http, location: Location, partial: PartialBlob, size: int) -> None:
+    def __init__(self, http: Http, location: BlobLocation, partial: PartialBlob, size: int) -> None:
         self._http = http
         self._location = location
         self._partial = partial
         self._size = size
-        self._fetching = 0
+        self._running = 0
         self._lock = Lock()
 
-    def run(self, streams: int, told: Callable[[int], None]) -> None:
-        ended = Event()
-        lacking = [part for part in self._partial.parts if part.missing]
+    def run(self, streams: int, report: Callable[[int], None]) -> None:
+        stopped = Event()
+        missing = [part for part in self._partial.parts if part.missing]
         pool = ThreadPoolExecutor(max_workers=streams, thread_name_prefix="fetch")
         try:
-            self._watch([pool.submit(self._part, part, ended) for part in lacking], told)
+            self._wait([pool.submit(self._part, part, stopped) for part in missing], report)
         finally:
             with self._lock:
-                ended.set()
+                stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            self._end()
+            self._stop_threads()
 
-    def _end(self) -> None:
-        """Returns when no thread writes any more; threads that wait for a server are woken.
+    def _stop_threads(self) -> None:
+        """Returns when no thread writes any more; wakes threads that wait for a server.
 
-        Threads are counted by themselves: an interrupt can hide one from the executor.
+        Threads are counted here: an interrupt can hide one from the executor.
         """
-        while self._fetching:
+        while self._running:
             self._http.hang_up()
-            time.sleep(ENDING_S)
+            time.sleep(STOP_POLL_S)
 
-    def _watch(self, futures: list[Future[None]], told: Callable[[int], None]) -> None:
+    def _wait(self, futures: list[Future[None]], report: Callable[[int], None]) -> None:
         pending = set(futures)
         while pending:
-            done, pending = wait(pending, timeout=TELLING_S, return_when=FIRST_EXCEPTION)
+            done, pending = wait(pending, timeout=REPORT_EVERY_S, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
-            told(self._partial.completed)
+            report(self._partial.completed)
 
-    def _part(self, part: Part, ended: Event) -> None:
+    def _part(self, part: BlobPart, stopped: Event) -> None:
         with self._lock:
-            if ended.is_set():
+            if stopped.is_set():
                 return
-            self._fetching += 1
+            self._running += 1
         try:
-            self._retry(part, ended)
+            retrying = self._http.retrying(self._location.url.host, sleep=stopped.wait)
+            while part.missing and not stopped.is_set():
+                retrying(self._attempt, part, stopped)
+        except StatusError as refusal:
+            raise SourceError(
+                f"{self._location.url.host} refuses the blob with status {refusal.status}."
+            ) from None
         finally:
             with self._lock:
-                self._fetching -= 1
+                self._running -= 1
 
-    def _retry(self, part: Part, ended: Event) -> None:
-        patience = self._http.patience(self._location.url.host, sleep=ended.wait)
-        while part.missing and not ended.is_set():
-            before = part.done
-            try:
-                self._once(part, ended)
-            except Passing as failure:
-                if part.done - before >= PROGRESS_BYTES:
-                    patience.renew()
-                patience.wait(failure)
-            except Refused as refusal:
-                raise SourceError(
-                    f"{self._location.url.host} does not give the blob, with status "
-                    f"{refusal.status}."
-                ) from None
+    def _attempt(self, part: BlobPart, stopped: Event) -> None:
+        """Raises TransientError, unless the attempt made progress before it failed."""
+        before = part.done
+        try:
+            if not stopped.is_set():
+                self._request(part, stopped)
+        except TransientError:
+            if part.done - before < PROGRESS_BYTES:
+                raise
 
-    def _once(self, part: Part, ended: Event) -> None:
+    def _request(self, part: BlobPart, stopped: Event) -> None:
         begin = part.begin + part.done
         whole = (begin, part.end) == (0, self._size)
         headers = {} if whole else {"range": f"bytes={begin}-{part.end - 1}"}
@@ -157,13 +161,13 @@ class _Fetch:
             if not whole:
                 self._check_range(response, begin, part.end)
             for chunk in response.iter_raw():
-                if ended.is_set():
+                if stopped.is_set():
                     return
                 if len(chunk) > part.missing:
-                    raise SourceError(f"{response.url.host} sends more than the blob has.")
+                    raise SourceError(f"{response.url.host} sends more bytes than the blob has.")
                 self._partial.write(part, chunk)
         if part.missing:
-            raise Passing(f"the answer ended {part.missing:,} bytes early")
+            raise TransientError(f"the response ended {part.missing:,} bytes early")
 
     def _check_range(self, response: httpx.Response, begin: int, end: int) -> None:
         if response.status_code == 200:
@@ -172,7 +176,7 @@ class _Fetch:
             r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)",
             response.headers.get("content-range", "").strip(),
         )
-        # A server may send less of a range than it was asked for, but nothing else.
+        # A server may send less than the requested range, but nothing else.
         if (
             stated is None
             or int(stated[1]) != begin
@@ -180,6 +184,6 @@ class _Fetch:
             or stated[3] not in ("*", str(self._size))
         ):
             raise SourceError(
-                f"{response.url.host} sends another range than bytes {begin:,} to {end:,} of "
-                f"{self._size:,}."
+                f"{response.url.host} sends another range than the requested bytes {begin:,} to "
+                f"{end:,} of {self._size:,}."
             )

@@ -1,4 +1,8 @@
-"""HTTP as sources use it: bounded, uncompressed, encrypted beyond this machine, secrets kept."""
+"""HTTP for sources: bounded, uncompressed, encrypted beyond this machine, stoppable.
+
+Own code around httpx, because each URL of a chain of redirects is checked and gets its own
+credentials, bodies have limits, and `hang_up` ends connections that other threads are reading.
+"""
 
 import socket
 import time
@@ -10,6 +14,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import httpx
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
 from runtime.errors import SourceError
 
@@ -17,22 +22,22 @@ TIMEOUT = httpx.Timeout(30.0, connect=15.0)
 MAX_REDIRECTS = 5
 MAX_CONNECTIONS = 32
 READ_DEADLINE_S = 120.0
-ATTEMPTS = 6
-LONGEST_PAUSE_S = 30.0
+MAX_ATTEMPTS = 6
+MAX_PAUSE_S = 30.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class Passing(Exception):
-    """A failure that may be over soon: a broken connection, a server with too much to do."""
+class TransientError(Exception):
+    """A failure that may pass: a broken connection, an overloaded server."""
 
     def __init__(self, reason: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
 
 
-class Refused(Exception):
-    """The server's answer is no, with this status."""
+class StatusError(Exception):
+    """The server refused, with this status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -40,18 +45,18 @@ class Refused(Exception):
 
 
 class Credentials(Protocol):
-    """What to show to whom."""
+    """Which authorization each URL gets."""
 
     def authorization(self, url: httpx.URL) -> str | None:
-        """The header's value for this very URL; None for every host that it is not meant for."""
+        """The header's value for this URL; None for other hosts than its own."""
 
     def challenged(self, response: httpx.Response) -> bool:
-        """A 401 has come; whether there is now something better to show."""
+        """Handles a 401; True if `authorization` returns a new value now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole body, with where it came from in the end."""
+class ResponseBody:
+    """A whole body; `url`: after all redirects."""
 
     body: bytes
     headers: httpx.Headers
@@ -59,7 +64,7 @@ class Answer:
 
 
 class Http:
-    """A pool of connections. `plain_hosts`: "host" or "host:port" that may go unencrypted."""
+    """A pool of connections. `plain_hosts`: "host" or "host:port" that may be unencrypted."""
 
     def __init__(
         self, *, plain_hosts: frozenset[str] = frozenset(), first_pause_s: float = 0.5
@@ -82,16 +87,17 @@ class Http:
         self._client.close()
 
     def hang_up(self) -> None:
-        """End every connection: threads that read from one wake with a failure that is Passing.
+        """Shuts every connection down, so that threads that read from one raise TransientError.
 
-        Closing would not wake them. One that is only being made is not ended; ask again.
+        Closing the sockets would not wake them. A connection that is still being established is
+        not ended; call again.
         """
         for connection in list(self._connections):
-            with suppress(OSError):  # over already
+            with suppress(OSError):  # closed already
                 socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def scheme(self, host: str) -> str:
-        """How a registry named by its host alone is reached."""
+        """The scheme for a registry that is given as a host."""
         return "http" if self._may_be_plain(httpx.URL(f"http://{host}")) else "https"
 
     @contextmanager
@@ -102,9 +108,9 @@ class Http:
         headers: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
     ) -> Iterator[httpx.Response]:
-        """The 200 or 206 that the URL leads to; read it with `iter_raw`.
+        """The response with status 200 or 206 after redirects; read it with `iter_raw`.
 
-        Raises Passing, Refused, or SourceError for what must not be followed or read.
+        Raises TransientError, StatusError, or SourceError for a forbidden URL or encoding.
         """
         try:
             with self._final(url, headers or {}, credentials) as response:
@@ -112,16 +118,16 @@ class Http:
                 coding = response.headers.get("content-encoding", "identity")
                 if coding.strip().lower() not in ("", "identity"):
                     raise SourceError(
-                        f"{response.url.host} sends its data compressed ({coding[:20]}), "
-                        "though it was asked not to; it is not unpacked."
+                        f"{response.url.host} compresses its data ({coding[:20]}), although the "
+                        "request forbids it."
                     )
                 yield response
         except httpx.TransportError as error:
-            raise Passing(f"{type(error).__name__}: {error}") from error
+            raise TransientError(f"{type(error).__name__}: {error}") from error
         except httpx.HTTPError as error:
-            raise SourceError(f"{url.host} answers what is no sound HTTP: {error}.") from error
-        except UnicodeError as error:  # raised where the host is looked up
-            raise SourceError(f"{url.host} is no host, or leads to what is none.") from error
+            raise SourceError(f"{url.host} sends invalid HTTP: {error}.") from error
+        except UnicodeError as error:  # raised by the lookup of the host
+            raise SourceError(f"{url.host}, or a host that it redirects to, is invalid.") from error
 
     def read(
         self,
@@ -130,39 +136,57 @@ class Http:
         limit_bytes: int,
         headers: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
-    ) -> Answer:
-        """A whole body of at most so many bytes, tried again while failures may pass.
+    ) -> ResponseBody:
+        """A whole body of at most `limit_bytes`; transient failures are retried.
 
-        Raises Refused, and SourceError where it is too long, too slow, or cannot be had.
+        Raises StatusError, or SourceError if it is too long, too slow or not available.
         """
 
-        patience = self.patience(url.host)
-        while True:
-            try:
-                with self.stream(url, headers=headers, credentials=credentials) as response:
-                    return Answer(_body(response, limit_bytes), response.headers, response.url)
-            except Passing as failure:
-                patience.wait(failure)
+        def attempt() -> ResponseBody:
+            with self.stream(url, headers=headers, credentials=credentials) as response:
+                return ResponseBody(_body(response, limit_bytes), response.headers, response.url)
 
-    def patience(self, host: str, *, sleep: Callable[[float], object] = time.sleep) -> "Patience":
-        return Patience(host, self._first_pause_s, sleep)
+        return self.retrying(url.host)(attempt)
+
+    def retrying(self, host: str, *, sleep: Callable[[float], Any] = time.sleep) -> Retrying:
+        """Retries a function after TransientError, with exponential pauses or those that the
+        server requests; SourceError after `MAX_ATTEMPTS`."""
+
+        def pause_s(state: RetryCallState) -> float:
+            stated_s = getattr(_error_of(state), "retry_after_s", 0.0)
+            exponential_s = self._first_pause_s * 2 ** (state.attempt_number - 1)
+            return min(MAX_PAUSE_S, max(exponential_s, stated_s))
+
+        def fail(state: RetryCallState) -> None:
+            raise SourceError(
+                f"{host}: {_error_of(state)}, {MAX_ATTEMPTS} times in a row. Try again later; the "
+                "received bytes are kept."
+            ) from _error_of(state)
+
+        return Retrying(
+            retry=retry_if_exception_type(TransientError),
+            stop=stop_after_attempt(MAX_ATTEMPTS),
+            wait=pause_s,
+            sleep=sleep,
+            retry_error_callback=fail,
+        )
 
     @contextmanager
     def _final(
         self, url: httpx.URL, headers: Mapping[str, str], credentials: Credentials | None
     ) -> Iterator[httpx.Response]:
-        """The first answer that is no redirect, and no challenge that can be met.
+        """The first response that is neither a redirect nor a challenge that can be met.
 
-        What to show is decided anew for every URL, so nothing follows a redirect to a stranger.
+        Each URL gets its own credentials, so none follow a redirect to another host.
         """
         self.check(url)
         redirects, challenged = 0, False
         while True:
-            shown = None if credentials is None else credentials.authorization(url)
-            secret = {} if shown is None else {"authorization": shown}
-            told = {"trace": self._connected}
+            stated = None if credentials is None else credentials.authorization(url)
+            secret = {} if stated is None else {"authorization": stated}
+            trace = {"trace": self._connected}
             with self._client.stream(
-                "GET", url, headers={**headers, **secret}, extensions=told
+                "GET", url, headers={**headers, **secret}, extensions=trace
             ) as response:
                 if response.status_code == 401 and credentials is not None and not challenged:
                     challenged = True
@@ -178,7 +202,7 @@ class Http:
             url = self._target(url, target)
 
     def _connected(self, event: str, info: Mapping[str, Any]) -> None:
-        """Told what a request does; a connection is another one once it is encrypted."""
+        """httpx's trace hook: records sockets. TLS replaces the object of a connection."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._connections.add(info["return_value"])
 
@@ -186,51 +210,30 @@ class Http:
         try:
             target = url.join(location)
         except httpx.InvalidURL:
-            raise SourceError(f"{url.host} redirects to what is no URL.") from None
+            raise SourceError(f"{url.host} redirects to an invalid URL.") from None
         self.check(target, linked_from=url)
         return target
 
     def check(self, url: httpx.URL, *, linked_from: httpx.URL | None = None) -> None:
-        """SourceError unless this may be asked; a remote page cannot lead to plain HTTP."""
+        """SourceError for a forbidden URL; no https:// URL leads to an http:// one."""
         plain = url.scheme == "http" and self._may_be_plain(url)
         if plain and linked_from is not None:
             plain = linked_from.scheme == "http"
         if url.host and not url.userinfo and (url.scheme == "https" or plain):
             return
-        whence = "" if linked_from is None else f"{linked_from.host} leads to "
+        origin = "" if linked_from is None else f"{linked_from.host} links to "
         raise SourceError(
-            f"{whence}{url.scheme or 'no scheme'}://{url.host}: only https:// is followed, and "
-            "http:// on this machine or to hosts that CARAVAN_PLAIN_HTTP_HOSTS names."
+            f"{origin}{url.scheme or 'no scheme'}://{url.host}: only https:// is allowed, and "
+            "http:// to this machine or to hosts that CARAVAN_PLAIN_HTTP_HOSTS names."
         )
 
     def _may_be_plain(self, url: httpx.URL) -> bool:
-        place = url.host if url.port is None else f"{url.host}:{url.port}"
-        return is_loopback(url.host) or not self._plain_hosts.isdisjoint({url.host, place})
+        host_and_port = url.host if url.port is None else f"{url.host}:{url.port}"
+        return is_loopback(url.host) or not self._plain_hosts.isdisjoint({url.host, host_and_port})
 
 
-class Patience:
-    """How often, and after which pauses, something is tried again."""
-
-    def __init__(self, host: str, first_pause_s: float, sleep: Callable[[float], object]) -> None:
-        self._host = host
-        self._first_pause_s = first_pause_s
-        self._sleep = sleep
-        self._failures = 0
-
-    def wait(self, failure: Passing) -> None:
-        """Pause before the next attempt; SourceError when there have been enough."""
-        self._failures += 1
-        if self._failures >= ATTEMPTS:
-            raise SourceError(
-                f"{self._host}: {failure}, {ATTEMPTS} times in a row. Try again later; what has "
-                "come is kept."
-            ) from failure
-        pause_s = self._first_pause_s * 2 ** (self._failures - 1)
-        self._sleep(min(LONGEST_PAUSE_S, max(pause_s, failure.retry_after_s)))
-
-    def renew(self) -> None:
-        """There was progress."""
-        self._failures = 0
+def _error_of(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
 
 
 def is_loopback(host: str) -> bool:
@@ -252,12 +255,12 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 def _check_status(response: httpx.Response) -> None:
     status = response.status_code
-    if status in _PASSING:
+    if status in _TRANSIENT:
         stated = response.headers.get("retry-after", "")
         retry_after_s = float(stated) if stated.isdecimal() and len(stated) < 6 else 0.0
-        raise Passing(f"it answers with status {status}", retry_after_s=retry_after_s)
+        raise TransientError(f"status {status}", retry_after_s=retry_after_s)
     if status not in (200, 206):
-        raise Refused(status)
+        raise StatusError(status)
 
 
 def _body(response: httpx.Response, limit_bytes: int) -> bytes:
@@ -267,8 +270,10 @@ def _body(response: httpx.Response, limit_bytes: int) -> bytes:
         body += chunk
         if len(body) > limit_bytes:
             raise SourceError(
-                f"{response.url.host} sends more than {limit_bytes:,} bytes where fewer belong."
+                f"{response.url.host} sends more than {limit_bytes:,} bytes, which is the limit."
             )
         if time.monotonic() > deadline:
-            raise SourceError(f"{response.url.host} has not ended within {READ_DEADLINE_S:g} s.")
+            raise SourceError(
+                f"{response.url.host} did not finish its response within {READ_DEADLINE_S:g} s."
+            )
     return bytes(body)

@@ -1,4 +1,4 @@
-"""Which files of a Hub repository make the model that is meant, by the names people give them."""
+"""Which files of a Hub repository a source means, by the usual file names."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from model_zoo.sources.reference import HubSource
 from runtime.errors import SourceError
 
-# What is taken where nothing was said: 4 bits well spent first, then the nearest to it.
+# Order of choice without a stated quantisation: good 4-bit types first, then the nearest sizes.
 PREFERENCE = tuple(
     "Q4_K_M Q4_K_XL Q4_K_L Q4_K_S Q4_K IQ4_NL IQ4_XS MXFP4 MXFP4_MOE NVFP4 Q4_0 Q4_1 "
     "Q5_K_M Q5_K_XL Q5_K_L Q5_K_S Q5_K Q5_0 Q5_1 Q6_K Q6_K_XL Q6_K_L Q8_0 Q8_K_XL "
@@ -16,7 +16,7 @@ PREFERENCE = tuple(
     "Q2_K_L Q2_K_XL Q2_K IQ2_M Q2_K_S IQ2_S IQ2_XS IQ2_XXS TQ2_0 TQ1_0 IQ1_M IQ1_S F32".split()
 )
 PROJECTOR_PREFERENCE = ("F16", "BF16", "Q8_0", "F32")
-MAX_NAMES_TOLD = 20
+MAX_NAMES_LISTED = 20
 
 _LABEL = re.compile(
     r"(?:^|[-._/])"
@@ -30,7 +30,7 @@ _NO_MODEL = re.compile(r"(^|[-._])(imatrix|lora|adapter|vocab)([-._]|$)", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository; `sha256` in hex, None where the Hub does not know it."""
+    """A file of a repository; `sha256` in hex, None if the Hub does not know it."""
 
     path: str
     size: int
@@ -39,7 +39,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A model in one quantisation: a file, or all parts of a split one in order."""
+    """A model in one quantisation: one file, or the parts of a split one in order."""
 
     stem: str
     files: tuple[HubFile, ...]
@@ -56,9 +56,9 @@ class _Variant:
 def choose(
     source: HubSource, files: Iterable[HubFile]
 ) -> tuple[tuple[HubFile, ...], HubFile | None]:
-    """The model's files in order, and the projector that goes with them, if any.
+    """The model's files in order, and its projector if there is one.
 
-    SourceError when nothing fits, or more than one model does; it names what there is.
+    SourceError if no model or more than one matches; it lists the candidates.
     """
     listed = [file for file in files if file.path.lower().endswith(".gguf")]
     projectors = [file for file in listed if _is_projector(file.path)]
@@ -76,7 +76,7 @@ def choose(
 
 
 def label_of(path: str) -> str | None:
-    """The quantisation in a file's name, else in its folder's, such as "Q4_K_M", "UD-Q2_K_XL"."""
+    """The quantisation in the name of a file or else its folder: "Q4_K_M", "UD-Q2_K_XL"."""
     found = _LABEL.findall(path.removesuffix(".gguf"))
     return found[-1].upper().replace("FP16", "F16").replace("FP32", "F32") if found else None
 
@@ -89,14 +89,14 @@ def _named(source: HubSource, files: Sequence[HubFile]) -> HubFile:
     for file in files:
         if file.path == source.file:
             return file
-    raise SourceError(f"{source}: the repository has no such file; it has {_told(files)}.")
+    raise SourceError(f"{source}: the repository has no such file; it has {_listed(files)}.")
 
 
 def _variants(files: Iterable[HubFile]) -> list[_Variant]:
     gathered: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         part = _SPLIT.fullmatch(file.path)
-        # Parts of different counts are different models, and none is a whole file's.
+        # Parts with different counts belong to different models, and no part to a whole file.
         key = file.path if part is None else f"{part['stem']}\0{part['count']}"
         gathered.setdefault(key, []).append(file)
     return [_Variant(key.partition("\0")[0], tuple(group)) for key, group in gathered.items()]
@@ -110,16 +110,16 @@ def _check_whole(source: HubSource, variant: _Variant) -> None:
     wanted = [f"{part['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
     present = [file.path for file in variant.files]
     if present != wanted:
-        odd = min(set(wanted) ^ set(present))
-        what = "lacks" if odd in wanted else "also has"
-        raise SourceError(f"{source}: of {count:,} parts of the model the repository {what} {odd}.")
+        part_name = min(set(wanted) ^ set(present))
+        problem = "is missing" if part_name in wanted else "is unexpected"
+        raise SourceError(f"{source}: the model has {count:,} parts, and {part_name} {problem}.")
 
 
 def _chosen(source: HubSource, variants: Sequence[_Variant]) -> _Variant:
     if not variants:
         raise SourceError(
-            f"{source}: the repository has no model in GGUF; people who quantise models "
-            "put them into repositories of their own, most of them named …-GGUF."
+            f"{source}: the repository has no GGUF model; quantised models are usually in separate "
+            "repositories with names that end in -GGUF."
         )
     if source.quantization is not None:
         fitting = _with_label(variants, source.quantization)
@@ -137,24 +137,24 @@ def _chosen(source: HubSource, variants: Sequence[_Variant]) -> _Variant:
 
 
 def _with_label(variants: Sequence[_Variant], label: str) -> list[_Variant]:
-    """Those labelled exactly so, or else but for the mark of dynamic quantisation."""
+    """Variants with exactly this label, or else with the prefix of dynamic quantisation."""
     exact = [variant for variant in variants if variant.label == label]
     return exact or [variant for variant in variants if variant.label == f"UD-{label}"]
 
 
 def _only(source: HubSource, variants: Sequence[_Variant]) -> _Variant:
-    """The one; a whole file before the same model in parts."""
+    """The only variant; a whole file is preferred to the same model in parts."""
     whole = [variant for variant in variants if len(variant.files) == 1] or variants
     if len(whole) > 1:
         raise SourceError(
-            f"{source}: several files could be meant, {_told([v.files[0] for v in whole])}; "
+            f"{source}: several files match, {_listed([v.files[0] for v in whole])}; "
             "name one: hf://org/repo/file.gguf."
         )
     return whole[0]
 
 
 def _projector(variant: _Variant, projectors: Sequence[HubFile]) -> HubFile | None:
-    """Beside the model before elsewhere, of its name before others, then by precision."""
+    """Prefers the model's folder, then the model's name, then the precision."""
 
     def rank(file: HubFile) -> tuple[bool, bool, int, str]:
         beside = str(PurePosixPath(file.path).parent) == variant.folder
@@ -174,17 +174,17 @@ def _precision(projector: HubFile) -> int:
 
 
 def _base(path: str) -> str:
-    """A file's name without its quantisation and the mark of a projector."""
+    """A file's name without its quantisation and "mmproj"."""
     name = PurePosixPath(path).name.lower().removesuffix(".gguf")
     return re.sub(r"[-._]+", "-", _LABEL.sub("", name).replace("mmproj", "")).strip("-")
 
 
 def _labels(variants: Sequence[_Variant]) -> str:
-    labels = sorted({variant.label or "files without one" for variant in variants})
-    return ", ".join(labels[:MAX_NAMES_TOLD])
+    labels = sorted({variant.label or "files without a label" for variant in variants})
+    return ", ".join(labels[:MAX_NAMES_LISTED])
 
 
-def _told(files: Sequence[HubFile]) -> str:
-    names = ", ".join(file.path for file in files[:MAX_NAMES_TOLD])
-    more = f" and {len(files) - MAX_NAMES_TOLD} more" if len(files) > MAX_NAMES_TOLD else ""
+def _listed(files: Sequence[HubFile]) -> str:
+    names = ", ".join(file.path for file in files[:MAX_NAMES_LISTED])
+    more = f" and {len(files) - MAX_NAMES_LISTED} more" if len(files) > MAX_NAMES_LISTED else ""
     return f"{names}{more}" or "none"

@@ -1,12 +1,12 @@
-"""Taking over models from a store of Ollama's on this machine, without a copy."""
+"""Imports models from Ollama's store on this machine without copying their files."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from model_zoo.sources.pull import Progress, PullProgress, unheard
-from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Layer, Manifest
+from model_zoo.sources.pull import Progress, PullProgress, ignore_progress
+from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, file_error
 from runtime.errors import SourceError
@@ -20,29 +20,29 @@ def default_folder(environment: Mapping[str, str]) -> Path:
 def import_models(
     folder: Path, store: Store, *, names: Sequence[str] = (), progress: Progress | None = None
 ) -> list[ModelName]:
-    """The models of those names, or all; each blob becomes a hard link, else a symbolic one.
+    """Imports the named models, or all; each blob becomes a hard link, or else a symbolic one.
 
-    SourceError for a name that is not there or cannot be served. Of all, those that cannot be
-    served are passed over, with a say to `progress`.
+    SourceError for a name that does not exist or cannot be served. Without names, models that
+    cannot be served are skipped and reported to `progress`.
     """
-    tell = progress or unheard
+    report = progress or ignore_progress
     manifests = dict(_manifests(folder))
     if names:
         chosen = [_known(ModelName.parse(name), manifests, folder) for name in names]
-        return [_import(name, manifests[name], folder, store, tell) for name in chosen]
+        return [_import(name, manifests[name], folder, store, report) for name in chosen]
     imported = []
     for name, path in manifests.items():
         try:
-            imported.append(_import(name, path, folder, store, tell))
+            imported.append(_import(name, path, folder, store, report))
         except SourceError as error:
-            tell(PullProgress(f"passed over: {error}"))
+            report(PullProgress(f"skipped: {error}"))
     return imported
 
 
 def _manifests(folder: Path) -> Iterator[tuple[ModelName, Path]]:
     root = folder / "manifests"
     if not root.is_dir():
-        raise SourceError(f"{folder} is no store of Ollama's: it has no folder `manifests`.")
+        raise SourceError(f"{folder} is not a store of Ollama: it has no folder `manifests`.")
     for path in sorted(root.glob("*/*/*/*")):
         with suppress(SourceError):
             if path.is_file():
@@ -54,11 +54,11 @@ def _known(name: ModelName, manifests: Mapping[ModelName, Path], folder: Path) -
     for known in manifests:
         if [part.lower() for part in known.parts] == wanted:
             return known
-    raise SourceError(f"There is no {name} in {folder}.")
+    raise SourceError(f"{folder} has no model {name}.")
 
 
-def _import(name: ModelName, path: Path, folder: Path, store: Store, tell: Progress) -> ModelName:
-    tell(PullProgress(f"importing {name}"))
+def _import(name: ModelName, path: Path, folder: Path, store: Store, report: Progress) -> ModelName:
+    report(PullProgress(f"importing {name}"))
     try:
         with path.open("rb") as file:
             manifest = Manifest.parse(file.read(MAX_MANIFEST_BYTES + 1), origin=str(path))
@@ -70,13 +70,13 @@ def _import(name: ModelName, path: Path, folder: Path, store: Store, tell: Progr
     return store.commit(name, manifest).name
 
 
-def _link(name: ModelName, layer: Layer, folder: Path, store: Store) -> None:
+def _link(name: ModelName, layer: ManifestLayer, folder: Path, store: Store) -> None:
     origin = folder / "blobs" / layer.digest.replace(":", "-")
     with store.blob_lock(layer.digest):
         if store.holds(layer):
             return
         if not origin.is_file() or origin.stat().st_size != layer.size:
-            raise SourceError(f"{name}: its blob {origin} is missing or has another size.")
+            raise SourceError(f"{name}: its blob {origin} is missing or has the wrong size.")
         if not os.access(origin, os.R_OK):
-            raise SourceError(f"{name}: its blob {origin} may not be read by this user.")
+            raise SourceError(f"{name}: this user cannot read its blob {origin}.")
         store.link(layer, origin)

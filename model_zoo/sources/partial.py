@@ -1,7 +1,7 @@
-"""A blob while it is gathered: which bytes of it are here, remembered across a kill.
+"""A partly downloaded blob, with a journal of its bytes that survives the process.
 
-Beside the file lies a journal of 64-bit numbers: the blob's size, the length of a part, and for
-each part how many of its bytes are here. Bytes are written before they are counted.
+The journal is a file of 64-bit numbers beside the blob: the blob's size, the length of a part, and
+for each part the number of bytes that are present. Bytes are written before they are counted.
 """
 
 import os
@@ -19,8 +19,8 @@ _COUNT = struct.Struct("<Q")
 
 
 @dataclass(slots=True)
-class Part:
-    """Bytes `begin` to `end` of the blob; of them the first `done` are here."""
+class BlobPart:
+    """Bytes `begin` to `end` of the blob; the first `done` of them are present."""
 
     number: int
     begin: int
@@ -33,9 +33,9 @@ class Part:
 
 
 class PartialBlob:
-    """Open for writing from several threads, each in a part of its own.
+    """Open for writing by several threads, each in its own part.
 
-    Whoever has it open holds the blob's lock. StoreError when the disk is full.
+    The caller holds the blob's lock. StoreError when the disk is full.
     """
 
     def __init__(self, path: Path, *, size: int, part_bytes: int) -> None:
@@ -43,9 +43,9 @@ class PartialBlob:
         self._size = size
         self._file = _open(path)
         self._journal = _open(journal_of(path))
-        self.parts: list[Part] = self._resumed()
+        self.parts: list[BlobPart] = self._read_journal()
         if not self.parts:
-            self.begin_anew(part_bytes)
+            self.restart(part_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -63,10 +63,10 @@ class PartialBlob:
     def completed(self) -> int:
         return sum(part.done for part in self.parts)
 
-    def begin_anew(self, part_bytes: int) -> None:
-        """Forget what is here, and cut the blob into parts of that length or a longer one."""
+    def restart(self, part_bytes: int) -> None:
+        """Discards all bytes and divides the blob into parts of at least `part_bytes`."""
         part_bytes = max(1, part_bytes, -(-self._size // MAX_PARTS))
-        self.parts = _cut(self._size, part_bytes)
+        self.parts = _divide(self._size, part_bytes)
         try:
             os.ftruncate(self._journal, 0)
             os.ftruncate(self._file, 0)
@@ -76,26 +76,26 @@ class PartialBlob:
         except OSError as error:
             raise file_error("write", self._path, error) from error
 
-    def write(self, part: Part, data: bytes) -> None:
-        """The part's next bytes."""
+    def write(self, part: BlobPart, data: bytes) -> None:
+        """Writes the part's next bytes."""
         assert len(data) <= part.missing
         try:
             _write_all(self._file, data, part.begin + part.done)
             part.done += len(data)
-            place = _HEADER.size + _COUNT.size * part.number
-            os.pwrite(self._journal, _COUNT.pack(part.done), place)
+            at = _HEADER.size + _COUNT.size * part.number
+            os.pwrite(self._journal, _COUNT.pack(part.done), at)
         except OSError as error:
             raise file_error("write", self._path, error) from error
 
-    def _resumed(self) -> list[Part]:
-        """The parts as an earlier process left them; none unless that makes sense."""
+    def _read_journal(self) -> list[BlobPart]:
+        """The parts that an earlier process left; empty if the journal is inconsistent."""
         raw = os.pread(self._journal, _HEADER.size + _COUNT.size * MAX_PARTS, 0)
         if len(raw) < _HEADER.size or os.fstat(self._file).st_size != self._size:
             return []
         size, part_bytes = _HEADER.unpack_from(raw)
         if size != self._size or part_bytes * MAX_PARTS < size or not part_bytes:
             return []
-        parts = _cut(size, part_bytes)
+        parts = _divide(size, part_bytes)
         if len(raw) != _HEADER.size + _COUNT.size * len(parts):
             return []
         for part in parts:
@@ -103,9 +103,9 @@ class PartialBlob:
         return parts if all(part.missing >= 0 for part in parts) else []
 
 
-def _cut(size: int, part_bytes: int) -> list[Part]:
+def _divide(size: int, part_bytes: int) -> list[BlobPart]:
     begins = range(0, size, part_bytes)
-    return [Part(n, begin, min(size, begin + part_bytes)) for n, begin in enumerate(begins)]
+    return [BlobPart(n, begin, min(size, begin + part_bytes)) for n, begin in enumerate(begins)]
 
 
 def _open(path: Path) -> int:

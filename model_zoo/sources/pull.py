@@ -1,4 +1,4 @@
-"""Bringing a model from where it is published into the store."""
+"""Pulls a model from where it is published into the store."""
 
 import hashlib
 import os
@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from model_zoo.sources.download import Offer, Streams, download
+from model_zoo.sources.download import DownloadStreams, RemoteModel, download
 from model_zoo.sources.http import Http
-from model_zoo.sources.hub import HubAccess, hub_offer
+from model_zoo.sources.hub import HubAccess, find_on_hub
+from model_zoo.sources.oci_registry import find_in_registry
 from model_zoo.sources.reference import HubSource, RemoteSource
-from model_zoo.sources.registry import registry_offer
-from model_zoo.store.manifest import Layer
+from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.store import Store, StoredModel
 from runtime.errors import StoreError
 
-# Another process may remove a blob that this one found and has not yet put to use.
-GATHERINGS = 3
-STREAMS = Streams()
+# Another process may remove a blob between its download and the commit of the manifest.
+MAX_COMMITS = 3
+STREAMS = DownloadStreams()
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """A step of a pull; `digest` with `total` and `completed` in bytes while a blob comes."""
+    """A step of a pull; for a blob with `digest`, and `total` and `completed` in bytes."""
 
     status: str
     digest: str | None = None
@@ -34,15 +34,15 @@ Progress = Callable[[PullProgress], None]
 
 
 def placeholder_digest(subject: str) -> str:
-    """What progress on `subject` has for a digest until its own is known.
+    """A digest for progress on `subject` until its own is known.
 
     Clients keep one progress bar per digest, and some show characters 7 to 19 of it.
     """
     return f"{'0' * 7}{hashlib.sha256(subject.encode(errors='surrogateescape')).hexdigest()[:12]}"
 
 
-def unheard(progress: PullProgress) -> None:
-    """For callers who do not ask how it goes."""
+def ignore_progress(progress: PullProgress) -> None:
+    """For callers that show no progress."""
 
 
 def pull(
@@ -51,67 +51,71 @@ def pull(
     *,
     progress: Progress | None = None,
     environment: Mapping[str, str] = os.environ,
-    streams: Streams = STREAMS,
+    streams: DownloadStreams = STREAMS,
     first_pause_s: float = 0.5,
 ) -> StoredModel:
-    """The model as its source has it now; only what the store lacks is fetched.
+    """Brings the model up to date with its source; only missing blobs are downloaded.
 
-    `progress` is called in the caller's thread. SourceError when the model cannot be had,
-    StoreError when it cannot be kept; a later call goes on where this one ended.
+    `progress` is called in the caller's thread. SourceError if the model is not available,
+    StoreError if it cannot be stored; a later call resumes.
     """
-    tell = progress or unheard
+    report = progress or ignore_progress
     plain = frozenset(filter(None, environment.get("CARAVAN_PLAIN_HTTP_HOSTS", "").split(",")))
     with closing(Http(plain_hosts=plain, first_pause_s=first_pause_s)) as http:
-        tell(PullProgress("pulling manifest"))
-        offer = _offer(source, http, environment)
-        offer.manifest.check_servable(source)
-        model = _gathered(offer, http, store, streams, tell)
-    tell(PullProgress("success"))
+        report(PullProgress("pulling manifest"))
+        remote = _find(source, http, environment)
+        remote.manifest.check_servable(source)
+        model = _download_all(remote, http, store, streams, report)
+    report(PullProgress("success"))
     return model
 
 
-def _offer(source: RemoteSource, http: Http, environment: Mapping[str, str]) -> Offer:
+def _find(source: RemoteSource, http: Http, environment: Mapping[str, str]) -> RemoteModel:
     if isinstance(source, HubSource):
-        return hub_offer(source, http, HubAccess.of(environment))
-    return registry_offer(source, http)
+        return find_on_hub(source, http, HubAccess.of(environment))
+    return find_in_registry(source, http)
 
 
-def _gathered(
-    offer: Offer, http: Http, store: Store, streams: Streams, tell: Progress
+def _download_all(
+    remote: RemoteModel, http: Http, store: Store, streams: DownloadStreams, report: Progress
 ) -> StoredModel:
-    for left in reversed(range(GATHERINGS)):
-        store.check_room(offer.manifest.blobs)
-        for layer in offer.manifest.blobs:
-            _gather(layer, offer, http, store, streams, tell)
-        tell(PullProgress("writing manifest"))
+    for left in reversed(range(MAX_COMMITS)):
+        store.check_space(remote.manifest.blobs)
+        for layer in remote.manifest.blobs:
+            _download_blob(layer, remote, http, store, streams, report)
+        report(PullProgress("writing manifest"))
         try:
-            return store.commit(offer.name, offer.manifest)
+            return store.commit(remote.name, remote.manifest)
         except StoreError:
-            if not left or not store.missing(offer.manifest):
+            if not left or not store.missing(remote.manifest):
                 raise
-    raise AssertionError("the last gathering returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _gather(
-    layer: Layer, offer: Offer, http: Http, store: Store, streams: Streams, tell: Progress
+def _download_blob(
+    layer: ManifestLayer,
+    remote: RemoteModel,
+    http: Http,
+    store: Store,
+    streams: DownloadStreams,
+    report: Progress,
 ) -> None:
     status = f"pulling {layer.digest.removeprefix('sha256:')[:12]}"
 
-    def told(completed: int) -> None:
-        tell(PullProgress(status, layer.digest, layer.size, completed))
+    def completed(nbytes: int) -> None:
+        report(PullProgress(status, layer.digest, layer.size, nbytes))
 
     def waiting() -> None:
-        tell(PullProgress("waiting for another process", layer.digest, layer.size))
+        report(PullProgress("waiting for another process", layer.digest, layer.size))
 
     if store.holds(layer):
-        told(layer.size)
+        completed(layer.size)
         return
     with store.blob_lock(layer.digest, waiting=waiting):
         if not store.holds(layer):
-            told(0)
-            path = store.partial(layer.digest)
-            location = offer.locate(layer)
-            download(http, location, path, size=layer.size, streams=streams, told=told)
-            tell(PullProgress("verifying sha256 digest", layer.digest, layer.size, layer.size))
-            store.keep(layer)
-    told(layer.size)
+            completed(0)
+            path, location = store.partial(layer.digest), remote.locate(layer)
+            download(http, location, path, size=layer.size, streams=streams, report=completed)
+            report(PullProgress("verifying sha256 digest", layer.digest, layer.size, layer.size))
+            store.install_partial(layer)
+    completed(layer.size)

@@ -1,4 +1,4 @@
-"""Where a model comes from, as text: a path, `hf://…` or `ollama://…`."""
+"""Sources of models as text: a path, `hf://…` or `ollama://…`."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ class PathSource:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository of the Hugging Face Hub, or one file of it; None: the usual choice."""
+    """A repository of the Hugging Face Hub, or one file of it; None: the default choice."""
 
     organisation: str
     repository: str
@@ -33,13 +33,13 @@ class HubSource:
 
     @property
     def name(self) -> ModelName:
-        """What the store calls it: different sources never share a name."""
+        """Its name in the store, unique for each source."""
         stated = self.file or self.quantization or DEFAULT_TAG
         if self.revision is None and ModelName.is_tag(stated):
             return ModelName(HUB_HOST, self.organisation, self.repository, stated)
-        mark = hashlib.sha256(f"{stated}@{self.revision}".encode()).hexdigest()[:16]
+        suffix = hashlib.sha256(f"{stated}@{self.revision}".encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", stated.rpartition("/")[2])[:100].lstrip("-.")
-        return ModelName(HUB_HOST, self.organisation, self.repository, f"{readable}-{mark}")
+        return ModelName(HUB_HOST, self.organisation, self.repository, f"{readable}-{suffix}")
 
     def __str__(self) -> str:
         file = f"/{self.file}" if self.file else ""
@@ -50,7 +50,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class RegistrySource:
-    """A model of Ollama's registry, or of another one that speaks its protocol."""
+    """A model of Ollama's registry, or of another one with its protocol."""
 
     name: ModelName
 
@@ -63,9 +63,9 @@ Source = PathSource | RemoteSource
 
 
 def parse_source(text: str) -> Source:
-    """SourceError, in one sentence, when it is none of the three."""
+    """SourceError if the text is none of the three forms."""
     if len(text) > _MAX_TEXT or not text.isprintable() or not text:
-        raise SourceError(f"{text[:60]!r} is not a source: a path, hf://… or ollama://….")
+        raise SourceError(f"{text[:60]!r} is not a source; use a path, hf://… or ollama://….")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return PathSource(Path(text).expanduser())
@@ -73,7 +73,7 @@ def parse_source(text: str) -> Source:
         return _hub_source(rest)
     if scheme == "ollama":
         return RegistrySource(ModelName.parse(rest))
-    hint = " A page of the Hub, https://huggingface.co/org/repo, is written hf://org/repo."
+    hint = " For a page of the Hub, https://huggingface.co/org/repo, write hf://org/repo."
     raise SourceError(
         f"{scheme}:// is not known; a source is a path, hf://… or ollama://…."
         f"{hint if rest.startswith(('huggingface.co/', 'hf.co/')) else ''}"
@@ -81,7 +81,7 @@ def parse_source(text: str) -> Source:
 
 
 def is_model_path(path: str) -> bool:
-    """Whether this can be a GGUF file within a repository: no way out of it, nothing hidden."""
+    """Whether this is a safe path of a GGUF file in a repository: relative, no hidden parts."""
     return path.lower().endswith(".gguf") and all(map(is_file_name, path.split("/")))
 
 
@@ -91,20 +91,22 @@ def _hub_source(text: str) -> HubSource:
     repository, _, file = rest.partition("/")
     repository, colon, quantization = repository.partition(":")
     if at and not _REVISION.fullmatch(revision):
-        raise SourceError(f"hf://{text}: {revision!r} cannot be a revision.")
+        raise SourceError(f"hf://{text}: {revision!r} is not a valid revision.")
     if not repository or (colon and file):
-        raise SourceError(f"hf://{text} is not a source of the Hub; {_FORM}.")
+        raise SourceError(f"hf://{text} is not a source of the Hub; write {_FORM}.")
     if file and not is_model_path(file):
-        raise SourceError(f"hf://{text}: {file!r} is not the path of a GGUF file; {_FORM}.")
+        raise SourceError(f"hf://{text}: {file!r} is not the path of a GGUF file; write {_FORM}.")
     if colon and not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", quantization):
-        raise SourceError(f"hf://{text}: {quantization!r} cannot be a quantisation; {_FORM}.")
-    usual = quantization.lower() in ("", DEFAULT_TAG)
+        raise SourceError(
+            f"hf://{text}: {quantization!r} is not a valid quantisation; write {_FORM}."
+        )
+    default = quantization.lower() in ("", DEFAULT_TAG)
     source = HubSource(
         organisation,
         repository,
         file=file or None,
-        quantization=None if usual else quantization.upper(),
+        quantization=None if default else quantization.upper(),
         revision=revision or None,
     )
-    _ = source.name  # raises unless organisation and repository are sound
+    _ = source.name  # raises if the organisation or repository is invalid
     return source

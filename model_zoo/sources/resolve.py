@@ -1,4 +1,4 @@
-"""From a configuration's source to files on this machine, and what else the model comes with."""
+"""Resolves a source of the configuration to files of this machine and the model's other layers."""
 
 import os
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ class _Turn(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model's files, and what its layers say beside them.
+    """A model's files, and the content of its other layers.
 
-    `path`: the GGUF file, or the first of its parts. `stored`: what the store has, None for a path.
-    `template` is mostly in the template language of Go, which is not Jinja. `parameters`: options
-    as requests give them. `messages` begin every conversation.
+    `path`: the GGUF file, or its first part. `stored`: None for a path. `template` is usually in
+    the template language of Go, which is not Jinja. `parameters`: options as in requests.
+    `messages` begin every conversation.
     """
 
     path: Path
@@ -48,27 +48,27 @@ def resolve(
     progress: Progress | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> ResolvedModel:
-    """What the source means here and now; pulled when the store has it not, or not whole."""
+    """Resolves the source; pulls the model if the store lacks it or a part of it."""
     source = parse_source(text)
     if isinstance(source, PathSource):
         return ResolvedModel(source.path)
     stored = stored_model(source, store)
     if stored is None:
         stored = pull(source, store, progress=progress, environment=environment)
-    return facts(stored, store)
+    return resolve_stored(stored, store)
 
 
 def stored_model(source: RemoteSource, store: Store) -> StoredModel | None:
-    """The model if it is in the store and whole; a damaged one is to be pulled anew."""
+    """The model, None if the store lacks it or a part of it."""
     try:
         return store.open(source.name)
     except (StoreError, SourceError):
         return None
 
 
-def facts(stored: StoredModel, store: Store) -> ResolvedModel:
-    """The model and its layers. StoreError when one that is no text but JSON is not sound."""
-    layers = _Layers(stored, store)
+def resolve_stored(stored: StoredModel, store: Store) -> ResolvedModel:
+    """The model with its layers. StoreError if a JSON layer is invalid."""
+    layers = _LayerReader(stored, store)
     turns = layers.json("messages", list[_Turn]) or []
     return ResolvedModel(
         path=stored.files[0],
@@ -82,7 +82,7 @@ def facts(stored: StoredModel, store: Store) -> ResolvedModel:
     )
 
 
-class _Layers:
+class _LayerReader:
     def __init__(self, stored: StoredModel, store: Store) -> None:
         self._stored = stored
         self._store = store
@@ -91,7 +91,7 @@ class _Layers:
         return [self._store.text(layer) for layer in self._stored.manifest.of_kind(kind)]
 
     def last(self, kind: str) -> str | None:
-        """Later layers stand for earlier ones; an empty text says nothing."""
+        """The text of the last layer of that kind; None if it is empty."""
         return (self.texts(kind) or [""])[-1] or None
 
     def json(self, kind: str, type: type[T]) -> T | None:
@@ -102,5 +102,5 @@ class _Layers:
             return msgspec.json.decode(text.encode(), type=type)
         except (msgspec.DecodeError, RecursionError) as error:
             raise StoreError(
-                f"{self._stored.name}: its layer {kind} is not sound: {error}."
+                f"{self._stored.name}: its layer {kind} is invalid: {error}."
             ) from None

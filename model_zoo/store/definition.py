@@ -1,4 +1,4 @@
-"""What a model that is made of another one, or of files, is to be."""
+"""The definition of a new model that is created from another one or from files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from model_zoo.sources.reference import Source
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a new model is: another one (`base`), or files in the store, and what differs.
+    """A new model: its base or files, and its differences from them.
 
-    `base`: a model of the store, or one that is pulled or, from a path, brought into the store
-    first. `projector`: the file that takes the place of the base's own.
-    `files`: blobs' digests by file name; the parts of a split model have the names that they had.
-    None leaves a text or the messages as the base has them, "" takes a text away; `parameters` go
-    over the base's, `licenses` join its own. `quantize`: a recipe, for weights of 16 or 32 bits.
+    `base`: a model of the store, or one to pull or, for a path, to import. `projector`: replaces
+    that of the base. `files`: digests of blobs by file name; parts of a split model keep their
+    names. `template`, `system` and `messages`: None keeps those of the base, an empty text removes
+    them. `parameters` override those of the base, `licenses` are added to its own. `quantize`: a
+    recipe, for weights of 16 or 32 bits.
     """
 
     base: Source | None = None

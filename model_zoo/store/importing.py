@@ -1,4 +1,4 @@
-"""Files of this machine become blobs of a store: by a reflink, a hard link, or a copy."""
+"""Imports files of this machine as blobs: by a reflink, a hard link, or a copy."""
 
 import fcntl
 import hashlib
@@ -7,51 +7,51 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from model_zoo.sources.pull import Progress, PullProgress, placeholder_digest, unheard
-from model_zoo.store.manifest import LAYER_TYPE, Layer
+from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, placeholder_digest
+from model_zoo.store.manifest import LAYER_TYPE, ManifestLayer
 from model_zoo.store.store import Store, file_error
 from runtime.errors import SourceError
 
 _READ_BYTES = 16 << 20
-_FICLONE = 0x40049409  # linux/fs.h: a file gets the blocks of another, until one of them changes
+_FICLONE = 0x40049409  # linux/fs.h: shares the blocks of another file, copy-on-write
 
 
 def import_file(
     path: Path, store: Store, *, may_link: bool = False, progress: Progress | None = None
-) -> Layer:
-    """The file as a blob of the store, and a layer of kind "model" of it.
+) -> ManifestLayer:
+    """Imports the file as a blob; a layer of kind "model".
 
-    What becomes of the file later does not reach the store, except with `may_link`: then the blob
-    may be a hard link, for files that are replaced rather than written again. StoreError when the
-    file cannot be read or kept, SourceError when it changes meanwhile.
+    Later changes of the file do not change the blob, unless `may_link`: then the blob may be a hard
+    link, which suits files that are replaced and never rewritten. StoreError if the file cannot be
+    read or stored, SourceError if it changes during the import.
     """
-    tell = progress or unheard
+    report = progress or ignore_progress
     path = path.resolve()
     before = _state(path)
-    known = store.linked(path) if may_link else None
+    known = store.find_linked(path) if may_link else None
     if known is not None:
-        return Layer(f"{LAYER_TYPE}model", known, before.st_size)
-    gathered = store.temporary()
+        return ManifestLayer(f"{LAYER_TYPE}model", known, before.st_size)
+    imported = store.temporary()
     try:
-        if _reflink(path, gathered) or (may_link and _hard_link(path, gathered)):
-            digest = _digest(path, gathered, tell)
+        if _reflink(path, imported) or (may_link and _hard_link(path, imported)):
+            digest = _digest(path, imported, report)
         else:
-            store.check_room([Layer("", f"sha256:{'0' * 64}", before.st_size)])
-            digest = _copy(path, gathered, tell)
+            store.check_space([ManifestLayer("", f"sha256:{'0' * 64}", before.st_size)])
+            digest = _copy(path, imported, report)
         now = _state(path)
         if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            raise SourceError(f"{path}: it has changed while it was imported; try again.")
-        layer = Layer(f"{LAYER_TYPE}model", digest, before.st_size)
-        store.place(gathered, layer)
+            raise SourceError(f"{path}: the file changed during the import; try again.")
+        layer = ManifestLayer(f"{LAYER_TYPE}model", digest, before.st_size)
+        store.install(imported, layer)
         return layer
     except OSError as error:
         raise file_error("import", path, error) from error
     finally:
-        gathered.unlink(missing_ok=True)
+        imported.unlink(missing_ok=True)
 
 
 def _reflink(path: Path, target: Path) -> bool:
-    """False where the file system has none, or `path` is on another one."""
+    """False if the file system has no reflinks, or `path` is on another one."""
     try:
         with path.open("rb") as source, target.open("wb") as clone:
             fcntl.ioctl(clone, _FICLONE, source.fileno())
@@ -62,7 +62,7 @@ def _reflink(path: Path, target: Path) -> bool:
 
 
 def _hard_link(path: Path, target: Path) -> bool:
-    """False on another file system, and for a file that this user may not link."""
+    """False if `path` is on another file system, or this user may not link it."""
     try:
         os.link(path, target)
     except OSError:
@@ -70,19 +70,19 @@ def _hard_link(path: Path, target: Path) -> bool:
     return True
 
 
-def _digest(path: Path, linked: Path, tell: Progress) -> str:
-    """Of `linked`, which is the same file as `path`."""
+def _digest(path: Path, linked: Path, report: Progress) -> str:
+    """The digest of `linked`, which is the same file as `path`."""
     digest = hashlib.sha256()
-    for data in _pieces(linked, PullProgress(f"reading {path.name}", _placeholder(path)), tell):
+    for data in _blocks(linked, PullProgress(f"reading {path.name}", _placeholder(path)), report):
         digest.update(data)
     return f"sha256:{digest.hexdigest()}"
 
 
-def _copy(path: Path, target: Path, tell: Progress) -> str:
-    """The digest of what was copied."""
+def _copy(path: Path, target: Path, report: Progress) -> str:
+    """Copies the file; the digest of the copy."""
     digest = hashlib.sha256()
     with target.open("wb") as copy:
-        for data in _pieces(path, PullProgress(f"copying {path.name}", _placeholder(path)), tell):
+        for data in _blocks(path, PullProgress(f"copying {path.name}", _placeholder(path)), report):
             digest.update(data)
             copy.write(data)
         copy.flush()
@@ -90,15 +90,15 @@ def _copy(path: Path, target: Path, tell: Progress) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _pieces(path: Path, step: PullProgress, tell: Progress) -> Iterator[bytes]:
-    """`step`: the progress that is reported, but for the bytes."""
+def _blocks(path: Path, step: PullProgress, report: Progress) -> Iterator[bytes]:
+    """`step`: the progress to report, without the byte counts."""
     size, done = path.stat().st_size, 0
-    tell(replace(step, total=size))
+    report(replace(step, total=size))
     with path.open("rb") as file:
         while data := file.read(_READ_BYTES):
             yield data
             done += len(data)
-            tell(replace(step, total=size, completed=done))
+            report(replace(step, total=size, completed=done))
 
 
 def _placeholder(path: Path) -> str:

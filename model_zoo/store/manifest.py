@@ -1,4 +1,4 @@
-"""Manifests: which blobs make a model, in the form that registries and Ollama's store use."""
+"""Manifests: the blobs of a model, in the format of registries and of Ollama's store."""
 
 import hashlib
 import re
@@ -20,14 +20,14 @@ SOURCE = "org.opencontainers.image.source"
 REVISION = "org.opencontainers.image.revision"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# A flat file name: no separator, no leading dot, nothing that a URL would take amiss.
+# A flat file name: no separator, no leading dot, no character with a meaning in URLs.
 _TITLE = re.compile(r"[^./\\?#%][^/\\?#%]*")
 MAX_TITLE_BYTES = 200
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
-class _Layer(msgspec.Struct):
+class _StatedLayer(msgspec.Struct):
     mediaType: str
     digest: str
     size: _Size
@@ -35,14 +35,14 @@ class _Layer(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    layers: list[_Layer]
-    config: _Layer | None = None
+    layers: list[_StatedLayer]
+    config: _StatedLayer | None = None
     annotations: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One blob of a model: `digest` "sha256:<hex>"; `title` the name of the file it was."""
+class ManifestLayer:
+    """One blob of a model: `digest` "sha256:<hex>", `size` in bytes, `title` the file's name."""
 
     media_type: str
     digest: str
@@ -57,16 +57,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says; `raw`: its own bytes."""
+    """A parsed manifest; `raw`: its bytes."""
 
-    layers: tuple[Layer, ...]
-    config: Layer | None
+    layers: tuple[ManifestLayer, ...]
+    config: ManifestLayer | None
     annotations: Mapping[str, str]
     raw: bytes
 
     @classmethod
     def parse(cls, raw: bytes, *, origin: str) -> "Manifest":
-        """SourceError, which names `origin`, unless every digest, size and title is sound."""
+        """SourceError, which names `origin`, for an invalid digest, size or title."""
         try:
             if len(raw) > MAX_MANIFEST_BYTES:
                 raise SourceError(f"it has {len(raw):,} bytes, more than {MAX_MANIFEST_BYTES:,}")
@@ -79,18 +79,18 @@ class Manifest:
                 raise SourceError("two of its files have the same name")
             config = None if stated.config is None else _layer(stated.config)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SourceError) as error:
-            raise SourceError(f"{origin}: no sound manifest: {error}.") from None
+            raise SourceError(f"{origin}: invalid manifest: {error}.") from None
         return cls(layers, config, MappingProxyType(stated.annotations or {}), raw)
 
     @classmethod
     def of(
         cls,
-        layers: Iterable[Layer],
+        layers: Iterable[ManifestLayer],
         annotations: Mapping[str, str],
         *,
-        config: Layer | None = None,
+        config: ManifestLayer | None = None,
     ) -> "Manifest":
-        """A manifest of our own, for sources that have none."""
+        """Builds a manifest, for sources that have none."""
         stated = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
@@ -98,36 +98,36 @@ class Manifest:
             "layers": [_stated(layer) for layer in layers],
             "annotations": dict(annotations),
         }
-        return cls.parse(msgspec.json.encode(stated), origin="this manifest")
+        return cls.parse(msgspec.json.encode(stated), origin="the new manifest")
 
     @property
-    def blobs(self) -> tuple[Layer, ...]:
+    def blobs(self) -> tuple[ManifestLayer, ...]:
         """Every blob once."""
         stated = self.layers if self.config is None else (*self.layers, self.config)
         return tuple({layer.digest: layer for layer in stated}.values())
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its own bytes, in hex: what tells one state of a model from another."""
+        """SHA-256 of its bytes, in hex; it identifies the version of the model."""
         return hashlib.sha256(self.raw).hexdigest()
 
     @property
     def size_bytes(self) -> int:
         return sum(layer.size for layer in self.blobs)
 
-    def of_kind(self, kind: str) -> tuple[Layer, ...]:
+    def of_kind(self, kind: str) -> tuple[ManifestLayer, ...]:
         return tuple(layer for layer in self.layers if layer.kind == kind)
 
     def check_servable(self, name: object) -> None:
-        """SourceError when no server here could answer with it, so that nothing is fetched."""
+        """SourceError if the model cannot be served; checked before blobs are downloaded."""
         if self.of_kind("adapter"):
             raise SourceError(
-                f"{name}: has a LoRA adapter beside its model, which is not served; "
-                "take a model that has the adapter merged in."
+                f"{name}: has a LoRA adapter, which is not served; use a model with the adapter "
+                "merged in."
             )
         if not self.of_kind("model"):
             kinds = ", ".join(sorted({layer.kind for layer in self.layers}))[:200]
-            raise SourceError(f"{name}: has no model in GGUF, only {kinds}; it cannot be served.")
+            raise SourceError(f"{name}: has no GGUF model, only {kinds}; it cannot be served.")
 
 
 def check_digest(digest: str) -> str:
@@ -138,19 +138,19 @@ def check_digest(digest: str) -> str:
 
 
 def is_file_name(title: str) -> bool:
-    """Whether a file may have this name in a folder of ours, and a terminal show it."""
+    """Whether the text is safe as a file name and on a terminal."""
     if not title.isprintable() or not _TITLE.fullmatch(title):
         return False
     return len(title.encode()) <= MAX_TITLE_BYTES
 
 
-def _layer(stated: _Layer) -> Layer:
+def _layer(stated: _StatedLayer) -> ManifestLayer:
     title = (stated.annotations or {}).get(TITLE)
     if title is not None and not is_file_name(title):
-        raise SourceError(f"{title[:80]!r} cannot be the name of a file")
-    return Layer(stated.mediaType, check_digest(stated.digest), stated.size, title)
+        raise SourceError(f"{title[:80]!r} is not a valid file name")
+    return ManifestLayer(stated.mediaType, check_digest(stated.digest), stated.size, title)
 
 
-def _stated(layer: Layer) -> dict[str, object]:
+def _stated(layer: ManifestLayer) -> dict[str, object]:
     stated = {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size}
     return stated if layer.title is None else {**stated, "annotations": {TITLE: layer.title}}

@@ -1,4 +1,4 @@
-"""Names of models as registries and stores write them: host, namespace, model and tag."""
+"""Names of models in registries and stores: host, namespace, model and tag."""
 
 import re
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from runtime.errors import SourceError
 DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
 HUB_HOST = "huggingface.co"
 
-# Neither can be "..", nor hold a separator: whatever passes is safe as the name of a file.
+# Neither matches ".." or a separator, so each part is safe as a file name.
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(:[0-9]{1,5})?")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A whole name; SourceError unless every part is a sound one."""
+    """A complete name; SourceError if a part is invalid."""
 
     host: str
     namespace: str
@@ -26,8 +26,8 @@ class ModelName:
         for part, pattern in zip(self.parts, (_HOST, _PART, _PART, _PART), strict=True):
             if not pattern.fullmatch(part):
                 raise SourceError(
-                    f"{_shown(part)} cannot be part of a model's name: letters, digits, "
-                    "`_`, `-` and `.` can, 128 at most, the first a letter, a digit or `_`."
+                    f"{_shown(part)} cannot be part of a model's name; use at most 128 letters, "
+                    "digits, `_`, `-` and `.`, and begin with a letter, a digit or `_`."
                 )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Modelfiles: the text from which Ollama's users make models, as a list of commands."""
+"""Modelfiles, Ollama's definitions of models: parsed into commands, and rendered."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ MAX_COMMANDS = 10_000
 COMMANDS = ("from", "parameter", "system", "template", "message", "license")
 ROLES = ("system", "user", "assistant")
 _REFUSED: Mapping[str, str] = {
-    "adapter": "take a model that has the adapter merged in",
-    "renderer": "a TEMPLATE in Jinja says how a conversation is written",
+    "adapter": "use a model with the adapter merged in",
+    "renderer": "use a TEMPLATE in Jinja instead",
     "parser": "leave it out",
     "requires": "leave it out",
     "draft": "leave it out",
@@ -24,7 +24,7 @@ _QUOTES, _QUOTE = '"""', '"'
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command in the line where it begins; `key`: the parameter's name, or the message's role."""
+    """A command; `line`: where it begins; `key`: the parameter's name or the message's role."""
 
     line: int
     name: str
@@ -36,22 +36,22 @@ class Command:
 
 
 def parse_modelfile(text: str) -> list[Command]:
-    """The commands in their order; names are in lower case.
+    """The commands in order, with names in lower case; values are not validated.
 
-    RequestError names the line and what is wrong with it. That values make sense is not checked.
+    RequestError names the line and the mistake.
     """
     if len(text) > MAX_CHARACTERS:
         raise RequestError(
-            f"The Modelfile has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read."
+            f"The Modelfile has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}."
         )
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     commands = list(_commands(lines))
     if len(commands) > MAX_COMMANDS:
         raise RequestError(
-            f"The Modelfile has {len(commands):,} commands; at most {MAX_COMMANDS:,} are read."
+            f"The Modelfile has {len(commands):,} commands; the limit is {MAX_COMMANDS:,}."
         )
     if not any(command.name == "from" for command in commands):
-        raise RequestError("The Modelfile has no FROM line; it names what the model is made of.")
+        raise RequestError("The Modelfile has no FROM line, which names the base of the model.")
     return commands
 
 
@@ -64,7 +64,7 @@ def render_modelfile(
     messages: Sequence[Message] = (),
     license: str | None = None,
 ) -> str:
-    """A Modelfile that says this; what has no spelling in one, three quotes in a row, is cut."""
+    """Renders a Modelfile. Three quotes in a row cannot be written in one and are removed."""
     lines = [f"FROM {base}"]
     lines += [f"TEMPLATE {_quoted(template)}"] if template else []
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
@@ -99,7 +99,7 @@ def _known(number: int, stated: str) -> tuple[str, str]:
     if name not in COMMANDS:
         wanted = ", ".join(command.upper() for command in COMMANDS)
         raise RequestError(
-            f"Modelfile, line {number}: {word[:40]!r} is no command; there are {wanted}."
+            f"Modelfile, line {number}: {word[:40]!r} is not a command; use one of {wanted}."
         )
     return name, rest
 
@@ -110,15 +110,15 @@ def _keyed(number: int, name: str, rest: str) -> tuple[str | None, str]:
     key, rest = [*rest.split(None, 1), "", ""][:2]
     if not key or key.startswith(_QUOTE):
         raise RequestError(
-            f"Modelfile, line {number}: after {name.upper()} {_WITH_KEY[name]} is wanted."
+            f"Modelfile, line {number}: {name.upper()} must be followed by {_WITH_KEY[name]}."
         )
     return key.lower(), rest
 
 
 def _value(lines: Sequence[str], at: int, begun: str) -> tuple[str, int]:
-    """The value and the line after it; one in quotes goes on until a line that ends with them.
+    """The value and the index of the next line.
 
-    As Ollama has it: nothing within quotes is an escape.
+    As in Ollama, a quoted value ends at a line that ends with quotes, and has no escapes.
     """
     opening = next((quote for quote in (_QUOTES, _QUOTE) if begun.startswith(quote)), "")
     if not opening:
@@ -130,14 +130,14 @@ def _value(lines: Sequence[str], at: int, begun: str) -> tuple[str, int]:
             parts[-1] = last
             return "\n".join(parts)[len(opening) : -len(opening)], after
         parts += lines[after : after + 1]
-    raise RequestError(f"Modelfile, line {at + 1}: the text that begins there has no end {opening}")
+    raise RequestError(f"Modelfile, line {at + 1}: the quoted text has no closing {opening}")
 
 
 def _checked(command: Command) -> Command:
     if command.name in ("from", "parameter") and not command.value:
-        raise command.refuse(f"{command.name.upper()} is without a value.")
+        raise command.refuse(f"{command.name.upper()} has no value.")
     if command.name == "message" and command.key not in ROLES:
-        raise command.refuse(f"a message's role is one of {', '.join(ROLES)}.")
+        raise command.refuse(f"the role of a message must be one of {', '.join(ROLES)}.")
     return command
 
 

@@ -1,6 +1,6 @@
-"""The store of models: blobs by their SHA-256, manifests by name, shared by many processes.
+"""The store of models: blobs by SHA-256, manifests by name, shared by processes.
 
-Whatever is under its final name is whole: files are written elsewhere and renamed.
+Every file under its final name is complete: files are written under other names and renamed.
 """
 
 import errno
@@ -18,15 +18,15 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from filelock import FileLock, Timeout
 
-from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Layer, Manifest, check_digest
+from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, check_digest
 from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError, StorageFullError, StoreError
 
 PARTIAL = "-partial"
 JOURNAL = "-journal"
-WORKPLACE = ".creating-"
+TEMPORARY_FOLDER = ".creating-"
 UNUSED_AGE_S = 24 * 3600.0
-WAITING_S = 0.5
+LOCK_POLL_S = 0.5
 LEFT_FREE_BYTES = 64 << 20
 MAX_TEXT_BYTES = 16 << 20
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
@@ -34,9 +34,9 @@ _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model whose blobs are all here.
+    """A complete model.
 
-    `files`: the GGUF file, or all parts of a split one, in order; `projectors` likewise.
+    `files`: the GGUF file, or all parts of a split one in order; `projectors` likewise.
     """
 
     name: ModelName
@@ -47,9 +47,9 @@ class StoredModel:
 
 
 class Store:
-    """A folder of models; nothing is created before something is written.
+    """A folder of models; it is created with the first write.
 
-    `clock` gives the seconds since 1970.
+    `clock` returns seconds since 1970.
     """
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -61,7 +61,7 @@ class Store:
         self._locks = root / "locks"
 
     def names(self) -> list[ModelName]:
-        """Of every manifest here; files that cannot be one are passed over."""
+        """The names of all manifests; other files are ignored."""
         found = []
         for path in sorted(self._manifests.glob("*/*/*/*")):
             with suppress(SourceError):
@@ -69,7 +69,7 @@ class Store:
         return found
 
     def find(self, name: ModelName) -> ModelName | None:
-        """The name as it is spelt here; case does not tell names apart."""
+        """The name in the spelling of the store, None if absent; case is ignored."""
         if self.manifest_path(name).is_file():
             return name
         wanted = [part.lower() for part in name.parts]
@@ -77,7 +77,7 @@ class Store:
         return next(alike, None)
 
     def manifest(self, name: ModelName) -> Manifest:
-        """StoreError when there is none of that name."""
+        """StoreError if there is none of that name."""
         path = self.manifest_path(self._known(name, "; pull it first"))
         try:
             with path.open("rb") as file:
@@ -87,7 +87,7 @@ class Store:
         return Manifest.parse(raw, origin=str(path))
 
     def open(self, name: ModelName) -> StoredModel:
-        """The model; StoreError when it is not here, or not whole."""
+        """The model. StoreError if it is absent or incomplete."""
         manifest = self.manifest(name)
         known = self.find(name) or name
         missing = self.missing(manifest)
@@ -95,51 +95,57 @@ class Store:
             raise StoreError(f"{known}: blob {missing[0].digest} is missing; pull the model again.")
         files = tuple(self._file(known, layer) for layer in manifest.of_kind("model"))
         if not files:
-            raise StoreError(f"{known}: has no layer with a model in GGUF; it cannot be served.")
+            raise StoreError(f"{known}: has no layer with a GGUF model; it cannot be served.")
         projectors = tuple(self._file(known, layer) for layer in manifest.of_kind("projector"))
         modified_at = self.manifest_path(known).stat().st_mtime
         return StoredModel(known, manifest, files, projectors, modified_at)
 
     def blob(self, digest: str) -> Path:
-        """Where the blob is, or will be."""
+        """The path of the blob, whether or not it exists."""
         return self._blobs / check_digest(digest).replace(":", "-")
 
     def partial(self, digest: str) -> Path:
-        """Where the blob is gathered, by whoever holds its lock."""
+        """The path of the incomplete blob; only the holder of its lock may write it."""
         path = self.blob(digest)
         self._make(self._blobs)
         return path.with_name(path.name + PARTIAL)
 
-    def holds(self, layer: Layer) -> bool:
-        """Whether the blob is here, with the right size; `damaged` reads it."""
+    def holds(self, layer: ManifestLayer) -> bool:
+        """Whether the blob exists with the right size; `damaged` also checks its content."""
         try:
             return self.blob(layer.digest).stat().st_size == layer.size
         except OSError:
             return False
 
-    def missing(self, manifest: Manifest) -> list[Layer]:
+    def missing(self, manifest: Manifest) -> list[ManifestLayer]:
         return [layer for layer in manifest.blobs if not self.holds(layer)]
 
-    def check_room(self, layers: Iterable[Layer]) -> None:
-        """StorageFullError unless the disk has room for what of these blobs is not here yet."""
+    def check_space(self, layers: Iterable[ManifestLayer]) -> None:
+        """StorageFullError if the disk has no space for the missing bytes of these blobs."""
         lacking = (layer for layer in layers if not self.holds(layer))
-        needed = sum(max(0, layer.size - _taken(self.partial(layer.digest))) for layer in lacking)
+        needed = sum(
+            max(0, layer.size - _disk_bytes(self.partial(layer.digest))) for layer in lacking
+        )
         if needed:
             self.check_free(needed)
 
     def check_free(self, needed: int) -> None:
-        """StorageFullError unless so many bytes can be written and `LEFT_FREE_BYTES` stay free."""
+        """StorageFullError unless `needed` bytes can be written with `LEFT_FREE_BYTES` left."""
         free = shutil.disk_usage(self._blobs).free
         if needed + LEFT_FREE_BYTES > free:
             raise StorageFullError(
-                f"{self.root}: the disk has {free:,} bytes free; {needed:,} are still to come, and "
-                f"{LEFT_FREE_BYTES:,} stay free. Make room, or set CARAVAN_MODELS to another disk."
+                f"{self.root}: the disk has {free:,} bytes free; {needed:,} are needed, and "
+                f"{LEFT_FREE_BYTES:,} must stay free. Free some, or set CARAVAN_MODELS to another "
+                "disk."
             )
 
-    def text(self, layer: Layer) -> str:
-        """A layer such as a template or a licence."""
+    def text(self, layer: ManifestLayer) -> str:
+        """The text of a layer such as a template or a licence."""
         if layer.size > MAX_TEXT_BYTES:
-            raise StoreError(f"{layer.digest} has {layer.size:,} bytes; no text is that long.")
+            raise StoreError(
+                f"{layer.digest} has {layer.size:,} bytes; the limit for texts is "
+                f"{MAX_TEXT_BYTES:,}."
+            )
         try:
             return self.blob(layer.digest).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -149,12 +155,12 @@ class Store:
     def blob_lock(
         self, digest: str, *, waiting: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Only one process at a time gathers a blob; the others wait here, and say so."""
+        """Lets one process at a time write a blob; calls `waiting` while another holds the lock."""
         with self._lock(check_digest(digest).replace(":", "-"), waiting):
             yield
 
-    def keep(self, layer: Layer) -> None:
-        """Make a gathered file the blob, if it is what its digest says; else it is dropped."""
+    def install_partial(self, layer: ManifestLayer) -> None:
+        """Makes the partial file the blob if it has the digest; removes it otherwise."""
         partial = self.partial(layer.digest)
         found = digest_of(partial)
         try:
@@ -168,52 +174,53 @@ class Store:
             raise file_error("write", partial, error) from error
         if found != layer.digest:
             raise SourceError(
-                f"What came has the digest {found}, not {layer.digest}; it was dropped. Try again."
+                f"The received blob has the digest {found}, not {layer.digest}; it was removed. "
+                "Try again."
             )
 
     def temporary(self) -> Path:
-        """A new name among the blobs; `remove_unused` clears away what a process leaves there."""
+        """A new path beside the blobs; `remove_unused` removes what a process leaves there."""
         self._make(self._blobs)
         return self._blobs / f"sha256-{uuid.uuid4().hex}{PARTIAL}"
 
     @contextmanager
-    def workplace(self) -> Iterator[Path]:
-        """A folder on the store's disk, removed at the end, or else by `remove_unused`."""
-        with TemporaryDirectory(dir=self.root, prefix=WORKPLACE) as folder:
+    def temporary_folder(self) -> Iterator[Path]:
+        """A folder on the store's disk; `remove_unused` removes it if the process is killed."""
+        with TemporaryDirectory(dir=self.root, prefix=TEMPORARY_FOLDER) as folder:
             yield Path(folder)
 
-    def place(self, temporary: Path, layer: Layer) -> None:
-        """Make a `temporary` file the blob, unless that is here already."""
+    def install(self, temporary: Path, layer: ManifestLayer) -> None:
+        """Makes a `temporary` file the blob, unless that exists."""
         with self.blob_lock(layer.digest):
             if not self.holds(layer):
                 temporary.replace(self.blob(layer.digest))
 
-    def linked(self, path: Path) -> str | None:
-        """The digest of the blob that this file is, by a hard link or its own place."""
+    def find_linked(self, path: Path) -> str | None:
+        """The digest of the blob that is the same file, e.g. by a hard link, or None."""
         for blob in self._blobs.glob("sha256-*"):
             with suppress(OSError):  # another process may remove it now
                 if _BLOB.fullmatch(blob.name) and blob.samefile(path):
                     return blob.name.replace("-", ":")
         return None
 
-    def link(self, layer: Layer, origin: Path) -> None:
-        """A blob that is elsewhere on this machine already: a hard link, or else a reference."""
+    def link(self, layer: ManifestLayer, origin: Path) -> None:
+        """Makes a file elsewhere on this machine the blob: a hard link, or else a symbolic one."""
         origin = origin.resolve()
         temporary = self.partial(layer.digest).with_suffix(f".{os.getpid()}")
         try:
             temporary.unlink(missing_ok=True)
             try:
                 os.link(origin, temporary)
-            except OSError:  # another file system, or a file that is not ours
+            except OSError:  # another file system, or no permission
                 temporary.symlink_to(origin)
             temporary.replace(self.blob(layer.digest))
-            # Renaming one link of a file over another leaves both.
+            # Renaming a hard link over another link of the same file keeps both.
             temporary.unlink(missing_ok=True)
         except OSError as error:
             raise file_error("write", temporary, error) from error
 
     def commit(self, name: ModelName, manifest: Manifest) -> StoredModel:
-        """The name now means this manifest; StoreError unless all its blobs are here."""
+        """Assigns the manifest to the name. StoreError if a blob is missing."""
         with self._lock("store"):
             known = self.find(name) or name
             missing = self.missing(manifest)
@@ -224,16 +231,16 @@ class Store:
             return self.open(known)
 
     def remove(self, name: ModelName) -> int:
-        """Forget the model; the bytes of blobs that went with it, as no other model uses them.
+        """Removes the model and the blobs that no other model uses; the bytes freed.
 
-        None go while another manifest is damaged, since what that one uses is not known.
+        While another manifest is damaged, no blobs are removed: that model may use them.
         """
-        self._known(name)  # first without a lock, which would be written
+        self._known(name)  # checked before the lock, whose file would be created
         with self._lock("store"):
             known = self._known(name)
             path = self.manifest_path(known)
-            own: list[Layer] = []
-            with suppress(SourceError):  # a damaged manifest can be removed too
+            own: list[ManifestLayer] = []
+            with suppress(SourceError):  # also removes a damaged manifest
                 own = [layer for layer in self.manifest(known).blobs if self.holds(layer)]
             try:
                 path.unlink()
@@ -247,11 +254,11 @@ class Store:
         return sum(layer.size for layer in freed)
 
     def remove_unused(self, *, older_than_s: float = UNUSED_AGE_S) -> int:
-        """Removes blobs that no model uses, downloads without progress and what processes that were
-        killed have left; the bytes freed.
+        """Removes blobs that no model uses, downloads without progress and files of killed
+        processes; the bytes freed.
 
-        While a download makes progress, whole blobs stay: they may belong to the same model, which
-        has no manifest yet. SourceError when a manifest is damaged.
+        While a download makes progress, complete blobs stay: they may belong to the same model,
+        which has no manifest yet. SourceError if a manifest is damaged.
         """
         if not self._blobs.is_dir():
             return 0
@@ -263,24 +270,24 @@ class Store:
             downloading = any(path.name.endswith(PARTIAL) for path in changes.keys() - old)
             for path in old:
                 if path.name not in used and not (downloading and _BLOB.fullmatch(path.name)):
-                    freed += _taken(path)
+                    freed += _disk_bytes(path)
                     path.unlink(missing_ok=True)
-            return freed + self._remove_workplaces(oldest)
+            return freed + self._remove_temporary_folders(oldest)
 
     def used(self) -> set[str]:
-        """Digests of the blobs of all models. SourceError when a manifest is damaged: what its
-        model uses is not known."""
+        """Digests of the blobs of all models. SourceError if a manifest is damaged, so that the
+        blobs of its model are unknown."""
         return {layer.digest for name in self.names() for layer in self.manifest(name).blobs}
 
-    def damaged(self, manifest: Manifest) -> Iterator[tuple[Layer, bool]]:
-        """Each blob, read to its end, and whether it is missing or not what its digest says."""
+    def damaged(self, manifest: Manifest) -> Iterator[tuple[ManifestLayer, bool]]:
+        """Each blob, and whether it is missing or its content does not match its digest."""
         for layer in manifest.blobs:
             yield layer, self._is_damaged(layer)
 
-    def discard(self, layer: Layer) -> bool:
-        """Drop a blob that was found damaged, so that the next pull brings it anew.
+    def discard(self, layer: ManifestLayer) -> bool:
+        """Removes a damaged blob, so that the next pull downloads it.
 
-        False, and it stays, where it is sound: another process has repaired it meanwhile.
+        False if it is not damaged any more: another process has repaired it.
         """
         with self.blob_lock(layer.digest):
             damaged = self._is_damaged(layer)
@@ -288,19 +295,19 @@ class Store:
                 self.blob(layer.digest).unlink(missing_ok=True)
             return damaged
 
-    def _is_damaged(self, layer: Layer) -> bool:
+    def _is_damaged(self, layer: ManifestLayer) -> bool:
         return not self.holds(layer) or digest_of(self.blob(layer.digest)) != layer.digest
 
     def _known(self, name: ModelName, advice: str = "") -> ModelName:
         known = self.find(name)
         if known is None:
-            raise StoreError(f"There is no {name} in the store {self.root}{advice}.")
+            raise StoreError(f"The store {self.root} has no model {name}{advice}.")
         return known
 
     def _changes(self) -> dict[Path, float]:
-        """All blobs, whole and partial, and when each was changed last.
+        """All complete and partial blobs with the time of their last change.
 
-        Of the file, not of its content: a link to an old file is young.
+        The time is that of the directory entry (ctime): a new link to an old file is new.
         """
         found = {}
         for path in self._blobs.glob("sha256-*"):
@@ -308,17 +315,17 @@ class Store:
                 found[path] = path.lstat().st_ctime
         return found
 
-    def _remove_workplaces(self, oldest: float) -> int:
+    def _remove_temporary_folders(self, oldest: float) -> int:
         freed = 0
-        for folder in self.root.glob(f"{WORKPLACE}*"):
+        for folder in self.root.glob(f"{TEMPORARY_FOLDER}*"):
             held = [folder, *folder.rglob("*")]
-            with suppress(FileNotFoundError):  # its process is at work
+            with suppress(FileNotFoundError):  # its process is using it
                 if max(path.lstat().st_ctime for path in held) <= oldest:
-                    freed += sum(map(_taken, held))
+                    freed += sum(map(_disk_bytes, held))
                     shutil.rmtree(folder)
         return freed
 
-    def _unused(self, layers: Iterable[Layer]) -> list[Layer]:
+    def _unused(self, layers: Iterable[ManifestLayer]) -> list[ManifestLayer]:
         try:
             used = self.used()
         except (SourceError, StoreError):
@@ -328,13 +335,13 @@ class Store:
     def manifest_path(self, name: ModelName) -> Path:
         return self._manifests.joinpath(*name.parts)
 
-    def _file(self, name: ModelName, layer: Layer) -> Path:
+    def _file(self, name: ModelName, layer: ManifestLayer) -> Path:
         if layer.title is None:
             return self.blob(layer.digest)
         return self._views.joinpath(*name.parts, layer.title)
 
     def _view(self, name: ModelName, manifest: Manifest) -> None:
-        """The blobs under the names that their files had; parts of a split file need them."""
+        """Links to the blobs with the names of their files, which parts of a split file need."""
         for layer in manifest.layers:
             if layer.title is None:
                 continue
@@ -378,13 +385,13 @@ class Store:
         lock = FileLock(path)
         while not lock.is_locked:
             try:
-                lock.acquire(timeout=WAITING_S)
+                lock.acquire(timeout=LOCK_POLL_S)
             except Timeout:
                 waiting()
             except (OSError, NotImplementedError) as error:
                 raise StoreError(
-                    f"{path}: cannot be locked ({error}); put the store, CARAVAN_MODELS, on a "
-                    "file system that this user may write and that knows locks."
+                    f"{path}: cannot be locked ({error}); the store, CARAVAN_MODELS, must be on a "
+                    "file system that is writable and supports locks."
                 ) from error
         try:
             yield
@@ -395,7 +402,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise file_error("make", folder, error) from error
+            raise file_error("create", folder, error) from error
 
 
 def default_root(environment: Mapping[str, str]) -> Path:
@@ -404,7 +411,7 @@ def default_root(environment: Mapping[str, str]) -> Path:
 
 
 def journal_of(partial: Path) -> Path:
-    """What of a gathered file is there already, so that a later process can go on."""
+    """The path of the journal of a partial file; see model_zoo.sources.partial."""
     return partial.with_name(partial.name + JOURNAL)
 
 
@@ -427,12 +434,12 @@ def _remove_empty_folders(folder: Path, root: Path) -> None:
 
 def file_error(verb: str, path: Path, error: OSError) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{path}: cannot {verb} it: the disk is full.")
-    return StoreError(f"{path}: cannot {verb} it: {error.strerror}.")
+        return StorageFullError(f"{path}: cannot {verb}: the disk is full.")
+    return StoreError(f"{path}: cannot {verb}: {error.strerror}.")
 
 
-def _taken(path: Path) -> int:
-    """Bytes of disk that the file has taken, holes in it left out; 0 when there is none."""
+def _disk_bytes(path: Path) -> int:
+    """Bytes of disk that the file takes, without holes; 0 if it does not exist."""
     try:
         return path.lstat().st_blocks * 512
     except OSError:

@@ -15,13 +15,12 @@ from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.vocabulary import Vocabulary, required_array
 from runtime.errors import ModelFileError
 
-# A single space between two letters: every row of the table begins a piece there, whatever comes
-# before or behind.
+# A single space between two letters: with every pre-tokenizer of the table a piece begins there.
 BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 
 
 class ByteLevelBPE:
-    """Text is split by expressions, its bytes are written as visible characters, and merged."""
+    """Splits text by expressions, maps its bytes to visible characters, and merges these."""
 
     def __init__(
         self, metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer
@@ -33,7 +32,7 @@ class ByteLevelBPE:
         self._pieces = RecurringPieces(BETWEEN_WORDS, self._encode_all)
 
     def surface(self, text: str) -> str:
-        """The form in which special tokens are looked for."""
+        """The form of text in which special tokens are searched."""
         return text
 
     def plain(self, surface: str) -> str:
@@ -41,21 +40,21 @@ class ByteLevelBPE:
         return surface
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
-        """Ids of a piece of text without special tokens."""
+        """Ids of a text without special tokens."""
         return self._pieces(text)
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
-        # The library's `encode` also makes what is not used here, and takes twice as long.
+        # The library's `encode` computes offsets too and takes twice as long.
         encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def token_bytes(self, token: str) -> bytes:
-        """What an ordinary token stands for."""
+        """The bytes of an ordinary token."""
         return b"".join(map(_character_bytes, token))
 
 
 def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
-    """The library's form of a row of the table: splits text and writes its bytes visibly."""
+    """The pre-tokenizer as an object of the library, with the mapping of bytes to characters."""
     before, after = (
         [Split(Regex(expression), "isolated") for expression in expressions]
         for expressions in (pre.expressions, pre.on_bytes)
@@ -66,7 +65,7 @@ def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
 
 
 def read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens in the order in which they merge."""
+    """Pairs of tokens by priority."""
     key = "tokenizer.ggml.merges"
     merges = []
     for rank, merge in enumerate(required_array(metadata, key)):
@@ -74,13 +73,13 @@ def read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tup
         if cut < 0:
             raise ModelFileError(f"`{key}` entry {rank} is {merge!r}, not two tokens and a space.")
         left, right = merge[:cut], merge[cut + 1 :]
-        if left in ids and right in ids and left + right in ids:  # others can never apply
+        if left in ids and right in ids and left + right in ids:  # other merges can never apply
             merges.append((left, right))
     return merges
 
 
 def _visible_bytes() -> dict[str, bytes]:
-    """The 256 characters that stand for bytes: printable ones for themselves, others shifted."""
+    """The 256 characters that represent bytes: printable ones themselves, others shifted."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in visible]
     characters = {chr(byte): bytes([byte]) for byte in visible}

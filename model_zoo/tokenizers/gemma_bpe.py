@@ -1,4 +1,4 @@
-"""Gemma 4's BPE: merges by rank on UTF-8 with marked spaces, on the `tokenizers` library."""
+"""Gemma 4's BPE with the `tokenizers` library: ranked merges of UTF-8 with marked spaces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from model_zoo.tokenizers.vocabulary import Vocabulary
 
 
 class GemmaBPE:
-    """Text is merged as a whole; what the vocabulary lacks becomes its bytes."""
+    """Merges whole texts; characters that are not in the vocabulary become bytes."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         unknown = vocabulary.unknown_id

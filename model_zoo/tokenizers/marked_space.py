@@ -1,4 +1,4 @@
-"""Tokens in which ▁ stands for a space and <0xHH> for a byte."""
+"""Tokens that represent a space as ▁ and a byte as <0xHH>."""
 
 import re
 
@@ -15,7 +15,7 @@ def without_marks(text: str) -> str:
 
 
 def marked_bytes(token: str) -> bytes:
-    """What an ordinary or byte token stands for."""
+    """The bytes of an ordinary or byte token."""
     byte = _BYTE_TOKEN.fullmatch(token)
     if byte:
         return bytes([int(byte[1], 16)])

@@ -1,4 +1,4 @@
-"""Where a family's tokenizer puts a space before text, for files that do not say."""
+"""Where a family's tokenizer inserts a space before text, for files that do not state it."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -11,8 +11,8 @@ from model_zoo.tokenizers.vocabulary import flag
 class PrefixSpace(Enum):
     """Which pieces of a text get SentencePiece's dummy prefix, a space.
 
-    A piece is ordinary text at the beginning or behind a special token. WORDS leaves out pieces
-    behind a special token that begin with a space of their own.
+    A piece is ordinary text at the beginning or after a special token. WORDS excludes pieces after
+    a special token that already begin with a space.
     """
 
     NEVER = "never"
@@ -20,7 +20,7 @@ class PrefixSpace(Enum):
     WORDS = "words"
 
     def applies(self, piece: str, *, first: bool) -> bool:
-        """`first`: nothing stands before `piece`, not even a token."""
+        """`first`: `piece` is the beginning of the text, without a token before it."""
         if self is PrefixSpace.WORDS and not first:
             return not piece.startswith((" ", SPACE))
         return self is not PrefixSpace.NEVER
@@ -50,9 +50,10 @@ _FAMILIES: Mapping[str, PrefixSpace] = {
 
 
 def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
-    """The file's word on whether there is a prefix; where and, failing that, whether: the family's.
+    """The rule of the file and the family.
 
-    ModelFileError where the key is neither true nor false.
+    The file may state whether there is a prefix; the family decides where, and whether if the file
+    does not. ModelFileError if the key is no boolean.
     """
     stated = flag(metadata, "add_space_prefix")
     if stated is False:

@@ -1,4 +1,4 @@
-"""Which regular expressions split text before byte-level BPE merges it: a table."""
+"""A table of the regular expressions that split text before byte-level BPE merges it."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from runtime.errors import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Expressions applied one after the other, each to the pieces of the one before.
+    """Expressions applied in sequence, each to the pieces of the previous one.
 
-    `on_bytes`: further ones, for the visible characters that the bytes are written as.
-    `whole_pieces`: a piece that is a vocabulary entry is taken as it is, whatever the merges say.
-    `add_bos`, `add_eos`: what a text begins and ends with where the file does not say.
+    `on_bytes`: further expressions for the visible characters that represent bytes.
+    `whole_pieces`: a piece that is a vocabulary entry becomes that token, regardless of merges.
+    `add_bos`, `add_eos`: defaults for files that do not state them.
     """
 
     expressions: tuple[str, ...]
@@ -116,23 +116,23 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 }
 _KNOWN = frozenset(row.expressions for row in _ROWS)
 
-# Phi 4 and Phi 4 mini have one architecture and different vocabularies.
+# Phi 4 and Phi 4 mini share an architecture but not a vocabulary.
 _OF_PHI4 = "<|im_sep|>"
 
 
 def architecture_pre_tokenizer(architecture: str) -> str:
-    """The name of the row for the architecture's own vocabulary.
+    """The name of the row for the architecture's vocabulary.
 
-    It decides for files that state `default`, as converters do that do not know a vocabulary.
+    Used for files that state `default`, which converters write for unknown vocabularies.
     """
     family = TEXT_FAMILIES.get(architecture)
     return "default" if family is None else family.pre_tokenizer
 
 
 def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreTokenizer:
-    """The row for this file; an expression written in the file itself wins, if it is a known one.
+    """The row for this file; a known expression in the file has priority.
 
-    Others are refused: an expression of a stranger's making can take hours for a line of text.
+    Unknown expressions are refused: a crafted one can take hours for a line of text.
     """
     name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
     if name == "default" and architecture == "phi3":

@@ -1,20 +1,20 @@
-"""Ids of pieces of text that come again and again, such as words: looked up instead of encoded."""
+"""A cache of the ids of recurring pieces of text, such as words."""
 
 from collections.abc import Callable, Sequence
 from re import Pattern
 
-# Shorter texts are encoded at once.
+# Shorter texts are encoded without the cache.
 LONG = 256
-# Longer pieces seldom come again.
+# Longer pieces rarely recur.
 MAX_PIECE = 32
 MAX_PIECES = 1 << 16
 
 
 class RecurringPieces:
-    """Encodes text piece by piece, where that is the same as encoding it whole.
+    """Encodes text piece by piece, with the same result as encoding it whole.
 
-    `cuts` matches the empty text between two pieces that have nothing to do with each other;
-    `encode` gives the ids of each of several texts. Any number of threads may encode.
+    `cuts` matches the empty text between two pieces across which no token reaches; `encode` returns
+    the ids of each of several texts. Thread-safe.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class RecurringPieces:
         if len(text) < LONG:
             return list(self._encode([text])[0])
         pieces = self._cuts.split(text)
-        known = self._known  # entries are added to it and never taken out
+        known = self._known  # entries are added but never removed
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in known]
         fresh = dict(zip(missing, self._encode(missing), strict=True)) if missing else {}
         ids: list[int] = []
@@ -39,7 +39,7 @@ class RecurringPieces:
         return ids
 
     def _remember(self, fresh: dict[str, Sequence[int]]) -> None:
-        """When there are too many, it begins anew: what recurs is soon there again."""
+        """Starts a new cache when the old one is full; recurring pieces are soon in it again."""
         kept = {piece: ids for piece, ids in fresh.items() if len(piece) <= MAX_PIECE}
         if len(self._known) + len(kept) > MAX_PIECES:
             self._known = dict(list(kept.items())[:MAX_PIECES])

@@ -1,4 +1,4 @@
-"""SentencePiece-BPE, on the `sentencepiece` library."""
+"""SentencePiece-BPE with the `sentencepiece` library."""
 
 import re
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, token_scores
 from runtime.errors import ModelFileError
 
-_STAND_IN = "\uffff"  # begins names that are in no text
+_STAND_IN = "\uffff"  # prefix of piece names that occur in no text
 
 
-# Where a space follows something else. A vocabulary whose tokens never hold this merges nothing
+# A space after another character. If no token of the vocabulary contains that, nothing merges
 # across it.
 BEFORE_SPACE = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
 NOWHERE = re.compile("(?!)")
 
 
 class SentencePieceBPE:
-    """Spaces become ▁, and the neighbours whose union scores highest merge first."""
+    """Spaces become ▁, and the adjacent pieces whose union has the highest score merge first."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         self._count = len(vocabulary.tokens)
@@ -31,7 +31,7 @@ class SentencePieceBPE:
         self._pieces = RecurringPieces(NOWHERE if joined else BEFORE_SPACE, self._encode_all)
 
     def surface(self, text: str) -> str:
-        """The form in which special tokens are looked for."""
+        """The form of text in which special tokens are searched."""
         return with_marks(text)
 
     def plain(self, surface: str) -> str:
@@ -39,7 +39,7 @@ class SentencePieceBPE:
         return without_marks(surface)
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
-        """Ids of a piece of text without special tokens; `opens` puts the prefix space before."""
+        """Ids of a text without special tokens; `opens` adds the prefix space."""
         text = with_marks(text)
         return self._pieces(SPACE + text if opens else text)
 
@@ -48,7 +48,7 @@ class SentencePieceBPE:
         return [[token for token in some if token < self._count] for some in ids]
 
     def token_bytes(self, token: str) -> bytes:
-        """What an ordinary or byte token stands for."""
+        """The bytes of an ordinary or byte token."""
         return marked_bytes(token)
 
 
@@ -65,13 +65,13 @@ def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcesso
     for token, (text, score, kind) in enumerate(rows):
         if token == vocabulary.unknown_id:
             model.pieces.add(piece=text, score=score, type=unknown)
-        elif vocabulary.ids[text] != token or not text or "\0" in text:  # the library refuses these
+        elif vocabulary.ids[text] != token or not text or "\0" in text:  # the library rejects these
             model.pieces.add(piece=f"{_STAND_IN}{token}", score=score, type=piece.CONTROL)
-        else:  # special tokens are cut out of the text before: never found in here
+        else:  # special tokens are cut out before: they never match
             model.pieces.add(piece=text, score=score, type=kinds.get(kind, piece.CONTROL))
     if vocabulary.unknown_id is None:
         model.pieces.add(piece=f"{_STAND_IN}unknown", score=0.0, type=unknown)
     try:
         return SentencePieceProcessor(model_proto=model.SerializeToString())
     except RuntimeError as error:
-        raise ModelFileError(f"`tokenizer.ggml.tokens` makes no vocabulary: {error}.") from error
+        raise ModelFileError(f"`tokenizer.ggml.tokens` is no valid vocabulary: {error}.") from error

@@ -1,4 +1,4 @@
-"""Cutting text at the special tokens written in it."""
+"""Splits text at the special tokens in it."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -10,12 +10,12 @@ from tokenizers.models import WordLevel
 
 from model_zoo.tokenizers.stripping import NO_STRIPPING, Stripping
 
-# As many nested groups as the regular expression compiler takes with ease.
+# Nested groups that the regular expression compiler handles quickly.
 _MAX_DEPTH = 40
-# Of the comparisons at one place of a text. Llama 3's 256 control tokens take 67.
+# Comparisons at one position of a text. Llama 3's 256 control tokens take 67.
 _MAX_STEPS = 1000
 
-# White space as the `tokenizers` library strips it: Python's also has the separators 1C to 1F.
+# White space as the `tokenizers` library strips it, which lacks Python's separators 1C to 1F.
 _BLANK = re.compile(r"[^\S\x1C-\x1F]")
 
 Span = tuple[int, int]
@@ -23,9 +23,9 @@ Finder = Callable[[str], Iterable[Span]]
 
 
 class SpecialTexts:
-    """Finds special tokens in text: leftmost first, and of those at one place the longest.
+    """Finds special tokens in text: leftmost first, the longest at each position.
 
-    `surface`: the form in which texts and tokens are compared, character by character.
+    `surface`: maps texts and tokens to the form in which they are compared; it keeps lengths.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class SpecialTexts:
         self._ids = {**self._user_defined, **control}
 
     def cut(self, text: str, *, parse_special: bool) -> list[str | int]:
-        """Ordinary text and token ids in turn; control tokens count only with `parse_special`.
+        """Ordinary texts and token ids in order; control tokens only with `parse_special`.
 
-        White space that a token takes with it is left out.
+        White space that a token strips is removed.
         """
         find = self._every if parse_special else self._ordinary
         surface = self._surface(text)
         parts: list[str | int] = []
         done = 0
         for begin, end in find(surface):
-            if begin < done:  # within white space that the token before has taken
+            if begin < done:  # within white space that the previous token strips
                 continue
             token = self._ids[surface[begin:end]]
             if token in self._stripping.left:
@@ -74,23 +74,23 @@ class SpecialTexts:
 
 
 def _blanks_begin(text: str, least: int, end: int) -> int:
-    """Where the white space before `end` begins, no earlier than `least`."""
+    """Begin of the white space before `end`, `least` at the earliest."""
     while end > least and _BLANK.match(text, end - 1):
         end -= 1
     return end
 
 
 def _blanks_end(text: str, begin: int) -> int:
-    """Where the white space from `begin` on ends."""
+    """End of the white space from `begin`."""
     while _BLANK.match(text, begin):
         begin += 1
     return begin
 
 
 def finder(texts: Collection[str]) -> Finder:
-    """Where in a text any of `texts` stands: leftmost first, the longest at one place.
+    """Finds `texts` in a text: leftmost first, the longest at each position.
 
-    The time grows with the text alone, whatever `texts` a file brings.
+    The search takes linear time in the length of the text, for any `texts`.
     """
     if not texts:
         return lambda text: ()
@@ -102,17 +102,17 @@ def finder(texts: Collection[str]) -> Finder:
 
 
 def any_of(texts: Iterable[str]) -> str | None:
-    """A regular expression that matches the longest of `texts`, as a prefix tree.
+    """A regular expression, built as a prefix tree, that matches the longest of `texts`.
 
-    A flat alternation of a few thousand texts is tried one by one at every `<`. None where the
-    tree is too deep, or has too much to try at one place.
+    A flat alternation would try thousands of texts at every `<`. None if the tree is too deep or
+    needs too many comparisons at one position.
     """
     tree = _tree(sorted(set(texts)), _MAX_DEPTH)
     return tree[0] if tree is not None and tree[1] <= _MAX_STEPS else None
 
 
 def _tree(texts: list[str], depth: int) -> tuple[str, int] | None:
-    """The expression for sorted texts and the most comparisons that it takes; None: too deep."""
+    """The expression for sorted texts and its maximum of comparisons; None if too deep."""
     by_first: dict[str, list[str]] = {}
     for text in texts:
         by_first.setdefault(text[:1], []).append(text)
@@ -141,7 +141,7 @@ def _shared_prefix(left: str, right: str) -> str:
 
 
 def _automaton(texts: Iterable[str]) -> Finder:
-    """A state for each character of `texts`: slower to begin with, and never slower than that."""
+    """The Aho-Corasick automaton of `tokenizers`: slower on average, but linear for all texts."""
     unknown = "\uffff"
     native = NativeTokenizer(WordLevel({unknown: 0}, unk_token=unknown))
     native.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in texts if t])

@@ -1,4 +1,4 @@
-"""Which special tokens take the white space beside them: a flag that GGUF files lack."""
+"""Special tokens that strip adjacent white space: a flag that GGUF files lack."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from model_zoo.tokenizers.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Stripping:
-    """Ids of tokens that the family's tokenizer matches together with the white space before them
-    (`lstrip`) or behind them (`rstrip`); see AddedToken in the `tokenizers` library."""
+    """Ids of tokens that strip white space before them (`lstrip`) or after them (`rstrip`), as
+    AddedToken of the `tokenizers` library."""
 
     left: frozenset[int] = frozenset()
     right: frozenset[int] = frozenset()
@@ -17,21 +17,21 @@ class Stripping:
 NO_STRIPPING = Stripping()
 # Phi 3's tokens without the flag.
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
-# Marks of its vocabulary in files of other architectures, as of fine-tunes made into llamas.
+# Tokens that identify its vocabulary in files of other architectures, such as fine-tunes.
 _PHI3_MARKS = {"<|user|>", "<|assistant|>", "<|end|>", "<|placeholder1|>"}
 _PHI4_MARKS = {"<|im_sep|>", "<|dummy_0|>"}
 _PHI4_MINI = ("<|assistant|>", "<|end|>", "<|system|>", "<|user|>")
-# Ways of cutting text of families whose `<mask>` takes the space before it, which it replaces.
+# Pre-tokenizers of families whose `<mask>` strips the space before it.
 _ROBERTA = ("roberta-bpe", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es")
 
 
 def stripping(vocabulary: Vocabulary, *, architecture: str, kind: str, pre: str) -> Stripping:
-    """What `added_tokens` of the family's tokenizer.json say.
+    """The flags in `added_tokens` of the family's tokenizer.json.
 
-    kind, pre: `tokenizer.ggml.model` and `tokenizer.ggml.pre`. All other families that are served
-    have no such tokens.
+    kind, pre: `tokenizer.ggml.model` and `tokenizer.ggml.pre`. Other supported families have no
+    such tokens.
 
-    | family             | told by                 | flags                                      |
+    | family             | identified by           | flags                                      |
     |--------------------|-------------------------|--------------------------------------------|
     | Phi 3 and 3.5      | SentencePiece and phi3, | rstrip on all but three; llama-vocab.cpp,  |
     |                    | or its tokens           | which goes by `general.name`               |

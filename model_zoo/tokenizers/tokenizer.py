@@ -30,7 +30,7 @@ _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
 
 class Codec(Protocol):
-    """What differs between kinds of tokenizer: ordinary text to ids, ordinary tokens to bytes."""
+    """The part that depends on the kind of tokenizer: ordinary text to ids, tokens to bytes."""
 
     def surface(self, text: str) -> str: ...
     def plain(self, surface: str) -> str: ...
@@ -40,7 +40,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Framed:
-    """Whether a family's texts begin with BOS and end in EOS.
+    """Whether a family's texts begin with BOS and end with EOS.
 
     | family                      | BOS        | EOS | source                                  |
     |-----------------------------|------------|-----|-----------------------------------------|
@@ -59,7 +59,7 @@ class _Framed:
 def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokenizer":
     """The tokenizer that `metadata` describes.
 
-    ModelFileError names what is missing or damaged, UnsupportedModelError a kind not served.
+    ModelFileError if metadata are missing or damaged, UnsupportedModelError for unknown kinds.
     """
     kind = optional_text(metadata, "tokenizer.ggml.model")
     if kind is None:
@@ -73,7 +73,7 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
     vocabulary = read_vocabulary(metadata, architecture=architecture)
     codec, framed = _codec(kind, metadata, vocabulary, architecture)
     add_bos = _stated(metadata, "add_bos_token")
-    # WordPiece's `[SEP]` is the token that ends a text.
+    # For WordPiece, `[SEP]` ends a text.
     add_eos = _stated(metadata, *(["add_sep_token"] if kind == "bert" else []), "add_eos_token")
     pre = optional_text(metadata, "tokenizer.ggml.pre") or ""
     return Tokenizer(
@@ -87,8 +87,10 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
 
 
 def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> str:
-    """Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model, though
-    both have ranked merges of text with marked spaces."""
+    """`gemma4` for vocabularies with ranked merges of marked spaces.
+
+    Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model.
+    """
     if not architecture.startswith("gemma") or "tokenizer.ggml.merges" not in metadata:
         return kind
     marked = kind == "gpt2" and SPACE in required_array(metadata, "tokenizer.ggml.tokens")
@@ -98,7 +100,7 @@ def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> s
 def _codec(
     kind: str, metadata: Mapping[str, Any], vocabulary: Vocabulary, architecture: str
 ) -> tuple[Codec, _Framed]:
-    """Also what a text begins and ends with where the file does not say."""
+    """The codec, and the defaults for BOS and EOS."""
     if kind == "gpt2":
         pre = choose_pre_tokenizer(metadata, architecture)
         return ByteLevelBPE(metadata, vocabulary, pre), _Framed(pre.add_bos, pre.add_eos)
@@ -112,7 +114,7 @@ def _codec(
 
 
 def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
-    """The first of these flags that the file has."""
+    """The first of these flags that the file states."""
     flags = (flag(metadata, name) for name in names)
     return next((stated for stated in flags if stated is not None), None)
 
@@ -120,10 +122,9 @@ def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
 class Tokenizer:
     """Text to ids and ids to exact bytes.
 
-    User-defined tokens are found in any text. Control tokens are found only where asked, so that
-    text can never steer the model by accident. `add_eos` is the file's word on documents; a
-    prompt to be continued never ends in an end token. `prefix` and `stripping` are what the
-    family's tokenizer does with white space beside special tokens.
+    User-defined tokens are found in any text, control tokens only on request, so that text cannot
+    steer the model. `add_eos` applies to documents only; prompts never end with an end token.
+    `prefix` and `stripping`: how the family's tokenizer treats white space at special tokens.
     """
 
     def __init__(
@@ -157,19 +158,19 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token's text: no token stands for more of a text."""
+        """Length in characters of the longest token."""
         return max(map(len, self.vocabulary.tokens))
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """Ids of `text`; no BOS. `parse_special`: control tokens written in it become tokens."""
+        """Ids of `text`, without BOS. `parse_special`: texts of control tokens become tokens."""
         return self.encode_parts(self.cut(text, parse_special=parse_special))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a raw prompt: control tokens recognised, BOS by the file's rule, never twice."""
+        """Ids of a raw prompt: with control tokens, and BOS once if the file requires it."""
         return self.with_bos(self.encode(text, parse_special=True))
 
     def encode_document(self, text: str, *, at_most: int | None = None) -> list[int]:
-        """Ids of a whole text: BOS and EOS by the file's rule; cut before EOS to `at_most` ids."""
+        """Ids of a document with BOS and EOS as the file requires; truncated to `at_most` ids."""
         tokens = self.encode_prompt(text)
         end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
         while end and tokens and tokens[-1] == self.eos_id:
@@ -178,7 +179,7 @@ class Tokenizer:
         return tokens[:room] + end
 
     def with_bos(self, tokens: list[int]) -> list[int]:
-        """`tokens` behind exactly one BOS where they have one or the file asks for it."""
+        """`tokens` with exactly one BOS, if they begin with one or the file requires it."""
         if self.bos_id is None:
             return tokens
         start = 0
@@ -188,13 +189,13 @@ class Tokenizer:
         return [self.bos_id, *tokens[start:]] if wanted else tokens
 
     def cut(self, text: str, *, parse_special: bool) -> list[str | int]:
-        """`text` cut at its special tokens: pieces of ordinary text and ids, in order."""
+        """`text` split at its special tokens: ordinary texts and ids, in order."""
         return self._specials.cut(_valid(text), parse_special=parse_special)
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
-        """Ids of what `cut` gave; the pieces of text are taken as ordinary text throughout.
+        """Ids of the result of `cut`; texts are encoded as ordinary text.
 
-        A number stands for a token, or for an image, and begins the text behind it anew.
+        After a number, a token or an image placeholder, the next text counts as a new piece.
         """
         tokens: list[int] = []
         begins = True
@@ -209,7 +210,7 @@ class Tokenizer:
         return tokens
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that `token` adds to generated text; none for control and unused tokens."""
+        """The bytes of `token` in generated text; none for control and unused tokens."""
         if token in self._control_ids:
             return b""
         text, kind = self.vocabulary.tokens[token], self.vocabulary.types[token]
@@ -220,7 +221,7 @@ class Tokenizer:
         return self._codec.token_bytes(text)
 
     def token_text(self, token: int) -> str:
-        """`token` for display: control tokens by name, broken UTF-8 as U+FFFD."""
+        """`token` for display: control tokens by name, invalid UTF-8 as U+FFFD."""
         shown = self.token_bytes(token)
         return shown.decode(errors="replace") if shown else self.vocabulary.tokens[token]
 
@@ -232,7 +233,7 @@ class Tokenizer:
 
 
 def _valid(text: str) -> str:
-    """`text` as UTF-8 can hold it: surrogate pairs joined, lone surrogates as U+FFFD."""
+    """`text` as valid UTF-8: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

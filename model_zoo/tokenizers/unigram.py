@@ -1,4 +1,4 @@
-"""Unigram, T5's tokenizer, on the `tokenizers` library."""
+"""Unigram, T5's tokenizer, with the `tokenizers` library."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -14,12 +14,12 @@ from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, without_marks
 from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
 from runtime.errors import ModelFileError, RequestError
 
-# Characters that a normaliser changes in as many ways.
+# Characters that exercise the different replacements of a normaliser.
 _PROBE = "Aﬁ é e\u0301 １ ½ 東 \u200b\u00a0👍"
 
 
 class Unigram:
-    """Of all ways to cut a word into tokens, that with the highest sum of scores."""
+    """Splits each word into the tokens with the highest sum of scores."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         scores = token_scores(metadata, len(vocabulary.tokens))
@@ -37,7 +37,7 @@ class Unigram:
             charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
             if charsmap is not None and len(charsmap):
                 self._native.normalizer = Precompiled(bytes(map(int, charsmap)))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises plain exceptions
             raise ModelFileError(f"The Unigram vocabulary is damaged: {error}.") from error
         self._native.pre_tokenizer = PreTokenizerSequence(
             [WhitespaceSplit(), Metaspace(replacement=SPACE, prepend_scheme=scheme)]

@@ -1,4 +1,4 @@
-"""A model file's vocabulary: its tokens, their types and their roles, checked once."""
+"""A model file's vocabulary: tokens, their types and their roles, validated."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# Texts that end an answer in the model families that use them, whatever ids a file names.
+# Texts of tokens that end an answer, in addition to the ids that a file states.
 END_TEXTS = frozenset(
     {
         "<|eot_id|>",
@@ -48,26 +48,26 @@ END_TEXTS = frozenset(
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TYPES_KEY = "tokenizer.ggml.token_type"
-# Here the types alone tell which tokens are bytes; with the others, all are ordinary text in old
-# files that have no types, but for those that a role or their own text gives away.
+# Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
+# are then ordinary text unless a role or their text identifies them.
 _TYPED = ("llama", "t5", "gemma4")
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """Other keys for a role, and texts of its token where the file has no key for it."""
+    """Alternative keys of a role, and texts of its token for files without these keys."""
 
     keys: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
 
-# Gemma's `<s>` is a tag of HTML, so its own texts come first.
+# Gemma's `<s>` is an HTML tag, so its own texts come first.
 _SENTENCEPIECE = {
     "bos_token_id": _Role(texts=("<bos>", "<s>")),
     "eos_token_id": _Role(texts=("<eos>", "</s>")),
     "unknown_token_id": _Role(texts=("<unk>",)),
 }
-# By `tokenizer.ggml.model`: llama.cpp has the ids of these tokens as defaults (llama-vocab.cpp).
+# By `tokenizer.ggml.model`; llama.cpp uses the ids of these tokens as defaults (llama-vocab.cpp).
 _DEFAULTS: Mapping[str, Mapping[str, _Role]] = {
     "llama": _SENTENCEPIECE,
     "t5": {
@@ -82,13 +82,13 @@ _DEFAULTS: Mapping[str, Mapping[str, _Role]] = {
         "unknown_token_id": _Role(texts=("[UNK]",)),
     },
 }
-# Converters that knew no user-defined tokens wrote them as ordinary ones: all of Ollama's, and
-# llama.cpp's before July 2024. Training gives them the ids before those of the bytes, and no score.
+# Ollama's converters, and llama.cpp's before July 2024, wrote user-defined tokens as ordinary ones.
+# These have a score of 0 and ids before those of the bytes.
 _WITH_USER_DEFINED = ("gemma", "gemma2", "gemma3", "gemma3n")
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
 )
-# Rows added to fill the embedding table, never trained.
+# Untrained padding rows of the embedding.
 _PADDING_TEXT = re.compile(r"\[PAD\d+\]")
 
 
@@ -96,8 +96,8 @@ _PADDING_TEXT = re.compile(r"\[PAD\d+\]")
 class Vocabulary:
     """Tokens by id; `ids` is the inverse.
 
-    `control` texts steer the model and must never come out of somebody's ordinary text;
-    `user_defined` texts are ordinary text that is always one token.
+    `control`: texts that steer the model, which ordinary text must not become; `user_defined`:
+    ordinary texts that are always one token.
     """
 
     tokens: Sequence[str]
@@ -114,7 +114,7 @@ class Vocabulary:
         return self.ids.get(text)
 
     def ids_of(self, texts: Collection[str]) -> frozenset[int]:
-        """Of those texts that are tokens."""
+        """Ids of those texts that are tokens."""
         return frozenset(self.ids[text] for text in texts if text in self.ids)
 
     def has(self, texts: Collection[str]) -> bool:
@@ -123,7 +123,7 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> Vocabulary:
-    """The vocabulary of `metadata`; ModelFileError names what is missing or contradicts itself."""
+    """The vocabulary of `metadata`; ModelFileError if keys are missing or contradictory."""
     tokens = required_array(metadata, "tokenizer.ggml.tokens")
     if not all(isinstance(token, str) for token in tokens):
         raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
@@ -151,7 +151,7 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
 
 
 def _with_user_defined(types: list[int], scores: Sequence[float]) -> list[int]:
-    """`types` with ordinary tokens before the bytes as user-defined where they have no score."""
+    """`types` with ordinary tokens before the bytes as user-defined if their score is 0."""
     if TokenType.BYTE not in types:
         return types
     first_byte = types.index(TokenType.BYTE)
@@ -166,7 +166,7 @@ def _with_user_defined(types: list[int], scores: Sequence[float]) -> list[int]:
 def required_array(
     metadata: Mapping[str, Any], key: str, *, length: int | None = None
 ) -> list[Any]:
-    """The array under `key`, a plain list or numpy, as a list; `length` None accepts any but 0."""
+    """The array under `key` as a list; `length` None accepts all lengths but 0."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"The model file has no `{key}`; its tokenizer cannot be built.")
@@ -181,7 +181,7 @@ def required_array(
 
 
 def token_scores(metadata: Mapping[str, Any], count: int) -> list[float]:
-    """How much each of `count` tokens is worth when texts are cut."""
+    """The score of each of `count` tokens."""
     scores = required_array(metadata, "tokenizer.ggml.scores", length=count)
     if not all(isinstance(score, int | float) and not isnan(score) for score in scores):
         raise ModelFileError("`tokenizer.ggml.scores` holds something that is no number.")
@@ -189,7 +189,7 @@ def token_scores(metadata: Mapping[str, Any], count: int) -> list[float]:
 
 
 def flag(metadata: Mapping[str, Any], name: str) -> bool | None:
-    """The boolean `tokenizer.ggml.<name>`; None when the file does not say."""
+    """The boolean `tokenizer.ggml.<name>`; None if absent."""
     key = f"tokenizer.ggml.{name}"
     value = metadata.get(key)
     if value is not None and not (isinstance(value, int) and value in (0, 1)):
@@ -198,7 +198,7 @@ def flag(metadata: Mapping[str, Any], name: str) -> bool | None:
 
 
 def optional_text(metadata: Mapping[str, Any], key: str) -> str | None:
-    """The text under `key`; None when the file has none."""
+    """The text under `key`; None if absent."""
     value = metadata.get(key)
     if value is not None and not isinstance(value, str):
         raise ModelFileError(f"`{key}` is not a text.")
@@ -217,7 +217,7 @@ def _role(
     defaults: Mapping[str, _Role],
     ids: Mapping[str, int],
 ) -> int | None:
-    """The token of this role, by its key, by another key that means the same, or by its text."""
+    """The token of this role, by its key, an alternative key, or its text."""
     role = defaults.get(name, _Role())
     for key in (name, *role.keys):
         token = _token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
@@ -251,7 +251,7 @@ def _end_tokens(
         )
     texts = set(END_TEXTS)
     if "<|return|>" in ids and "<|call|>" in ids:
-        texts.discard("<|end|>")  # there it ends one channel, not the answer
+        texts.discard("<|end|>")  # in these vocabularies it ends a channel, not the answer
     if "<|tool_response>" in ids:
         texts.discard("</s>")
     found = {ids[text] for text in texts if text in ids}
@@ -260,8 +260,8 @@ def _end_tokens(
 
 
 def _can_end(text: str, kind: int) -> bool:
-    """Some vocabularies learned `</s>` and its like from web pages, as ordinary text; in Gemma's it
-    is one of the tags of HTML, which are user-defined."""
+    """Whether a token with an end text is one: some vocabularies have `</s>` and similar texts as
+    ordinary text from web pages, and Gemma's has HTML tags as user-defined tokens."""
     if text == "</s>":
         return kind == TokenType.CONTROL
     return kind != TokenType.NORMAL or _CONTROL_TEXT.fullmatch(text) is not None
@@ -275,7 +275,7 @@ def _special_texts(
     for token, (text, kind) in enumerate(zip(tokens, types, strict=True)):
         steers = token in named or kind in (TokenType.UNKNOWN, TokenType.CONTROL)
         if steers or (text.startswith("<") and _steers_by_text(text, kind)):
-            if len(text) > 1:  # a single character cannot be told apart from typed text
+            if len(text) > 1:  # a single character is indistinguishable from typed text
                 control.setdefault(text, token)
         elif kind == TokenType.USER_DEFINED and text and not _PADDING_TEXT.fullmatch(text):
             user_defined.setdefault(text, token)
@@ -283,6 +283,6 @@ def _special_texts(
 
 
 def _steers_by_text(text: str, kind: int) -> bool:
-    """Whether this is a control token by nature: some converters write another type."""
+    """Whether the text identifies a control token: some converters write another type."""
     mistyped = kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
     return mistyped and _CONTROL_TEXT.fullmatch(text) is not None

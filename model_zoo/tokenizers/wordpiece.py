@@ -1,4 +1,4 @@
-"""WordPiece, BERT's tokenizer, on the `tokenizers` library."""
+"""WordPiece, BERT's tokenizer, with the `tokenizers` library."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _CONTINUES = "##"
 
 
 class WordPiece:
-    """Words are cut into the longest pieces known; a word with an unknown rest is unknown."""
+    """Splits words into the longest known pieces; a word with an unknown rest is unknown."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         if vocabulary.unknown_id is None:
@@ -45,7 +45,7 @@ class WordPiece:
 
 
 def _published(text: str, kind: int) -> str:
-    """GGUF marks the first piece of a word with ▁, BERT's own files the others with ##."""
+    """The piece as in BERT's files: GGUF marks first pieces with ▁, BERT the others with ##."""
     special = kind in (TokenType.CONTROL, TokenType.UNKNOWN)
     if special or (text.startswith("[") and text.endswith("]")):
         return text

@@ -1,7 +1,7 @@
-"""Which connections come from ranks: the handshake of the control channel, on both of its ends.
+"""The handshake of the control channel, on both of its ends.
 
-Its messages have fixed lengths, so nothing that precedes a proof takes memory: the first rank's
-nonce; the other's number, nonce and proof; the first rank's proof (`handshake.py`). Where TLS is
+Its messages have fixed lengths, so a peer without proof cannot make a rank allocate memory: rank
+0's nonce; the other rank's number, nonce and proof; rank 0's proof (`handshake.py`). Where TLS is
 configured, its handshake precedes them.
 """
 
@@ -20,98 +20,98 @@ from runtime.tls import Connection, SecureSocket
 logger = logging.getLogger(__name__)
 
 _ANSWER = struct.Struct(f"<I{NONCE_BYTES}s{DIGEST_BYTES}s")
-# For a whole handshake, which takes a rank milliseconds.
+# Limit of a whole handshake, which takes milliseconds.
 _HANDSHAKE_S = 5.0
 _MAX_HALF_OPEN = 128
-_READ_BYTES = 1 << 18  # a read allocates all that it may return
+_READ_BYTES = 1 << 18  # recv allocates as many bytes as it may return
 
 
 class Admission:
-    """The first rank's side, for all connections at the same time: none waits for another.
+    """Rank 0's side, for all connections concurrently.
 
-    One that has not finished after `_HANDSHAKE_S` is cut, and the oldest of too many. `missing`:
-    the ranks that have not joined yet.
+    A connection is closed if its handshake takes longer than `_HANDSHAKE_S`, and so is the oldest
+    one when there are too many. `missing`: the ranks that have not joined yet.
     """
 
     def __init__(
-        self, door: socket.socket, token: str, size: int, context: ssl.SSLContext | None
+        self, listener: socket.socket, token: str, size: int, context: ssl.SSLContext | None
     ) -> None:
         self.missing = set(range(1, size))
-        self._door, self._token, self._size = door, token, size
+        self._listener, self._token, self._size = listener, token, size
         self._tls = context
-        self._applicants: dict[_Applicant, None] = {}  # oldest first
+        self._pending: dict[_PendingConnection, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
-        door.setblocking(False)
-        self._selector.register(door, selectors.EVENT_READ)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
 
     def joined(self, wait_s: float) -> list[tuple[int, Connection]]:
-        """Ranks that have finished their handshake since the last call, after `wait_s` at most."""
+        """Ranks that finish their handshake; waits for at most `wait_s`."""
         ranks: list[tuple[int, Connection]] = []
         for key, _ in self._selector.select(wait_s):
             if key.data is None:
                 ranks += self._accept(wait_s)
-            elif key.data in self._applicants:  # else it has been cut meanwhile
+            elif key.data in self._pending:  # else it has been closed meanwhile
                 ranks += self._advanced(key.data)
         now = time.monotonic()
-        for applicant in [each for each in self._applicants if each.deadline <= now]:
-            self._cut(applicant)
+        for pending in [each for each in self._pending if each.deadline <= now]:
+            self._cut(pending)
         return ranks
 
     def close(self) -> None:
-        """Cut all that have not finished; the listening socket stays open."""
-        for applicant in list(self._applicants):
-            self._cut(applicant)
+        """Close the unfinished connections; the listening socket stays open."""
+        for pending in list(self._pending):
+            self._cut(pending)
         self._selector.close()
 
     def _accept(self, pause_s: float) -> list[tuple[int, Connection]]:
         try:
-            line, _ = self._door.accept()
+            connection, _ = self._listener.accept()
         except BlockingIOError:
             return []
-        except OSError:  # such as too many open files; it stays readable
+        except OSError:  # such as too many open files; the socket stays readable
             time.sleep(pause_s)
             return []
-        if len(self._applicants) >= _MAX_HALF_OPEN:
-            self._cut(next(iter(self._applicants)))
-        applicant = _Applicant(line, self._tls)
-        self._applicants[applicant] = None
-        self._selector.register(applicant.line, selectors.EVENT_READ, applicant)
-        return self._advanced(applicant)
+        if len(self._pending) >= _MAX_HALF_OPEN:
+            self._cut(next(iter(self._pending)))
+        pending = _PendingConnection(connection, self._tls)
+        self._pending[pending] = None
+        self._selector.register(pending.connection, selectors.EVENT_READ, pending)
+        return self._advanced(pending)
 
-    def _advanced(self, applicant: "_Applicant") -> list[tuple[int, Connection]]:
-        """The rank that this one is, if that shows now."""
+    def _advanced(self, pending: "_PendingConnection") -> list[tuple[int, Connection]]:
+        """The rank and its connection, if its handshake is complete now."""
         try:
-            rank = applicant.proved_rank(self._token, self._size)
+            rank = pending.proved_rank(self._token, self._size)
             if rank is None:
                 return []
             if rank not in self.missing:
                 raise EngineDeadError(f"Rank {rank} has joined already.")
-            applicant.accept()
+            pending.accept()
         except (OSError, EOFError, EngineDeadError) as error:
             if isinstance(error, ssl.SSLError):
-                logger.warning("connection to the first rank refused: %s", tls.refusal(error))
-            self._cut(applicant)
+                logger.warning("connection to rank 0 refused: %s", tls.refusal(error))
+            self._cut(pending)
             return []
         self.missing.remove(rank)
-        self._selector.unregister(applicant.line)
-        del self._applicants[applicant]
-        return [(rank, applicant.line)]
+        self._selector.unregister(pending.connection)
+        del self._pending[pending]
+        return [(rank, pending.connection)]
 
-    def _cut(self, applicant: "_Applicant") -> None:
-        del self._applicants[applicant]
-        self._selector.unregister(applicant.line)
-        applicant.line.close()
+    def _cut(self, pending: "_PendingConnection") -> None:
+        del self._pending[pending]
+        self._selector.unregister(pending.connection)
+        pending.connection.close()
 
 
-class _Applicant:
-    """A connection that may come from a rank. What is sent fits into an empty socket's buffer."""
+class _PendingConnection:
+    """A connection during its handshake. All that is sent fits into an empty socket buffer."""
 
-    def __init__(self, line: socket.socket, context: ssl.SSLContext | None) -> None:
-        line.setblocking(False)
-        self.line: Connection = line
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext | None) -> None:
+        connection.setblocking(False)
+        self.connection: Connection = connection
         if context is not None:
-            self.line = SecureSocket(line, context, "listener")
-            self.line.settimeout(0)
+            self.connection = SecureSocket(connection, context, "listener")
+            self.connection.settimeout(0)
         self.deadline = time.monotonic() + _HANDSHAKE_S
         self._nonce = new_nonce()
         self._challenged = False
@@ -119,12 +119,15 @@ class _Applicant:
         self._proof = b""
 
     def proved_rank(self, token: str, size: int) -> int | None:
-        """Continues the handshake; None until the answer is whole. EOFError, OSError: the other
-        side has left, or does not speak TLS. EngineDeadError: it does not know the token."""
+        """Continue the handshake; None until the answer is complete.
+
+        EOFError, OSError: the peer has closed the connection or does not speak TLS.
+        EngineDeadError: it does not know the token.
+        """
         try:
             self._challenge()
             while len(self._answer) < _ANSWER.size:
-                part = self.line.recv(_ANSWER.size - len(self._answer))
+                part = self.connection.recv(_ANSWER.size - len(self._answer))
                 if not part:
                     raise EOFError("its connection has ended")
                 self._answer += part
@@ -138,31 +141,33 @@ class _Applicant:
         return rank
 
     def accept(self) -> None:
-        self.line.sendall(self._proof)
+        self.connection.sendall(self._proof)
 
     def _challenge(self) -> None:
-        """Once, after the handshake of TLS where there is one. BlockingIOError: not yet."""
+        """Send the nonce once, after any TLS handshake. BlockingIOError: not possible yet."""
         if self._challenged:
             return
-        if isinstance(self.line, SecureSocket):
-            self.line.handshake()
-        self.line.sendall(self._nonce)
+        if isinstance(self.connection, SecureSocket):
+            self.connection.handshake()
+        self.connection.sendall(self._nonce)
         self._challenged = True
 
 
-def prove_rank(line: Connection, rank: int, size: int, token: str, *, deadline: float) -> None:
-    """Another rank's side, until `deadline`, a time of `time.monotonic`.
+def prove_rank(
+    connection: Connection, rank: int, size: int, token: str, *, deadline: float
+) -> None:
+    """The side of the other ranks, until `deadline`, a time of `time.monotonic`.
 
-    EngineDeadError: the listener does not know the token. OSError, EOFError: the connection ended
-    or the handshake was not over in time.
+    EngineDeadError: the listener does not know the token. OSError, EOFError: the connection was
+    closed, or the handshake was not complete in time.
     """
-    theirs, own = read_exactly(line, NONCE_BYTES, deadline=deadline), new_nonce()
+    theirs, own = read_exactly(connection, NONCE_BYTES, deadline=deadline), new_nonce()
     handshake = Handshake(token, purpose(rank, size), theirs, own)
-    line.sendall(_ANSWER.pack(rank, own, handshake.proof("caller")))
-    answer = read_exactly(line, DIGEST_BYTES, deadline=deadline)
+    connection.sendall(_ANSWER.pack(rank, own, handshake.proof("caller")))
+    answer = read_exactly(connection, DIGEST_BYTES, deadline=deadline)
     if not handshake.proved("listener", answer):
         raise EngineDeadError(
-            f"Rank {rank} of {size} has reached a process that is not the first rank: it does not "
+            f"Rank {rank} of {size} has reached a process that is not rank 0: it does not "
             "know the token."
         )
 
@@ -171,13 +176,13 @@ def purpose(rank: int, size: int) -> str:
     return f"rank {rank} of {size}"
 
 
-def read_exactly(line: Connection, count: int, *, deadline: float | None = None) -> bytes:
-    """EOFError: the other side ended before. TimeoutError: it was not all there by `deadline`."""
+def read_exactly(connection: Connection, count: int, *, deadline: float | None = None) -> bytes:
+    """EOFError: the peer closed the connection. TimeoutError: `deadline` has passed."""
     received = bytearray()
     while len(received) < count:
         if deadline is not None:
-            line.settimeout(left_s(deadline))
-        part = line.recv(min(count - len(received), _READ_BYTES))
+            connection.settimeout(left_s(deadline))
+        part = connection.recv(min(count - len(received), _READ_BYTES))
         if not part:
             raise EOFError("its connection has ended")
         received += part
@@ -187,5 +192,5 @@ def read_exactly(line: Connection, count: int, *, deadline: float | None = None)
 def left_s(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the handshake was not over in time")
+        raise TimeoutError("the handshake was not complete in time")
     return left

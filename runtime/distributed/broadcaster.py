@@ -1,8 +1,8 @@
-"""What rank 0 tells the others of each step, and how they compute it too.
+"""How rank 0 sends each step to the other ranks, and how they compute it.
 
-The first rank alone plans and samples. What its model is asked, the others are told: a short
-message over their lifelines says how large everything is, then one tensor of integers brings what
-the rows are. They need no sampler: a row's input token comes with the step.
+Only rank 0 plans and samples. Before it computes hidden states or logits, it sends the other ranks
+a short message over their control channels with the sizes of everything, then broadcasts one tensor
+of integers that describes the rows. They need no sampler: the input tokens come with the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,41 +31,41 @@ from runtime.worker.model import (
 _FEATURE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Spreading(Protocol):
-    """Gives all ranks what rank 0 has; see `ProcessRanks`."""
+class SupportsBroadcast(Protocol):
+    """Copies a tensor of rank 0 to all ranks; see `ProcessRanks`."""
 
     def broadcast(self, x: Tensor) -> Tensor: ...
 
 
-class _Told(IntEnum):
-    """What the first number of a message says."""
+class _Command(IntEnum):
+    """The first number of a message."""
 
     STATES = 0  # compute hidden states; the batch follows
-    LOGITS = 1  # of the first so many of these states
-    CLEAR = 2  # this page
+    LOGITS = 1  # compute logits of the first n of these states
+    CLEAR = 2  # clear a page
 
 
 class Broadcaster:
-    """Rank 0's side: tells the others before it does its own part."""
+    """Rank 0's side: sends each command to the other ranks before rank 0 executes it."""
 
-    def __init__(self, lead: RankZero, ranks: Spreading) -> None:
-        self._lead, self._ranks = lead, ranks
+    def __init__(self, rank_zero: RankZero, ranks: SupportsBroadcast) -> None:
+        self._rank_zero, self._ranks = rank_zero, ranks
         self._table_writes: list[tuple[Tensor, Tensor]] = []
 
     def note_pages(self, cells: Tensor, pages: Tensor) -> None:
-        """New entries of page tables, which go with the next batch."""
+        """New page table entries, which are sent with the next batch."""
         self._table_writes.append((cells, pages))
 
-    def tell_clear(self, page: int) -> None:
-        self._tell([_Told.CLEAR, page])
+    def send_clear(self, page: int) -> None:
+        self._send([_Command.CLEAR, page])
 
-    def tell_logits(self, rows: int) -> None:
-        self._tell([_Told.LOGITS, rows])
+    def send_logits(self, rows: int) -> None:
+        self._send([_Command.LOGITS, rows])
 
-    def tell_batch(self, batch: Batch) -> None:
+    def send_batch(self, batch: Batch) -> None:
         writes, self._table_writes = self._table_writes, []
         cells = [cells for cells, _ in writes]
-        self._tell([_Told.STATES, *_sizes_of(batch, sum(map(len, cells)))])
+        self._send([_Command.STATES, *_sizes_of(batch, sum(map(len, cells)))])
         pages = [pages for _, pages in writes]
         self._ranks.broadcast(_numbers(batch, [*cells, *pages]))
         if batch.image_features is not None:
@@ -74,19 +74,19 @@ class Broadcaster:
             self._ranks.broadcast(torch.cat(batch.cross_features))
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """A failure in here may be another rank's, which is then raised instead."""
+    def rank_errors(self) -> Iterator[None]:
+        """If another rank has caused a RuntimeError in here, raises that rank's failure instead."""
         try:
             yield
         except RuntimeError as error:
-            raise self._lead.explained(error) from error
+            raise self._rank_zero.cause_of(error) from error
 
-    def _tell(self, numbers: Sequence[int]) -> None:
-        self._lead.tell(np.array(numbers, np.int64).tobytes())
+    def _send(self, numbers: Sequence[int]) -> None:
+        self._rank_zero.send(np.array(numbers, np.int64).tobytes())
 
 
-class LeadingModel:
-    """The decoder on rank 0: what it is asked, all ranks compute."""
+class RankZeroModel:
+    """The decoder on rank 0; all ranks compute each of its steps."""
 
     def __init__(self, decoder: DecoderModel, broadcaster: Broadcaster) -> None:
         self._decoder, self._broadcaster = decoder, broadcaster
@@ -100,21 +100,21 @@ class LeadingModel:
         return self._decoder.weight_bytes_on(device)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
-        with self._broadcaster.explaining():
-            self._broadcaster.tell_batch(batch)
+        with self._broadcaster.rank_errors():
+            self._broadcaster.send_batch(batch)
             return self._decoder.states(batch, cache)
 
     def logits(self, states: Tensor) -> Tensor:
-        with self._broadcaster.explaining():
-            self._broadcaster.tell_logits(len(states))
+        with self._broadcaster.rank_errors():
+            self._broadcaster.send_logits(len(states))
             return self._decoder.logits(states)
 
     def activation_bytes(self, tokens: int, outputs: int) -> int:
         return self._decoder.activation_bytes(tokens, outputs)
 
 
-class LeadingPool:
-    """The pages on rank 0: what changes in their tables, changes on all ranks."""
+class RankZeroPool:
+    """The pages on rank 0; changes of the page tables are applied on all ranks."""
 
     def __init__(self, pool: PagePool, broadcaster: Broadcaster) -> None:
         self._pool, self._broadcaster = pool, broadcaster
@@ -134,7 +134,7 @@ class LeadingPool:
         self._pool.write_pages(cells, pages)
 
     def clear_page(self, page: int) -> None:
-        self._broadcaster.tell_clear(page)
+        self._broadcaster.send_clear(page)
         self._pool.clear_page(page)
 
 
@@ -143,28 +143,28 @@ def follow(
     decoder: DecoderModel,
     pool: PagePool,
     control_channel: ControlChannel,
-    ranks: Spreading,
+    ranks: SupportsBroadcast,
     device: torch.device,
 ) -> None:
-    """Compute another rank's part of whatever the first one is asked, until that one ends."""
+    """Compute this rank's part of each command of rank 0, until rank 0 ends."""
     states = torch.empty(0)
     while True:
         try:
-            told = np.frombuffer(control_channel.received(), np.int64)
+            numbers = np.frombuffer(control_channel.receive(), np.int64)
         except EOFError:
             return
-        match _Told(told[0]):
-            case _Told.STATES:
-                batch = _received(_Head(told[1:]), pool, ranks, device)
+        match _Command(numbers[0]):
+            case _Command.STATES:
+                batch = _received(_MessageReader(numbers[1:]), pool, ranks, device)
                 states = decoder.states(batch, pool)
-            case _Told.LOGITS:
-                decoder.logits(states[: told[1]])
-            case _Told.CLEAR:
-                pool.clear_page(int(told[1]))
+            case _Command.LOGITS:
+                decoder.logits(states[: numbers[1]])
+            case _Command.CLEAR:
+                pool.clear_page(int(numbers[1]))
 
 
 def _sizes_of(batch: Batch, table_writes: int) -> list[int]:
-    """The sizes of everything, and what the host knows of the rows."""
+    """The sizes of all tensors, and the host's description of the rows."""
     spans = batch.plans[0].spans
     inserted = batch.image_features
     features = batch.cross_features[0] if batch.cross_features else inserted
@@ -184,7 +184,7 @@ def _sizes_of(batch: Batch, table_writes: int) -> list[int]:
         by_image = plan.after_image is not None
         head += [int(by_image), len(plan.write_cell), len(plan.image_writes)]
         for span in plan.spans:
-            assert span.seen_end is not None, "staging says what rows see"
+            assert span.seen_end is not None, "the input preparer sets seen_end"
             head += [span.seen_begin, span.seen_end]
         for write in plan.image_writes:
             head += [write.begin, write.end]
@@ -192,7 +192,7 @@ def _sizes_of(batch: Batch, table_writes: int) -> list[int]:
 
 
 def _numbers(batch: Batch, table_writes: Sequence[Tensor]) -> Tensor:
-    """All integers of a batch, one after the other, int64 on the device."""
+    """All integers of a batch, concatenated: int64 on the device."""
     parts = [batch.tokens, batch.positions, batch.output_rows, batch.plans[0].row_slot]
     parts += [] if batch.image_rows is None else [batch.image_rows]
     parts += [] if batch.axes is None else [batch.axes.flatten()]
@@ -202,11 +202,13 @@ def _numbers(batch: Batch, table_writes: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.long() for part in (*parts, *table_writes)])
 
 
-def _received(head: "_Head", pool: PagePool, ranks: Spreading, device: torch.device) -> Batch:
-    """The batch of which `head` tells the sizes; the page tables are brought up to date."""
+def _received(
+    head: "_MessageReader", pool: PagePool, ranks: SupportsBroadcast, device: torch.device
+) -> Batch:
+    """The batch with the sizes in `head`; also updates the page tables."""
     rows, outputs, inserted, width, kind, axes, writes, chunks = head.take(8)
     spans = [RowSpan(*head.take(4)) for _ in range(chunks)]
-    groups = [_Group(head, spans, table) for table in pool.page_tables]
+    groups = [_GroupReader(head, spans, table) for table in pool.page_tables]
     sizes = [rows, rows, outputs, rows, inserted, AXES * rows * axes]
     sizes += [size for group in groups for size in group.sizes(rows)]
     sizes += [writes, writes]
@@ -233,7 +235,7 @@ def _received(head: "_Head", pool: PagePool, ranks: Spreading, device: torch.dev
     )
 
 
-class _Head:
+class _MessageReader:
     """The integers of a message, in order."""
 
     def __init__(self, numbers: NDArray[np.int64]) -> None:
@@ -244,10 +246,10 @@ class _Head:
         return self._numbers[self._at - count : self._at]
 
 
-class _Group:
-    """What a message says of one cache group."""
+class _GroupReader:
+    """The part of a message about one cache group."""
 
-    def __init__(self, head: _Head, spans: Sequence[RowSpan], table: Tensor) -> None:
+    def __init__(self, head: _MessageReader, spans: Sequence[RowSpan], table: Tensor) -> None:
         self._table = table
         self._by_image, self._cells, writes = head.take(3)
         seen = [head.take(2) for _ in spans]

@@ -1,7 +1,7 @@
-"""Connections between the ranks of one model: what the first tells the others, and who is gone.
+"""Connections from rank 0 to the other ranks of a model: short messages, and lost ranks.
 
-Tensors go another way. These carry short messages, and break when a process or its machine ends,
-so that no rank waits for another in vain.
+Tensors are exchanged by `torch.distributed`. A connection breaks when a process or its machine
+ends, so no rank waits forever for a lost one.
 """
 
 import json
@@ -21,20 +21,20 @@ from runtime.distributed.admission import Admission, left_s, prove_rank, read_ex
 from runtime.errors import CaravanError, EngineDeadError
 from runtime.tls import Connection, SecureSocket
 
-# A machine that does not answer for so long is gone.
+# TCP keep-alive: a machine that answers no probe for this long counts as lost.
 _IDLE_S, _EVERY_S, _TRIES = 5, 2, 3
-# From the first try to connect to the end of the handshake; the first rank may start later.
+# From the first connection attempt to the end of the handshake; rank 0 may start later.
 _JOIN_S = 60.0
 _BACKLOG = 128
-# When one rank is gone, others may complain of it before its own connection is seen to end.
-_COMPLAINT_S = 0.3
+# When a rank is lost, others may report errors before its own connection breaks.
+_REPORT_DELAY_S = 0.3
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What a rank has to know to join the first one, which waits at `host` and `port`."""
+    """What a rank needs to join rank 0, which listens on `host` and `port`."""
 
     rank: int
     size: int
@@ -44,9 +44,9 @@ class RankInfo:
 
 
 class RankZero:
-    """Rank 0: one connection to each of the others, and what has become of them.
+    """Rank 0: one connection to each other rank, and the first failure of one.
 
-    `watch` hears, on a thread of its own, of the first one that fails.
+    `watch` is called, on a thread of its own, when the first rank fails.
     """
 
     def __init__(self, host: str, size: int) -> None:
@@ -56,78 +56,80 @@ class RankZero:
         self._token = secrets.token_hex(32)
         self._tls = tls.context_for("listener")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._door = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._changed = threading.Condition()
-        self._lines: dict[int, Connection] = {}
-        self._words: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(1, size)}
+        self._connections: dict[int, Connection] = {}
+        self._messages: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(1, size)}
         self._failure: CaravanError | None = None
         self._closing = False
 
     @property
     def rank_infos(self) -> list[RankInfo]:
-        """Of all ranks but this one."""
-        port = self._door.getsockname()[1]
+        """Of the other ranks."""
+        port = self._listener.getsockname()[1]
         return [RankInfo(r, self.size, self.host, port, self._token) for r in range(1, self.size)]
 
     @property
     def address(self) -> str:
-        """That of this machine which the others reach."""
-        return self._lines[1].getsockname()[0]
+        """The address of this machine that the others have connected to."""
+        return self._connections[1].getsockname()[0]
 
     @property
     def machines(self) -> list[str]:
-        """The address of each rank's machine, in the order of ranks."""
-        followers = (self._lines[rank].getpeername()[0] for rank in range(1, self.size))
+        """The address of each rank's machine, ordered by rank."""
+        followers = (self._connections[rank].getpeername()[0] for rank in range(1, self.size))
         return [self.address, *followers]
 
-    def gather(self) -> None:
-        """Wait until all have joined. Raises what keeps them from it, which `fail` tells."""
-        with closing(Admission(self._door, self._token, self.size, self._tls)) as admission:
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks have joined. Raises the failure that is passed to `fail`."""
+        with closing(Admission(self._listener, self._token, self.size, self._tls)) as admission:
             while admission.missing:
                 self.check()
                 if self._closing:
-                    raise EngineDeadError("The first rank ends before all others have joined.")
-                for rank, line in admission.joined(wait_s=0.2):
-                    _keep_alive(line)
-                    self._lines[rank] = line
-        self._door.close()
-        for rank, line in self._lines.items():
+                    raise EngineDeadError("Rank 0 was closed before all other ranks had joined.")
+                for rank, connection in admission.joined(wait_s=0.2):
+                    _keep_alive(connection)
+                    self._connections[rank] = connection
+        self._listener.close()
+        for rank, connection in self._connections.items():
             name = f"rank-{rank}"
-            threading.Thread(target=self._listen, args=(rank, line), name=name, daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=(rank, connection), name=name, daemon=True
+            ).start()
 
-    def tell(self, message: bytes) -> None:
-        """Send to all. Raises EngineDeadError where one is gone."""
-        for rank, line in self._lines.items():
+    def send(self, message: bytes) -> None:
+        """Send to all ranks. EngineDeadError: one of them is lost."""
+        for rank, connection in self._connections.items():
             try:
-                line.sendall(_LENGTH.pack(len(message)) + message)
+                connection.sendall(_LENGTH.pack(len(message)) + message)
             except OSError as error:
                 self.fail(_gone(rank, self.size, error.strerror or str(error)))
                 self.check()
 
-    def tell_words(self, words: Mapping[str, Any]) -> None:
-        self.tell(json.dumps(words).encode())
+    def send_json(self, message: Mapping[str, Any]) -> None:
+        self.send(json.dumps(message).encode())
 
-    def words(self) -> list[dict[str, Any]]:
-        """What each of the others says next. Raises why one fails instead."""
+    def receive_json(self) -> list[dict[str, Any]]:
+        """The next message of each other rank, ordered by rank. Raises a rank's failure instead."""
         with self._changed:
-            while self._failure is None and not all(self._words.values()):
+            while self._failure is None and not all(self._messages.values()):
                 self._changed.wait()
         self.check()
-        return [said.pop(0) for said in self._words.values()]
+        return [messages.pop(0) for messages in self._messages.values()]
 
     def check(self) -> None:
-        """Raise what has become of a rank that failed."""
+        """Raise the failure of the first rank that failed."""
         if self._failure is not None:
             raise self._failure
 
-    def explained(self, error: Exception, *, wait_s: float = 10.0) -> Exception:
-        """Why something that all ranks do together has failed here: another one, perhaps."""
+    def cause_of(self, error: Exception, *, wait_s: float = 10.0) -> Exception:
+        """The failure of another rank that is reported within `wait_s`, else `error`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, wait_s)
         return self._failure or error
 
     def fail(self, failure: CaravanError) -> None:
-        """The first failure counts. Whoever waits for ranks hears of it."""
+        """Record the first failure and wake the threads that wait for ranks."""
         with self._changed:
             if self._failure is not None or self._closing:
                 return
@@ -136,26 +138,26 @@ class RankZero:
         self.watch()
 
     def close(self) -> None:
-        """The others end when their connections do."""
+        """Close the connections, which ends the other ranks."""
         with self._changed:
             self._closing = True
-        self._door.close()
-        for line in self._lines.values():
+        self._listener.close()
+        for connection in self._connections.values():
             with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-            line.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
-    def _listen(self, rank: int, line: Connection) -> None:
+    def _listen(self, rank: int, connection: Connection) -> None:
         try:
             while True:
-                words = json.loads(_received(line))
-                if "failed" in words:
-                    raise _told_failure(rank, self.size, words)
+                message = json.loads(_received(connection))
+                if "failed" in message:
+                    raise _failure_of(rank, self.size, message)
                 with self._changed:
-                    self._words[rank].append(words)
+                    self._messages[rank].append(message)
                     self._changed.notify_all()
         except EngineDeadError as error:
-            time.sleep(_COMPLAINT_S)
+            time.sleep(_REPORT_DELAY_S)
             self.fail(error)
         except CaravanError as error:
             self.fail(error)
@@ -164,42 +166,42 @@ class RankZero:
 
 
 class ControlChannel:
-    """Another rank's connection to the first; both have proved that they know the token."""
+    """The connection of another rank to rank 0; both have proved that they know the token."""
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info = rank_info
-        self._line = _joined(rank_info)
-        _keep_alive(self._line)
+        self._connection = _joined(rank_info)
+        _keep_alive(self._connection)
 
     @property
     def address(self) -> str:
-        """That of this machine which the first rank sees."""
-        return self._line.getsockname()[0]
+        """The address of this machine that rank 0 sees."""
+        return self._connection.getsockname()[0]
 
-    def received(self) -> bytes:
-        """The next message, however long it takes to come; EOFError when the first rank ends."""
-        return _received(self._line)
+    def receive(self) -> bytes:
+        """The next message, without a time limit; EOFError when rank 0 ends."""
+        return _received(self._connection)
 
-    def received_words(self) -> dict[str, Any]:
-        return json.loads(self.received())
+    def receive_json(self) -> dict[str, Any]:
+        return json.loads(self.receive())
 
-    def tell_words(self, words: Mapping[str, Any]) -> None:
-        message = json.dumps(words).encode()
-        self._line.sendall(_LENGTH.pack(len(message)) + message)
+    def send_json(self, message: Mapping[str, Any]) -> None:
+        encoded = json.dumps(message).encode()
+        self._connection.sendall(_LENGTH.pack(len(encoded)) + encoded)
 
     def fail(self, error: BaseException) -> None:
-        """Tell why this rank ends, as far as anybody listens."""
+        """Report why this rank ends, if the connection still exists."""
         known = isinstance(error, CaravanError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
         with suppress(OSError):
-            self.tell_words({"failed": type(error).__name__ if known else None, "reason": text})
+            self.send_json({"failed": type(error).__name__ if known else None, "reason": text})
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
 def _joined(rank_info: RankInfo) -> Connection:
-    """A connection to the first rank. EngineDeadError: there is none, or it is another process."""
+    """Connects to rank 0. EngineDeadError: it cannot be reached, or another process listens."""
     deadline = time.monotonic() + _JOIN_S
     context = tls.context_for("caller")
     while True:
@@ -208,7 +210,7 @@ def _joined(rank_info: RankInfo) -> Connection:
         except (OSError, EOFError) as error:
             if isinstance(error, ssl.SSLError) or time.monotonic() > deadline:
                 raise EngineDeadError(
-                    f"Rank {rank_info.rank} of {rank_info.size} does not reach the first one at "
+                    f"Rank {rank_info.rank} of {rank_info.size} cannot reach rank 0 at "
                     f"{rank_info.host}:{rank_info.port}: {_reason(error)}."
                 ) from error
             time.sleep(0.2)
@@ -222,31 +224,31 @@ def _reason(error: OSError | EOFError) -> str:
 
 def _proved(rank_info: RankInfo, deadline: float, context: ssl.SSLContext | None) -> Connection:
     remaining_s = max(deadline - time.monotonic(), 0.1)
-    connected = socket.create_connection((rank_info.host, rank_info.port), timeout=remaining_s)
-    line = connected if context is None else SecureSocket(connected, context, "caller")
+    plain = socket.create_connection((rank_info.host, rank_info.port), timeout=remaining_s)
+    connection = plain if context is None else SecureSocket(plain, context, "caller")
     try:
-        if isinstance(line, SecureSocket):
-            line.settimeout(left_s(deadline))
-            line.handshake()
-        prove_rank(line, rank_info.rank, rank_info.size, rank_info.token, deadline=deadline)
+        if isinstance(connection, SecureSocket):
+            connection.settimeout(left_s(deadline))
+            connection.handshake()
+        prove_rank(connection, rank_info.rank, rank_info.size, rank_info.token, deadline=deadline)
     except BaseException:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection
 
 
-def _received(line: Connection) -> bytes:
-    (length,) = _LENGTH.unpack(read_exactly(line, _LENGTH.size))
+def _received(connection: Connection) -> bytes:
+    (length,) = _LENGTH.unpack(read_exactly(connection, _LENGTH.size))
     if length > _MOST_BYTES:
         raise ValueError(f"a message of {length:,} bytes")
-    return read_exactly(line, length)
+    return read_exactly(connection, length)
 
 
-def _keep_alive(line: Connection) -> None:
-    """So that the other machine's sudden end is noticed, and short messages go at once."""
-    line.settimeout(None)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _keep_alive(connection: Connection) -> None:
+    """Detect the loss of the other machine, and send short messages immediately."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _IDLE_S),
         ("TCP_KEEPINTVL", _EVERY_S),
@@ -254,16 +256,16 @@ def _keep_alive(line: Connection) -> None:
         ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _EVERY_S * _TRIES)),
     ):
         if hasattr(socket, name):  # not on every system
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _gone(rank: int, size: int, why: str) -> EngineDeadError:
     return EngineDeadError(f"Rank {rank} of {size} is gone: {why}.")
 
 
-def _told_failure(rank: int, size: int, words: Mapping[str, Any]) -> CaravanError:
-    """The same kind of error as the rank met, where it is one of ours."""
-    kind = getattr(errors, str(words["failed"]), EngineDeadError)
+def _failure_of(rank: int, size: int, message: Mapping[str, Any]) -> CaravanError:
+    """The exception that the rank reported, of the same class if it is a CaravanError."""
+    kind = getattr(errors, str(message["failed"]), EngineDeadError)
     if not (isinstance(kind, type) and issubclass(kind, CaravanError)):
         kind = EngineDeadError
-    return kind(f"Rank {rank} of {size}: {words.get('reason')}")
+    return kind(f"Rank {rank} of {size}: {message.get('reason')}")

@@ -1,9 +1,9 @@
-"""Mutual proof that both ends of a connection know one token, which never crosses the wire.
+"""Mutual proof that both ends of a connection know a token, without sending it.
 
-The listener sends a nonce; the caller answers with a nonce of its own and its proof; the listener
-answers with the other proof. Each is an HMAC over both nonces, the purpose of the connection and
-the role of the end that proves, so neither can be replayed on another connection, used for another
-purpose or reflected. Challenge and response as in ISO/IEC 9798-4, with HMAC (RFC 2104).
+The listener sends a nonce; the caller answers with its own nonce and its proof; the listener
+answers with its proof. Each proof is an HMAC over both nonces, the purpose of the connection and
+the role of the end, so it cannot be replayed on another connection, used for another purpose or
+reflected. Challenge and response as in ISO/IEC 9798-4, with HMAC (RFC 2104).
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Literal
 
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
-# Part of what is proved, so ends that follow different versions refuse each other.
+# Part of each proof, so ends with different versions refuse each other.
 _VERSION = b"caravan handshake 2"
 
 Role = Literal["caller", "listener"]
@@ -26,7 +26,7 @@ def new_nonce() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What both ends of one connection have to prove. `purpose`: what the connection is for."""
+    """The proofs of both ends of one connection. `purpose`: what the connection is used for."""
 
     token: str = field(repr=False)
     purpose: str
@@ -34,7 +34,7 @@ class Handshake:
     caller_nonce: bytes
 
     def __post_init__(self) -> None:
-        """ValueError for a nonce of another length, which would make the proof ambiguous."""
+        """ValueError for a nonce of the wrong length, which would make the proof ambiguous."""
         for nonce in (self.listener_nonce, self.caller_nonce):
             if len(nonce) != NONCE_BYTES:
                 raise ValueError(f"A nonce has {NONCE_BYTES} bytes, not {len(nonce)}.")
@@ -46,5 +46,5 @@ class Handshake:
         return hmac.digest(self.token.encode(), proved, hashlib.sha256)
 
     def proved(self, role: Role, digest: bytes) -> bool:
-        """Whether the end with this role has sent the right proof; compared in constant time."""
+        """Whether `digest` is the proof of the end with this role; compared in constant time."""
         return hmac.compare_digest(digest, self.proof(role))

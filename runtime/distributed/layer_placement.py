@@ -1,4 +1,4 @@
-"""Which device computes which layers of a model, where they are more than one."""
+"""Placement of whole layers on several devices of one process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import torch
 
 from runtime.errors import ConfigurationError
 
-_STEPS = 40  # of the search for the fullest that a device has to be
+_STEPS = 40  # of the binary search for an even fill
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """The device of each layer, and `main`: of embedding, head and everything beside the layers."""
+    """The device of each layer; `main` is that of the embedding, the head and everything else."""
 
     layers: tuple[torch.device, ...]
     main: torch.device
@@ -25,15 +25,15 @@ class LayerPlacement:
 
 
 def by_shares(layers: int, shares: Sequence[float], *, most: int | None = None) -> list[int | None]:
-    """The number of the device of each layer, None for the host.
+    """The index of each layer's device, None for the host.
 
-    The last `most` layers go to devices, in their order, and in proportion to `shares`: layer i of
-    n to the first device at whose end more than i/n of all shares lie. As llama.cpp counts.
+    The last `most` layers are placed on devices, in order and in proportion to `shares`, as in
+    llama.cpp: layer i of n on the first device whose cumulative share exceeds i/n of the total.
     """
     if not shares or min(shares) < 0 or not sum(shares):
         raise ConfigurationError(
-            f"`tensor_split` is {list(shares)}; it needs a number for each device, none below 0 "
-            "and one above it."
+            f"`tensor_split` is {list(shares)}; it needs one number per device, none negative and "
+            "at least one above 0."
         )
     placed = layers if most is None else min(most, layers)
     ends = list(accumulate(shares))
@@ -51,10 +51,10 @@ def by_room(
     main: int = 0,
     most: int | None = None,
 ) -> list[int | None]:
-    """The number of the device of each layer, None for the host.
+    """The index of each layer's device, None for the host.
 
-    All on `main` where they fit there. Else as many of the last ones as fit on all devices, in
-    their order, each as full as the others; `most` limits how many.
+    All layers are placed on `main` if they fit there; else as many of the last ones as fit, over
+    all devices in order and evenly filled. `most`: the largest number of layers to place.
     """
     count = len(layer_bytes)
     placed = count if most is None else min(most, count)
@@ -70,7 +70,7 @@ def by_room(
 def _evenly_filled(
     layer_bytes: Sequence[int], room_bytes: Sequence[int]
 ) -> list[int | None] | None:
-    """With the fullest device as empty as can be; None where they do not fit."""
+    """The placement that minimises the largest fill of a device; None if the layers do not fit."""
     best = _filled(layer_bytes, room_bytes, 1.0)
     low, high = 0.0, 1.0
     for _ in range(_STEPS if best is not None else 0):
@@ -86,7 +86,7 @@ def _evenly_filled(
 def _filled(
     layer_bytes: Sequence[int], room_bytes: Sequence[int], part: float
 ) -> list[int | None] | None:
-    """One device after the other, each up to that part of its room."""
+    """Devices filled in order, each up to the fraction `part` of its room."""
     devices: list[int | None] = []
     device, left = 0, room_bytes[0] * part
     for size in layer_bytes:

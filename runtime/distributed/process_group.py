@@ -14,37 +14,36 @@ from torch import Tensor
 
 from runtime.distributed.control_channel import ControlChannel, RankZero
 
-# Ranks wait for each other's part of a step so long at most.
+# The longest that ranks wait for each other within a step.
 STEP_TIMEOUT = timedelta(seconds=120)
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _SIOCGIFADDR = 0x8915
 
 
 class ProcessRanks:
-    """One process of several, each with one device of the same kind. A process has one such group.
+    """One of several processes, each with one device of the same kind. A process has one group.
 
-    On a CPU a row's sum is added up in the order of ranks, so its bits do not depend on the rows
-    beside it.
+    On a CPU, sums are added in the order of ranks, so a row's bits do not depend on other rows.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self._device = rank, size, device
 
     @classmethod
-    def leading(cls, lead: RankZero, device: torch.device) -> "ProcessRanks":
-        """Of rank 0, whose lines have been gathered."""
-        _use_interface_of(lead.address)
+    def leading(cls, rank_zero: RankZero, device: torch.device) -> "ProcessRanks":
+        """The group of rank 0; all ranks have joined it."""
+        _use_interface_of(rank_zero.address)
         store = dist.TCPStore(
-            lead.address, 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT
+            rank_zero.address, 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT
         )
-        lead.tell_words({"store": store.port})
-        return cls._joined(store, 0, lead.size, device)
+        rank_zero.send_json({"store": store.port})
+        return cls._joined(store, 0, rank_zero.size, device)
 
     @classmethod
     def following(cls, control_channel: ControlChannel, device: torch.device) -> "ProcessRanks":
         rank_info = control_channel.rank_info
         _use_interface_of(control_channel.address)
-        port = int(control_channel.received_words()["store"])
+        port = int(control_channel.receive_json()["store"])
         store = dist.TCPStore(rank_info.host, port, is_master=False, timeout=_JOIN_TIMEOUT)
         return cls._joined(store, rank_info.rank, rank_info.size, device)
 
@@ -63,7 +62,7 @@ class ProcessRanks:
         return cls(rank, size, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """In float32, as everything that is added up."""
+        """The sum over all ranks, added in float32."""
         wide = x.float().contiguous()
         if not wide.numel():
             return x
@@ -87,31 +86,31 @@ class ProcessRanks:
         return torch.cat(held, dim=1).unflatten(0, x.shape[:-1])
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x, on all of them; the others' is overwritten."""
+        """x of rank 0; overwrites that of the others."""
         if x.numel():
             dist.broadcast(x, 0)
         return x
 
     def lowest(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """The lowest that any rank brings, at each place. Waits for the device."""
+        """The elementwise minimum over all ranks. Synchronises the device."""
         return self._agreed(numbers, dist.ReduceOp.MIN)
 
     def totals(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """What all bring together, at each place. Waits for the device."""
+        """The elementwise sum over all ranks. Synchronises the device."""
         return self._agreed(numbers, dist.ReduceOp.SUM)
 
     def abort(self) -> None:
-        """What waits for another rank fails now; on Gloo it does so by itself."""
+        """Fail pending collectives now; Gloo does so without help."""
         if self._device.type == "cuda" and dist.group.WORLD is not None:
             dist.group.WORLD.abort()
 
     def close(self) -> None:
         if dist.is_initialized():
-            with suppress(RuntimeError):  # the others may be gone
+            with suppress(RuntimeError):  # other ranks may have ended
                 dist.destroy_process_group()
 
     def of_all(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x, contiguous and of one shape, of each rank."""
+        """x of each rank; contiguous and of the same shape on all."""
         parts = x.new_empty(self.size * x.numel())
         dist.all_gather_single(parts, x.flatten())
         return parts.view(self.size, *x.shape).unbind()
@@ -125,7 +124,7 @@ class ProcessRanks:
 
 
 def _use_interface_of(address: str) -> None:
-    """Let ranks meet where their first connection goes, unless the environment says otherwise."""
+    """Use the network interface of the control channel, unless the environment selects one."""
     name = _interface_of(address)
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -133,7 +132,7 @@ def _use_interface_of(address: str) -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface with this IPv4 address; None where there is none."""
+    """The network interface with this IPv4 address, if any."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The ranks of one engine, from joining to the end."""
+"""The ranks of one engine: joining, agreement on memory, failures, end."""
 
 import logging
 from collections import Counter
@@ -20,19 +20,22 @@ logger = logging.getLogger(__name__)
 
 
 class RankGroup:
-    """All ranks, seen from the first, which waits here until they have joined.
+    """All ranks, on rank 0. The constructor waits until they have joined.
 
-    `machine_ranks`: how many run on this machine; `device_ranks`: how many of these allocate from
-    the same memory as this one, itself included. `watch` is called, on a thread of its own, when a
-    rank has failed; `check` then raises why. ConfigurationError where ranks have the same GPU.
+    `machine_ranks`: ranks on this machine; `device_ranks`: ranks that allocate from the same memory
+    as this one; both include it. `watch` is called, on a thread of its own, when a rank has failed;
+    `check` then raises the reason. ConfigurationError: two ranks have the same GPU.
     """
 
-    def __init__(self, lead: RankZero, device: torch.device) -> None:
+    def __init__(self, rank_zero: RankZero, device: torch.device) -> None:
         self.watch: Callable[[], None] = lambda: None
-        self._lead = lead
-        lead.gather()
-        memories = [memory_name(device), *(words["memory"] for words in lead.words())]
-        places = _Places(lead.machines, memories)
+        self._rank_zero = rank_zero
+        rank_zero.wait_for_ranks()
+        memories = [
+            memory_name(device),
+            *(each["memory"] for each in rank_zero.receive_json()),
+        ]
+        places = _Places(rank_zero.machines, memories)
         if device.type == "cuda":
             places.check_one_rank_per_device()
         if places.several_machines and tls.configured():
@@ -42,38 +45,44 @@ class RankGroup:
                 "hosts, or keep the ranks on one (`parallel: {placement: strict_pack}`)."
             )
         self.machine_ranks, self.device_ranks = places.machine_ranks[0], places.device_ranks[0]
-        lead.tell_words({"machine": places.machine_ranks, "device": places.device_ranks})
-        self.ranks = ProcessRanks.leading(lead, device)
-        self.broadcaster = Broadcaster(lead, self.ranks)
-        lead.watch = self._failed
+        rank_zero.send_json({"machine": places.machine_ranks, "device": places.device_ranks})
+        self.ranks = ProcessRanks.leading(rank_zero, device)
+        self.broadcaster = Broadcaster(rank_zero, self.ranks)
+        rank_zero.watch = self._failed
 
-    def await_parts(self, digest: str) -> None:
-        """Until all have loaded theirs of the file that `digest` names; raises why one cannot."""
-        for rank, words in enumerate(self._lead.words(), start=1):
-            if words["loaded"] != digest:
+    def wait_loaded(self, digest: str) -> None:
+        """Wait until all ranks have loaded their part of the file with this digest; raises the
+        failure of one that cannot."""
+        for rank, message in enumerate(self._rank_zero.receive_json(), start=1):
+            if message["loaded"] != digest:
                 raise ModelFileError(
                     f"Rank {rank} of {self.ranks.size} has another file of this name than rank 0; "
                     "all need the same."
                 )
 
     def agree(
-        self, memory: MemoryPlan, layout: CacheLayout, dtype: torch.dtype, told: Mapping[str, Any]
+        self,
+        memory: MemoryPlan,
+        layout: CacheLayout,
+        dtype: torch.dtype,
+        options: Mapping[str, Any],
     ) -> MemoryPlan:
-        """As many pages as all have room for; the others plan by what they are `told`."""
-        self._lead.tell_words(told)
-        with self.broadcaster.explaining():
+        """The plan with as many pages as every rank has memory for. The other ranks plan with
+        `options`."""
+        self._rank_zero.send_json(options)
+        with self.broadcaster.rank_errors():
             return _agreed(self.ranks, memory, layout, dtype)
 
     def check(self) -> None:
-        """Raise EngineDeadError where one has failed."""
+        """EngineDeadError: a rank has failed."""
         try:
-            self._lead.check()
+            self._rank_zero.check()
         except CaravanError as error:
             raise EngineDeadError(str(error)) from error
 
     def close(self) -> None:
-        """The others end too."""
-        self._lead.close()
+        """Also ends the other ranks."""
+        self._rank_zero.close()
         self.ranks.close()
 
     def _failed(self) -> None:
@@ -82,18 +91,18 @@ class RankGroup:
 
 
 class Member:
-    """Another rank, which has joined; `machine_ranks` and `device_ranks` as in `RankGroup`."""
+    """A rank other than 0, which has joined; `machine_ranks`, `device_ranks` as in `RankGroup`."""
 
     def __init__(self, rank_info: RankInfo, device: torch.device) -> None:
         self.control_channel = ControlChannel(rank_info)
-        self.control_channel.tell_words({"memory": memory_name(device)})
-        places = self.control_channel.received_words()
+        self.control_channel.send_json({"memory": memory_name(device)})
+        places = self.control_channel.receive_json()
         self.machine_ranks = int(places["machine"][rank_info.rank])
         self.device_ranks = int(places["device"][rank_info.rank])
         self.ranks = ProcessRanks.following(self.control_channel, device)
 
-    def tell_loaded(self, digest: str) -> None:
-        self.control_channel.tell_words({"loaded": digest})
+    def report_loaded(self, digest: str) -> None:
+        self.control_channel.send_json({"loaded": digest})
 
     def agree(self, memory: MemoryPlan, layout: CacheLayout, dtype: torch.dtype) -> MemoryPlan:
         return _agreed(self.ranks, memory, layout, dtype)
@@ -104,9 +113,9 @@ class Member:
 
 
 def memory_name(device: torch.device) -> str:
-    """The memory that `device` allocates from, a name that no other on this machine has.
+    """A name of the memory that `device` allocates from, unique on this machine.
 
-    A GPU's number will not do: each process may see one GPU alone, under the number 0.
+    A GPU's index is not unique: each process may see a single GPU with index 0.
     """
     if device.type != "cuda":
         return "host"
@@ -114,7 +123,7 @@ def memory_name(device: torch.device) -> str:
 
 
 class _Places:
-    """Where ranks compute: for each of them its machine's address and its memory's name."""
+    """The machine's address and the memory's name of each rank."""
 
     def __init__(self, machines: Sequence[str], memories: Sequence[str]) -> None:
         self._devices = list(zip(machines, memories, strict=True))
@@ -127,7 +136,7 @@ class _Places:
         return self.machine_ranks[0] < len(self.machine_ranks)
 
     def check_one_rank_per_device(self) -> None:
-        """NCCL connects no two ranks on one GPU."""
+        """NCCL does not support two ranks on one GPU."""
         for rank, device in enumerate(self._devices):
             first = self._devices.index(device)
             if first < rank:

@@ -1,4 +1,4 @@
-"""Ranks that compute one model together: how things are divided among them, what they exchange."""
+"""Ranks that compute one model together: collectives, and the division of heads and columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-# How far the largest part may exceed an even one before blocks count as too coarse.
+# Parts are made of whole blocks if the largest one exceeds an even part by at most this factor.
 _MOST_UNEVEN = 1.125
 
 
 class Ranks(Protocol):
-    """`size` processes with a part of each large matrix; this one is number `rank`.
+    """`size` processes, each with a part of every large matrix; this is process `rank`.
 
-    All call the same methods in the same order.
+    All must call the same methods in the same order.
     """
 
     @property
@@ -24,7 +24,7 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """What all ranks bring, added up, on each of them; in x's type and of its shape."""
+        """The sum of x over all ranks, on each of them; in x's type and shape."""
         ...
 
     def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -34,7 +34,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One rank that has everything."""
+    """A single rank with the whole model."""
 
     rank: int = 0
     size: int = 1
@@ -48,7 +48,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Unconnected:
-    """One of several ranks, for models that are built without data to see whether they can be."""
+    """One of several ranks without connections, for models that are built without data."""
 
     size: int
     rank: int = 0
@@ -65,9 +65,9 @@ ALONE = Alone()
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`parts[r]` = [begin, end): the things that rank r has, of which this is number `rank`.
+    """`parts[r]` = [begin, end): the heads, columns or experts of rank r; this is rank `rank`.
 
-    Parts follow each other, or are the same where ranks share.
+    Parts are consecutive; ranks that share a part have equal ones.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -75,7 +75,7 @@ class Split:
 
     @property
     def whole(self) -> bool:
-        """Whether there is one rank alone."""
+        """Whether there is only one rank."""
         return len(self.parts) == 1
 
     @property
@@ -95,11 +95,11 @@ class Split:
         return tuple(end - begin for begin, end in self.parts)
 
     def times(self, rows: int) -> "Split":
-        """The same where each thing consists of so many rows."""
+        """The split of rows, where each element has `rows` of them."""
         return Split(tuple((rows * begin, rows * end) for begin, end in self.parts), self.rank)
 
     def beginning_at(self, first: int) -> "Split":
-        """The same of things that are counted from `first` on."""
+        """The same split with indices that start at `first`."""
         return Split(tuple((first + b, first + e) for b, e in self.parts), self.rank)
 
     def falls_on(self, block: int) -> bool:
@@ -109,19 +109,19 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit:
-    """Which query heads ranks have, and which key heads go with them."""
+    """The query heads of each rank, and the key heads that they use."""
 
     heads: Split
     kv_heads: Split
 
 
 def evenly(count: int, ranks: Ranks) -> Split:
-    """Parts that differ by one at most."""
+    """Parts whose sizes differ by at most one."""
     return Split(_even_parts(count, ranks.size), ranks.rank)
 
 
 def by_blocks(count: int, block: int, ranks: Ranks) -> Split:
-    """Parts of whole blocks where these are about even, else of any size."""
+    """Parts of whole blocks if these are nearly even, else parts of any size."""
     blocks, rest = divmod(count, block)
     largest = -(-blocks // ranks.size)
     if rest or largest * ranks.size > _MOST_UNEVEN * blocks:
@@ -130,8 +130,8 @@ def by_blocks(count: int, block: int, ranks: Ranks) -> Split:
 
 
 def split_heads(heads: int, kv_heads: int, ranks: Ranks) -> HeadSplit:
-    """Key heads and the query heads that go with each; where there are more ranks than key heads,
-    some ranks have the same key head and a part of its queries. `ranks.size` is `heads` at most.
+    """Each rank's key heads and their query heads. With more ranks than key heads, ranks share a
+    key head and divide its query heads. `ranks.size` is at most `heads`.
     """
     assert ranks.size <= heads and heads % kv_heads == 0
     group = heads // kv_heads

@@ -1,18 +1,17 @@
-"""From a decoder to a ready engine: everything is reserved here, or refused."""
+"""Builds an engine from a decoder; reserves all of its memory or raises DoesNotFitError."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from runtime.distributed.broadcaster import LeadingModel, LeadingPool, follow
+from runtime.distributed.broadcaster import RankZeroModel, RankZeroPool, follow
+from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.distributed.rank_group import Member, RankGroup
-from runtime.distributed.stage_memory import plan_layer_placement
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
-from runtime.engine.memory_plan import MemoryPlan, VisionBytes, plan_memory
+from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
@@ -20,21 +19,22 @@ from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
 from runtime.vision.feature_cache import FeatureStore
+from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner, is_lack_of_memory
 
-_IMAGES_KEPT = 4  # of the largest, by default
+_CACHED_IMAGES = 4  # of the largest size, by default
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine is laid out.
+    """The sizes of an engine.
 
-    `step_tokens`: rows of one step at most. `cache_tokens`: positions the cache holds in all
-    (None: as many as useful and free). `depth`: steps in flight (None: 1 on the CPU, where a
+    `step_tokens`: rows of one step at most. `cache_tokens`: positions that the cache holds in total
+    (None: as many as are useful and fit). `depth`: steps in flight (None: 1 on a CPU, where a
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
-    `image_cache_bytes`: for features of images (None: for a few of the largest).
-    `set_aside_bytes`: of what is free, what others than the engine may take.
+    `image_cache_bytes`: for image features (None: for a few images of the largest size).
+    `set_aside_bytes`: part of the free memory that is left to others.
     """
 
     context_tokens: int
@@ -50,6 +50,10 @@ class EngineOptions:
     image_cache_bytes: int | None = None
     set_aside_bytes: int = 0
 
+    @property
+    def limits(self) -> StepLimits:
+        return StepLimits(self.max_sequences, self.step_tokens, self.context_tokens)
+
 
 def assemble(
     decoder: DecoderModel,
@@ -60,116 +64,134 @@ def assemble(
     encoder: ImageEncoder | None = None,
     rank_group: RankGroup | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
-    """An engine that only needs `start`, and what it reserved.
+    """An engine that is ready to start, and the memory that it has reserved.
 
-    `encoder`: gives the features of images; closed with the engine. `rank_group`: the
-    ranks of which the decoder is the first one's part; they run `compute_part`, and end with the
-    engine. Raises
-    DoesNotFitError when the device has too little memory, ConfigurationError when the options
-    contradict each other or the model.
+    `encoder`: computes image features; closed with the engine. `rank_group`: the ranks, if
+    `decoder` is rank 0's part of a divided model; the others call `compute_part` and end with the
+    engine. Raises DoesNotFitError when the device has too little memory, ConfigurationError when
+    the options contradict each other or the model.
     """
-    check_options(options, decoder)
-    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
-    if encoder is not None:
-        options = _options_for_images(options, layout, encoder)
-    depth = options.depth or (1 if device.type == "cpu" else 2)
-    sharers = 1 if rank_group is None else rank_group.device_ranks
-    vision = _vision_bytes(options, encoder)
-    memory = _planned(decoder, layout, device, options, depth, vision, sharers=sharers)
+    layout, options = _resolved(decoder, device, options, encoder)
+    device_ranks = 1 if rank_group is None else rank_group.device_ranks
+    memory = _plan_memory(decoder, layout, device, options, encoder, device_ranks=device_ranks)
     if rank_group is not None:
-        memory = rank_group.agree(memory, layout, options.kv_dtype, _told(options, depth))
-    features = _features(options, encoder)
-    runner = _runner(decoder, layout, memory, device, options, features, rank_group)
+        memory = rank_group.agree(memory, layout, options.kv_dtype, _rank_options(options))
+    features = None
+    if encoder is not None:
+        assert options.image_cache_bytes is not None
+        features = FeatureStore(encoder, budget_bytes=options.image_cache_bytes)
+    pool: PagePool = _pool(layout, memory, device, options, decoder.cache_devices)
+    model = decoder
+    if rank_group is not None:
+        pool = RankZeroPool(pool, rank_group.broadcaster)
+        model = RankZeroModel(decoder, rank_group.broadcaster)
+    runner = DeviceRunner(
+        model,
+        pool,
+        layout,
+        options.limits,
+        device=device,
+        image_features=features.lookup if features else None,
+    )
     runner.warm_up(encoder.limits if encoder else None)
     if encoder is not None:
         _warm_up(encoder, device)
-    scheduler = _scheduler(layout, memory, options)
-    limits = EngineLimits(
-        options.context_tokens,
-        decoder.vocab_size,
-        max_live=options.max_sequences + options.max_waiting,
-        most_images=layout.most_images,
-        image_rows=encoder.limits.rows if encoder else 0,
-        step_tokens=options.step_tokens,
-        slots=options.max_sequences,
-    )
     engine = Engine(
-        scheduler, runner, token_bytes=token_bytes, limits=limits, depth=depth, features=features
+        _scheduler(layout, memory, options),
+        runner,
+        token_bytes=token_bytes,
+        limits=_request_limits(decoder, layout, options, encoder),
+        depth=_depth(options, device),
+        features=features,
     )
     return AsyncEngine(engine, peers=rank_group), memory
 
 
-def foresee(
+def plan_engine_memory(
     decoder: DecoderModel,
     *,
     device: torch.device,
     options: EngineOptions,
     encoder: EncoderNeeds | None = None,
 ) -> MemoryPlan:
-    """What `assemble` would reserve; raises as it does."""
+    """What `assemble` would reserve; raises the same errors."""
+    layout, options = _resolved(decoder, device, options, encoder)
+    return _plan_memory(decoder, layout, device, options, encoder)
+
+
+def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
+    """Compute the part of a rank other than 0 in every step, until rank 0 ends."""
+    options = _options_of(member.control_channel.receive_json())
+    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    memory = _plan_memory(decoder, layout, device, options, None, device_ranks=member.device_ranks)
+    memory = member.agree(memory, layout, options.kv_dtype)
+    pool = _pool(layout, memory, device, options)
+    follow(decoder, pool, member.control_channel, member.ranks, device)
+
+
+def _resolved(
+    decoder: DecoderModel,
+    device: torch.device,
+    options: EngineOptions,
+    encoder: EncoderNeeds | None,
+) -> tuple[CacheLayout, EngineOptions]:
+    """The cache layout, and the options without None for `depth` and, with images, for their
+    cache."""
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
-    depth = options.depth or (1 if device.type == "cpu" else 2)
-    return _planned(decoder, layout, device, options, depth, _vision_bytes(options, encoder))
+    return layout, replace(options, depth=_depth(options, device))
 
 
-def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
-    """Another rank's part of everything that the first one's engine computes, until that ends."""
-    told = member.control_channel.received_words()
-    depth, dtype = told.pop("depth"), getattr(torch, told.pop("kv_dtype"))
-    options = EngineOptions(**told, kv_dtype=dtype)
-    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
-    sharers = member.device_ranks
-    memory = _planned(decoder, layout, device, options, depth, VisionBytes(), sharers=sharers)
-    pool = _pool(layout, member.agree(memory, layout, dtype), device, options)
-    follow(decoder, pool, member.control_channel, member.ranks, device)
+def _depth(options: EngineOptions, device: torch.device) -> int:
+    return options.depth or (1 if device.type == "cpu" else 2)
 
 
-def _told(options: EngineOptions, depth: int) -> dict[str, Any]:
-    """What other ranks have to know of an engine."""
+def _rank_options(options: EngineOptions) -> dict[str, Any]:
+    """The options that other ranks need, as JSON; see `_options_of`."""
     names = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
-    plain = {name: getattr(options, name) for name in (*names, "memory_bytes")}
-    kv_dtype = str(options.kv_dtype).removeprefix("torch.")
-    return {**plain, "depth": depth, "kv_dtype": kv_dtype}
+    plain = {name: getattr(options, name) for name in (*names, "memory_bytes", "depth")}
+    return {**plain, "kv_dtype": str(options.kv_dtype).removeprefix("torch.")}
 
 
-def _planned(
+def _options_of(received: Mapping[str, Any]) -> EngineOptions:
+    return EngineOptions(**{**received, "kv_dtype": getattr(torch, received["kv_dtype"])})
+
+
+def _plan_memory(
     decoder: DecoderModel,
     layout: CacheLayout,
     device: torch.device,
     options: EngineOptions,
-    depth: int,
-    vision: VisionBytes,
+    encoder: EncoderNeeds | None,
     *,
-    sharers: int = 1,
+    device_ranks: int = 1,
 ) -> MemoryPlan:
-    """`sharers`: how many ranks, this one included, allocate from the device's memory."""
-    staged = decoder.cache_devices is not None
-    assert not staged or sharers == 1
-    alone = partial(plan_memory, sharers=sharers, set_aside_bytes=options.set_aside_bytes)
-    plan = plan_layer_placement if staged else alone
+    """`device_ranks`: ranks, this one included, that allocate from the device's memory."""
+    plan = plan_memory if decoder.cache_devices is None else plan_memory_per_device
     return plan(
         decoder,
         layout,
-        device=device,
-        kv_dtype=options.kv_dtype,
-        slots=options.max_sequences,
-        step_tokens=options.step_tokens,
-        context_tokens=options.context_tokens,
-        cache_tokens=options.cache_tokens,
-        memory_bytes=options.memory_bytes,
-        depth=depth,
-        vision=vision,
+        device,
+        MemoryOptions(
+            limits=options.limits,
+            kv_dtype=options.kv_dtype,
+            cache_tokens=options.cache_tokens,
+            memory_bytes=options.memory_bytes,
+            depth=_depth(options, device),
+            vision=_vision_bytes(options, encoder),
+            device_ranks=device_ranks,
+            set_aside_bytes=options.set_aside_bytes,
+        ),
     )
 
 
 def _options_for_images(
     options: EngineOptions, layout: CacheLayout, encoder: EncoderNeeds
 ) -> EngineOptions:
-    """Steps that hold the longest whole image beside a row of every other sequence, and room for
-    the features that one sequence may need at once."""
+    """`step_tokens` for the longest whole image and one row of every other sequence;
+    `image_cache_bytes` for the features that one sequence may need at once."""
     limits = encoder.limits
     whole = limits.whole + options.max_sequences - 1 if limits.whole else 0
     largest = limits.rows * limits.row_bytes
@@ -183,7 +205,7 @@ def _options_for_images(
     return replace(
         options,
         step_tokens=max(options.step_tokens, whole),
-        image_cache_bytes=max(least, _IMAGES_KEPT * largest) if kept is None else kept,
+        image_cache_bytes=max(least, _CACHED_IMAGES * largest) if kept is None else kept,
     )
 
 
@@ -200,7 +222,7 @@ def _warm_up(encoder: ImageEncoder, device: torch.device) -> None:
 
 
 def _vision_bytes(options: EngineOptions, encoder: EncoderNeeds | None) -> VisionBytes:
-    """Beside the features, a step's rows of them: gathered, and as the decoder computes."""
+    """The workspace also holds a step's rows of features, gathered and converted to float32."""
     if encoder is None:
         return VisionBytes()
     assert options.image_cache_bytes is not None
@@ -211,11 +233,21 @@ def _vision_bytes(options: EngineOptions, encoder: EncoderNeeds | None) -> Visio
     )
 
 
-def _features(options: EngineOptions, encoder: ImageEncoder | None) -> FeatureStore | None:
-    if encoder is None:
-        return None
-    assert options.image_cache_bytes is not None
-    return FeatureStore(encoder, budget_bytes=options.image_cache_bytes)
+def _request_limits(
+    decoder: DecoderModel,
+    layout: CacheLayout,
+    options: EngineOptions,
+    encoder: ImageEncoder | None,
+) -> EngineLimits:
+    return EngineLimits(
+        options.context_tokens,
+        decoder.vocab_size,
+        max_live=options.max_sequences + options.max_waiting,
+        most_images=layout.most_images,
+        image_rows=encoder.limits.rows if encoder else 0,
+        step_tokens=options.step_tokens,
+        slots=options.max_sequences,
+    )
 
 
 def _scheduler(layout: CacheLayout, memory: MemoryPlan, options: EngineOptions) -> Scheduler:
@@ -230,33 +262,6 @@ def _scheduler(layout: CacheLayout, memory: MemoryPlan, options: EngineOptions) 
         slots=options.max_sequences,
         step_tokens=options.step_tokens,
         step_image_rows=layout.image_rows,
-    )
-
-
-def _runner(
-    decoder: DecoderModel,
-    layout: CacheLayout,
-    memory: MemoryPlan,
-    device: torch.device,
-    options: EngineOptions,
-    features: FeatureStore | None,
-    rank_group: RankGroup | None,
-) -> DeviceRunner:
-    pool: PagePool = _pool(layout, memory, device, options, decoder.cache_devices)
-    if rank_group is not None:
-        pool, decoder = (
-            LeadingPool(pool, rank_group.broadcaster),
-            LeadingModel(decoder, rank_group.broadcaster),
-        )
-    return DeviceRunner(
-        decoder,
-        pool,
-        layout,
-        slots=options.max_sequences,
-        step_tokens=options.step_tokens,
-        context_tokens=options.context_tokens,
-        device=device,
-        image_features=features.lookup if features else None,
     )
 
 
@@ -283,7 +288,7 @@ def check_options(options: EngineOptions, decoder: DecoderModel) -> None:
     if options.context_tokens > decoder.context_length:
         raise ConfigurationError(
             f"`context_tokens` is {options.context_tokens:,}; "
-            f"the model was made for {decoder.context_length:,} at most."
+            f"the model supports {decoder.context_length:,} at most."
         )
     if options.context_tokens < 2 or options.max_sequences < 1:
         raise ConfigurationError("`context_tokens` must be 2 or more, `max_sequences` 1 or more.")

@@ -1,4 +1,4 @@
-"""The engine seen from asyncio: a thread runs the loop, requests and deltas cross over."""
+"""The asyncio interface of the engine, whose loop runs on a thread."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.engine import Deliver, Engine, EngineLimits, EngineStatistics, admissible, dead
+from runtime.engine.engine import Deliver, Engine, EngineStatistics, admissible, engine_dead
 from runtime.engine.request import Delta, GenerationRequest
 from runtime.errors import (
     CaravanError,
@@ -35,8 +35,11 @@ class _Abort:
 
 
 class Peers(Protocol):
-    """Other processes that the engine needs: `check` raises what has become of one, and `watch`
-    hears of it on any thread. They end when they are closed, which may happen twice."""
+    """Other processes that the engine depends on, such as ranks.
+
+    `watch` is called, on any thread, when one fails; `check` then raises the reason. `close` ends
+    them and may be called twice.
+    """
 
     watch: Callable[[], None]
 
@@ -46,11 +49,11 @@ class Peers(Protocol):
 
 
 class AsyncEngine:
-    """Runs an engine on a thread of its own. Any number of event loops may stream from it.
+    """Runs an engine on its own thread. Any number of event loops may stream from it.
 
-    `stall_s`: with work at hand and no step finished, or no image encoded, for so long, `check`
-    calls the engine dead, by the `clock`, which is that of the engine's features too. `peers`: with
-    them it lives and dies.
+    `stall_s`: `check` fails if the engine has work but has finished no step, or encoded no image,
+    for this long by `clock`, which must be the clock of the engine's features. `peers`: closed with
+    the engine; the engine fails if one of them does.
     """
 
     def __init__(
@@ -61,16 +64,16 @@ class AsyncEngine:
         peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = engine
+        self._engine, self.limits = engine, engine.limits
         self._peers = peers
         self._stall_s, self._clock = stall_s, clock
         self._changed = threading.Condition()
         self._inbox: list[_Submit | _Abort] = []
-        self._open_streams: Counter[str] = Counter()  # of each tenant
+        self._open_streams: Counter[str] = Counter()  # per tenant
         self._closing = False
         self._woken = False
         self._death: str | None = None
-        self._busy_since: float | None = None  # when it last got on, while busy
+        self._busy_since: float | None = None  # start of the current step; None while idle
         self._snapshot = engine.statistics()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._features = engine.features
@@ -79,17 +82,13 @@ class AsyncEngine:
         if peers is not None:
             peers.watch = self._wake
 
-    @property
-    def limits(self) -> EngineLimits:
-        return self._engine.limits
-
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the loop after its current step; requests still live end with FAILED.
+        """Stop the loop after its current step; unfinished requests end with FAILED.
 
-        Images that are being encoded are waited for.
+        Waits for the images that are being encoded.
         """
         with self._changed:
             self._closing = True
@@ -102,9 +101,9 @@ class AsyncEngine:
             self._peers.close()
 
     def check(self) -> None:
-        """Raise EngineDeadError unless the loop lives and makes progress."""
+        """EngineDeadError: the loop has ended or makes no progress."""
         if self._death is not None:
-            raise dead(self._death)
+            raise engine_dead(self._death)
         if self._peers is not None:
             self._peers.check()
         if not self._thread.is_alive():
@@ -112,10 +111,10 @@ class AsyncEngine:
         stalled = self._clock() - self._stall_s
         busy_since = self._busy_since
         if busy_since is not None and busy_since < stalled:
-            raise dead(f"no step has finished for {self._stall_s:.0f} seconds.")
+            raise engine_dead(f"no step has finished for {self._stall_s:.0f} seconds.")
         encoding_since = self._features.waiting_since if self._features else None
         if encoding_since is not None and encoding_since < stalled:
-            raise dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
+            raise engine_dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
 
     def statistics(self) -> EngineStatistics:
         return self._snapshot
@@ -123,15 +122,15 @@ class AsyncEngine:
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of one request; the last has `finish`. Leaving for any reason aborts it.
 
-        Whatever was produced since the last read comes as one delta. Raises RequestError,
-        OverloadedError or EngineDeadError before the first one.
+        Output since the last read is merged into one delta. Raises RequestError, OverloadedError or
+        EngineDeadError before the first one.
         """
-        mailbox = _Mailbox(asyncio.get_running_loop())
-        self._submit(request, mailbox.put)
+        pending = _PendingDelta(asyncio.get_running_loop())
+        self._submit(request, pending.put)
         ended = False
         try:
             while not ended:
-                delta = await mailbox.take()
+                delta = await pending.take()
                 ended = delta.finish is not None
                 yield delta
         finally:
@@ -144,7 +143,7 @@ class AsyncEngine:
                 raise EngineDeadError("The engine is closing.")
             request = admissible(
                 request,
-                self._engine.limits,
+                self.limits,
                 live=self._open_streams.total(),
                 own=self._open_streams[request.tenant],
             )
@@ -200,30 +199,30 @@ class AsyncEngine:
             self._changed.notify()
 
     def _die(self, reason: str) -> None:
-        """End everything that is live or queued; nothing can be queued afterwards."""
+        """Fail all live and queued requests; none can be queued afterwards."""
         with self._changed:
             self._death = reason
             commands, self._inbox = self._inbox, []
         for command in commands:
             if isinstance(command, _Submit):
                 self._engine.add(command.request, command.deliver, arrived=command.arrived)
-        self._engine.fail(str(dead(reason)))
+        self._engine.fail(str(engine_dead(reason)))
         self._busy_since = None
         if self._peers is not None:
             self._peers.close()
 
 
 def failure(engine: AsyncEngine, delta: Delta) -> CaravanError:
-    """What a delta with FAILED means: that request alone has failed, or the engine under it."""
+    """The error of a delta with FAILED: only that request has failed, or the whole engine."""
     try:
         engine.check()
     except EngineDeadError as dead:
         return ReplicaLostError(str(dead))
-    return GenerationFailedError(delta.error or "The model could not go on.")
+    return GenerationFailedError(delta.error or "The model could not continue.")
 
 
-class _Mailbox:
-    """One reader's deltas, merged while it is not looking."""
+class _PendingDelta:
+    """Output of one request that its reader has not taken yet, merged into one delta."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -232,12 +231,12 @@ class _Mailbox:
         self._filled = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
-        """From the engine's thread. A reader whose event loop is gone hears nothing."""
+        """Called on the engine's thread. Ignored if the reader's event loop is closed."""
         with self._lock:
             wake = self._delta is None
             self._delta = delta if self._delta is None else self._delta.merged(delta)
         if wake:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, maybe just now
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._filled.set)
 
     async def take(self) -> Delta:

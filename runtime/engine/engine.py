@@ -1,4 +1,4 @@
-"""The loop: plan, launch, retire the step before, deliver."""
+"""The engine loop: plan and launch a step, retire the previous one, deliver its deltas."""
 
 import dataclasses
 import time
@@ -17,7 +17,7 @@ from runtime.engine.request import (
     Sampled,
     Usage,
 )
-from runtime.engine.scheduler import Advance, Scheduler, Sequence, StepPlan, Wanted
+from runtime.engine.scheduler import Advance, ImageNeed, Scheduler, Sequence, StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
@@ -28,9 +28,9 @@ Deliver = Callable[[Delta], None]
 
 
 class Runner(Protocol):
-    """The device side. Launched plans run in order; `collect` waits for one of them.
+    """Executes plans on the device, in launch order; `collect` waits for one of them.
 
-    Results are aligned with the plan's chunks, None where a chunk does not sample.
+    Results are aligned with the plan's chunks, None for a chunk that does not sample.
     """
 
     def launch(self, plan: StepPlan) -> Any: ...
@@ -40,12 +40,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a request must respect. `max_live` bounds running and waiting requests together, of
-    which one tenant may have as many as are still free beside `slots` of them (`may_enter`).
+    """Limits of requests.
 
-    `most_images`: how many images a request may bring for cross-attention, None for any number.
-    `image_rows`: how many rows of features an image has at most, 0 where the model sees none.
-    `step_tokens`: how long a span may be that must stay whole.
+    `max_live`: running and waiting requests together; a tenant may have `slots` of them, and as
+    many more as are free (`may_enter`). `most_images`: images of a request for cross-attention,
+    None for any number. `image_rows`: feature rows of an image, 0 for a model without vision.
+    `step_tokens`: length of a whole span.
     """
 
     context_tokens: int
@@ -58,32 +58,29 @@ class EngineLimits:
 
     @property
     def tenant_share(self) -> int:
-        """How many requests a tenant may have while there are no others."""
+        """How many requests a tenant may have while no other tenant has any."""
         return -(-(self.slots + self.max_live) // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Where the engine stands, how fast it has been lately, what it has done since its start.
+    """Current state, recent speed, and totals since the start.
 
-    `queued_tokens`: of prompts that wait for nothing but their turn; of answers, what has to be
-    computed again. The rest of what is known of speed and waits is in `throughput`; None before
-    there was any.
+    `queued_tokens`: prompt tokens that can be computed now, and tokens of answers to recompute.
+    Speed and waits come from `Throughput`; None before the first measurement.
     """
 
     waiting: int = 0
     running: int = 0
     slots: int = 0
-    waiting_tokens: int = 0  # tokens that exist and no step has computed yet
+    waiting_tokens: int = 0  # tokens that are in no launched step
     queued_tokens: int = 0
     pages_total: int = 0
     pages_owned: int = 0
     kv_occupancy: float = 0.0
-    cacheable_tokens: int = 0  # what the prefix cache holds at most
-    images_waiting: int = 0  # being encoded, or waiting for it
+    cacheable_tokens: int = 0  # capacity of the prefix cache
+    images_waiting: int = 0  # being encoded, or queued for it
     tokens_per_s: float | None = None
-    ttft_s: float | None = None
-    ttft_queue_s: float | None = None
     computed_tokens_total: int = 0  # of prompts
     first_tokens_total: int = 0
     prompt_tokens_total: int = 0
@@ -96,18 +93,18 @@ class EngineStatistics:
 
 @dataclass(eq=False, slots=True)
 class _Live:
-    """One request between its arrival and its last delta; times are the clock's nanoseconds."""
+    """A request between its arrival and its last delta; times in the clock's nanoseconds."""
 
     sequence: Sequence
     text: TextStream
     deliver: Deliver
     arrived: int
-    begun: int | None = None
-    first: int | None = None
+    first_step: int | None = None
+    first_token: int | None = None
 
 
 class Engine:
-    """Requests in, deltas out, on one thread. `depth` steps may be in flight at once."""
+    """Runs requests on one thread and delivers their deltas. `depth`: steps in flight."""
 
     def __init__(
         self,
@@ -125,7 +122,7 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._token_bytes = token_bytes
-        self._limits = limits
+        self.limits = limits
         self._depth = depth
         self._clock = clock
         self._live: dict[str, _Live] = {}
@@ -134,41 +131,35 @@ class Engine:
         self._totals = EngineStatistics()
         self._throughput = Throughput(scheduler.step_tokens)
 
-    @property
-    def limits(self) -> EngineLimits:
-        return self._limits
-
     def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
-        """Queue a request that `admissible` has passed; `deliver` gets its deltas."""
+        """Queue a request that `admissible` has returned; `deliver` receives its deltas."""
         assert request.id not in self._live
         text = TextStream(request.stop.strings)
-        if request.begun is not None:
-            begun = b"".join(map(self._token_bytes, request.begun.tokens))
-            text.resume(begun, request.begun.characters)
+        if request.resume is not None:
+            sampled = b"".join(self._bytes_of(request, token) for token in request.resume.tokens)
+            text.resume(sampled, request.resume.characters)
         live = _Live(self._scheduler.add(request), text, deliver, arrived)
         self._live[request.id] = live
         self._by_sequence[live.sequence] = live
 
     def abort(self, request_id: str) -> None:
-        """End a request whose reader has left; one that is unknown has ended already."""
+        """End a request whose client has disconnected; ignored if it has ended."""
         live = self._live.get(request_id)
         if live is not None:
             self._scheduler.finish(live.sequence)
             self._end(live, Delta(), FinishReason.ABORTED)
 
     def step(self) -> bool:
-        """Launch what can be launched, retire what must be; False when there was nothing to do.
-
-        Then only a new request, or features that come, change that.
-        """
+        """Launch a step if possible, retire one if necessary; False if there was nothing to do,
+        which only a new request or new image features can change."""
         plan = self._plan()
         if plan is not None:
-            self._note_begun(plan)
+            self._note_launch(plan)
             self._in_flight.append((plan, self._runner.launch(plan)))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._retire(*self._in_flight.popleft())
             return True
-        return plan is not None or (self.features is not None and self.features.has_news)
+        return plan is not None or (self.features is not None and self.features.has_finished)
 
     def fail(self, error: str) -> None:
         """End every live request with FAILED."""
@@ -178,7 +169,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         scheduler, cache_manager = self._scheduler, self._scheduler.cache_manager
         unfinished = [*scheduler.waiting, *scheduler.running]
-        pace, waits = self._throughput, self._throughput.waits
+        throughput = self._throughput
         return dataclasses.replace(
             self._totals,
             waiting=len(scheduler.waiting),
@@ -191,61 +182,57 @@ class Engine:
             kv_occupancy=cache_manager.occupancy,
             cacheable_tokens=cache_manager.cacheable_tokens,
             preemptions_total=scheduler.preemptions,
-            images_waiting=self.features.coming if self.features else 0,
-            tokens_per_s=pace.tokens_per_s,
-            ttft_s=waits.ttft_s if waits else None,
-            ttft_queue_s=waits.queue_s if waits else None,
-            computed_tokens_total=pace.computed_tokens,
-            first_tokens_total=pace.first_tokens,
+            images_waiting=self.features.pending if self.features else 0,
+            tokens_per_s=throughput.tokens_per_s,
+            computed_tokens_total=throughput.computed_tokens,
+            first_tokens_total=throughput.first_tokens,
             images_encoded_total=self.features.encoded if self.features else 0,
         )
 
     def _queued(self, sequence: Sequence) -> int:
-        """What it has of a prompt to be computed. One token is the next one of an answer."""
+        """Its share of `queued_tokens`. A single remaining token is the next one of an answer."""
         features, awaited = self.features, sequence.awaited
         if features is not None and awaited and not all(map(features.ready, awaited)):
             return 0
         return sequence.remaining if sequence.remaining > 1 else 0
 
     def _plan(self) -> StepPlan | None:
-        """The next step; what it and those behind it need of images is held or asked for."""
+        """The next step. Also requests the image features that it and the following steps need."""
         store, scheduler = self.features, self._scheduler
         if store is None:
             return scheduler.plan()
         for digest, reason in store.collect().items():
             self._fail_for_image(digest, reason)
         plan = scheduler.plan(store.ready)
-        store.provide([_image(wanted) for wanted in scheduler.wanted])
+        store.provide([_image(need) for need in scheduler.image_needs])
         return plan
 
     def _fail_for_image(self, digest: bytes, reason: str) -> None:
-        """End those who wait for it; whoever asks for it later lets it be tried again."""
-        for wanted in self._scheduler.wanted:
-            live = self._by_sequence.get(wanted.sequence)
-            if wanted.digest != digest or live is None:
+        """End the requests that wait for the image; a later request encodes it again."""
+        for need in self._scheduler.image_needs:
+            live = self._by_sequence.get(need.sequence)
+            if need.digest != digest or live is None:
                 continue
-            images = [image.digest for image in wanted.sequence.request.images]
+            images = [image.digest for image in need.sequence.request.images]
             number = f"{images.index(digest) + 1} of {len(images)}"
             self._scheduler.finish(live.sequence)
             error = f"Image {number} could not be encoded: {reason}"
             self._end(live, Delta(error=error), FinishReason.FAILED)
 
-    def _note_begun(self, plan: StepPlan) -> None:
+    def _note_launch(self, plan: StepPlan) -> None:
         now = self._clock()
         for chunk in plan.chunks:
             live = self._by_sequence[chunk.sequence]
-            if live.begun is None:
-                live.begun = now
+            if live.first_step is None:
+                live.first_step = now
         self._throughput.launch([chunk.length for chunk in plan.chunks], now)
 
-    def _note_first(self, live: _Live, now: int) -> None:
-        """Those that wait for images, or go on from elsewhere, tell nothing of the queue."""
-        live.first = now
+    def _note_first_token(self, live: _Live, now: int) -> None:
+        """Requests with images, and resumed ones, do not count: they wait for more than a slot."""
+        live.first_token = now
         request = live.sequence.request
-        if live.begun is not None and not request.images and request.begun is None:
-            self._throughput.begin(
-                now, queue_ns=live.begun - live.arrived, ttft_ns=now - live.arrived
-            )
+        if live.first_step is not None and not request.images and request.resume is None:
+            self._throughput.first_tokens += 1
 
     def _retire(self, plan: StepPlan, launched: Any) -> None:
         results = self._runner.collect(launched)
@@ -257,9 +244,9 @@ class Engine:
 
     def _deliver(self, advance: Advance, now: int) -> None:
         live = self._by_sequence[advance.sequence]
-        opening = live.first is None
-        if opening:
-            self._note_first(live, now)
+        first = live.first_token is None
+        if first:
+            self._note_first_token(live, now)
         sampled, finish = advance.outcome, advance.finish
         if isinstance(sampled, Pooled):
             self._end(live, Delta(vector=sampled.vector), FinishReason.STOP)
@@ -268,35 +255,36 @@ class Engine:
             self._end(live, Delta(error=sampled.reason), FinishReason.FAILED)
             return
         text, shown = "", tuple[Sampled, ...]()
-        if finish is not FinishReason.STOP:  # an end token is counted, never shown
-            text, shown = live.text.push(self._token_bytes(sampled.token), sampled)
+        if finish is not FinishReason.STOP:  # an end token counts, but has no text
+            piece = self._bytes_of(live.sequence.request, sampled.token)
+            text, shown = live.text.push(piece, sampled)
             if live.text.stopped:
                 finish = FinishReason.STOP
                 self._scheduler.finish(advance.sequence)
-        usage = self._usage(live) if opening else None
-        delta = Delta(text, (sampled.token,), self._asked(live, shown), usage=usage)
+        usage = self._usage(live) if first else None
+        delta = Delta(text, (sampled.token,), _logprobs(live, shown), usage=usage)
         if finish is None:
             live.deliver(delta)
         else:
             self._end(live, delta, finish)
 
-    def _asked(self, live: _Live, shown: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        return shown if live.sequence.request.sampling.logprobs is not None else ()
+    def _bytes_of(self, request: GenerationRequest, token: int) -> bytes:
+        markup = request.markup.get(token)
+        return self._token_bytes(token) if markup is None else markup
 
     def _end(self, live: _Live, delta: Delta, finish: FinishReason) -> None:
         text, shown = live.text.flush()
         usage = self._usage(live)
-        asked = self._asked(live, shown)
-        last = Delta(text, (), asked, finish, usage, delta.error, delta.vector)
+        last = Delta(text, (), _logprobs(live, shown), finish, usage, delta.error, delta.vector)
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
-        totals, begun = self._totals, live.sequence.request.begun
-        drawn = usage.completion_tokens - (len(begun.tokens) if begun else 0)
+        totals, resume = self._totals, live.sequence.request.resume
+        sampled = usage.completion_tokens - (len(resume.tokens) if resume else 0)
         self._totals = dataclasses.replace(
             totals,
             prompt_tokens_total=totals.prompt_tokens_total + usage.prompt_tokens,
             cached_tokens_total=totals.cached_tokens_total + usage.cached_tokens,
-            completion_tokens_total=totals.completion_tokens_total + drawn,
+            completion_tokens_total=totals.completion_tokens_total + sampled,
         )
         live.deliver(delta.merged(last))
 
@@ -304,24 +292,24 @@ class Engine:
         now = self._clock()
         sequence = live.sequence
         prompt = len(sequence.request.prompt)
-        begun = now if live.begun is None else live.begun
-        first = now if live.first is None else live.first
+        first_step = now if live.first_step is None else live.first_step
+        first_token = now if live.first_token is None else live.first_token
         return Usage(
             prompt_tokens=prompt,
             cached_tokens=sequence.cached,
             completion_tokens=len(sequence.tokens) - prompt,
-            queue_ns=begun - live.arrived,
-            prompt_ns=first - begun,
-            decode_ns=now - first,
+            queue_ns=first_step - live.arrived,
+            prompt_ns=first_token - first_step,
+            decode_ns=now - first_token,
         )
 
 
 def admissible(
     request: GenerationRequest, limits: EngineLimits, *, live: int, own: int = 0
 ) -> GenerationRequest:
-    """The request with its answer's length cut to the context, or an error that says why not.
+    """The request with `max_tokens` cut to the context. Raises RequestError or OverloadedError.
 
-    `live`: requests that run and wait already; `own`: those of the request's tenant among them.
+    `live`: running and waiting requests; `own`: those of the request's tenant among them.
     """
     length = len(request.prompt)
     if length == 0:
@@ -338,41 +326,42 @@ def admissible(
             "raise `context_tokens`."
         )
     if request.images and not limits.image_rows:
-        raise RequestError("The model sees no images. Leave them out.")
+        raise RequestError("The model does not support images. Leave them out.")
     _check_spans(request, limits)
     images = sum(span.cross_rows > 0 for span in request.spans)
     if limits.most_images is not None and images > limits.most_images:
         raise RequestError(
-            f"The conversation has {images:,} images; the model takes {limits.most_images:,}. "
+            f"The conversation has {images:,} images; the model accepts {limits.most_images:,}. "
             "Leave some out."
         )
-    if request.begun is None:  # resumed requests are never refused
-        _check_places(limits, live, own)
+    if request.resume is None:  # resumed requests are never refused
+        _check_capacity(limits, live, own)
     if request.pooling is not None:
         return request
     stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
-    drawn = len(request.known) - length
-    if drawn >= stop.max_tokens:
+    sampled = len(request.known) - length
+    if sampled >= stop.max_tokens:
         raise RequestError(
-            f"The answer has {drawn:,} tokens already; it may have {stop.max_tokens:,}."
+            f"The answer already has {sampled:,} tokens; it may have {stop.max_tokens:,}."
         )
     return dataclasses.replace(request, stop=stop)
 
 
-def _check_places(limits: EngineLimits, live: int, own: int) -> None:
+def _check_capacity(limits: EngineLimits, live: int, own: int) -> None:
     if live >= limits.max_live:
         raise OverloadedError(
-            f"{live:,} requests run and wait here already, the most that this replica takes."
+            f"{live:,} requests are running or waiting, the most that this replica accepts. "
+            "Retry later."
         )
     if not may_enter(own, live, limits.max_live, reserved=limits.slots):
         raise OverloadedError(
-            f"{own:,} requests of this client run and wait here already; of the places left, "
-            f"{limits.max_live - live:,} are kept for other clients."
+            f"{own:,} requests of this client are running or waiting; the remaining "
+            f"{limits.max_live - live:,} places are reserved for other clients. Retry later."
         )
 
 
 def _check_spans(request: GenerationRequest, limits: EngineLimits) -> None:
-    """What only a bug in front of the engine could break, and would break the engine for all."""
+    """Only a bug in the caller violates these conditions, which would fail all requests."""
     ends = [0, *(span.end for span in request.spans)]
     starts = [*(span.start for span in request.spans), len(request.prompt)]
     assert all(end <= start for end, start in zip(ends, starts, strict=True)), "spans overlap"
@@ -381,18 +370,22 @@ def _check_spans(request: GenerationRequest, limits: EngineLimits) -> None:
     rows = {image.digest: image.rows for image in request.images}
     assert all(count <= limits.image_rows for count in rows.values()), "too large an image"
     for span in request.spans:
-        beside = span.cross_rows + span.cross_padding
-        assert span.digest in rows or not beside, "an image that nobody brings"
-        used = beside or span.first_row + span.length
+        cross = span.cross_rows + span.cross_padding
+        assert span.digest in rows or not cross, "an image is missing"
+        used = cross or span.first_row + span.length
         assert used <= rows.get(span.digest, used), "an image with too few rows"
 
 
-def _image(wanted: Wanted) -> PreparedImage:
-    images = wanted.sequence.request.images
-    image = next(image for image in images if image.digest == wanted.digest)
+def _logprobs(live: _Live, shown: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+    return shown if live.sequence.request.sampling.logprobs is not None else ()
+
+
+def _image(need: ImageNeed) -> PreparedImage:
+    images = need.sequence.request.images
+    image = next(image for image in images if image.digest == need.digest)
     assert isinstance(image, PreparedImage)
     return image
 
 
-def dead(reason: str) -> EngineDeadError:
-    return EngineDeadError(f"The engine has failed and serves nothing any more: {reason}")
+def engine_dead(reason: str) -> EngineDeadError:
+    return EngineDeadError(f"The engine has stopped: {reason}")

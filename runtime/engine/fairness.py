@@ -8,11 +8,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 class FairQueue(Generic[T]):
-    """Items of one tenant leave in order of arrival, tenants take turns.
+    """Items of one tenant are served in order of arrival, tenants in turn.
 
-    Tenants with the fewest running items come first; among equals the one whose last item was
-    served, or that began to wait, the longest ago. So a tenant that has nothing running waits for
-    at most one item of each other tenant. Of tenants without waiting items nothing is kept.
+    Tenants with the fewest running items come first; among equals, the tenant whose last item was
+    served, or whose first item was added, the longest ago. So a tenant without running items waits
+    for at most one item of each other tenant. No state is kept for tenants without waiting items.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class FairQueue(Generic[T]):
         self._queues[tenant][item] = None
 
     def serve(self, tenant: str, item: T) -> None:
-        """Remove an item that gets what it waited for: the next turn is another tenant's."""
+        """Remove an item that is being served, and end its tenant's turn."""
         self._end_turn(tenant)
         self.remove(tenant, item)
 
@@ -47,11 +47,10 @@ class FairQueue(Generic[T]):
             del self._queues[tenant], self._turns[tenant]
 
     def in_turn(self, running: Mapping[str, int]) -> Iterator[tuple[str, T]]:
-        """All items, with their tenants, in the order in which they are served if each one is as
-        soon as it is yielded.
+        """All items with their tenants, in the order of service if each is served when yielded.
 
-        `running`: items of each tenant that are being served already. The queue may lose items
-        that have been yielded while this runs.
+        `running`: items of each tenant that are being served. Items that have been yielded may be
+        removed during the iteration.
         """
         turn = self._next_turn
         heap = [
@@ -75,10 +74,10 @@ class FairQueue(Generic[T]):
 
 
 def may_enter(own: int, total: int, limit: int, *, reserved: int = 0) -> bool:
-    """Whether a tenant that holds `own` of `total` places may have one more of `limit`.
+    """Whether a tenant with `own` of the `total` occupied places may take another one of `limit`.
 
-    It may hold as many as are still free, and `reserved` ones beyond. So one tenant alone fills
-    half of the places, and n tenants leave one part in n + 1 for others.
+    It may have `reserved` places, and as many more as are free. So a single tenant fills half of
+    the places, and n tenants leave one part in n + 1 to others.
     """
     free = limit - total
     return free > 0 and own < reserved + free

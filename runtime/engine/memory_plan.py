@@ -1,4 +1,4 @@
-"""What a model needs at worst, and whether it fits; decided once, at start."""
+"""Worst-case memory of a model, computed once at start; refuses what does not fit."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,20 +11,21 @@ import torch
 from runtime.errors import DoesNotFitError
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
-from runtime.worker.input_preparer import buffer_words
+from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.sampler import Sampler
 
-LEFT_FREE = 0.1  # of what is available: what others allocate, and what allocators waste
+# Share of the measured memory that stays free, for other processes and for fragmentation.
+LEFT_FREE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose, and the pages of each cache group.
+    """Bytes by purpose, and the number of pages of each cache group.
 
-    `vision_bytes`: what encoding images takes beside weights, and their features.
-    `available_bytes` is all that the engine may use, the weights among it; `headroom_bytes` is
-    what stays free of it. `cache_tokens`: positions the cache holds in all. `others_bytes`: what
-    other processes reserve for the same model.
+    `vision_bytes`: workspace of the image encoder, and cached image features.
+    `available_bytes`: all that the engine may use, weights included; `headroom_bytes` of it stay
+    free. `cache_tokens`: positions that the cache holds in total. `others_bytes`: reserved by other
+    processes, or on other devices, for the same model.
     """
 
     weight_bytes: int
@@ -45,7 +46,7 @@ class MemoryPlan:
     def with_pages(
         self, pages: Sequence[int], layout: CacheLayout, dtype: torch.dtype, *, cache_tokens: int
     ) -> "MemoryPlan":
-        """The same with fewer pages, for `cache_tokens`."""
+        """This plan with fewer pages, which hold `cache_tokens`."""
         sizes = [page_bytes(layout, group, dtype) for group in range(len(layout.groups))]
         cache = sum(count * size for count, size in zip(pages, sizes, strict=True))
         return replace(
@@ -59,17 +60,35 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class VisionBytes:
-    """What images take on the device: the encoder's weights, and at worst everything else."""
+    """Bytes of image encoding on the device: weights, and the largest workspace with features."""
 
     weights: int = 0
     workspace: int = 0
 
 
-_BLIND = VisionBytes()
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """What the plan depends on besides model and device.
+
+    `cache_tokens` None: the cache takes as much as is useful and free. `memory_bytes`: used to the
+    last byte; None: the memory that is free, less `set_aside_bytes` for others and a tenth.
+    `device_ranks`: ranks that allocate from the same memory; each gets an equal share of what is
+    measured. `depth`: steps in flight; until one retires, its sequences keep the pages that earlier
+    rows could see.
+    """
+
+    limits: StepLimits
+    kv_dtype: torch.dtype
+    cache_tokens: int | None = None
+    memory_bytes: int | None = None
+    depth: int = 2
+    vision: VisionBytes = VisionBytes()
+    device_ranks: int = 1
+    set_aside_bytes: int = 0
 
 
-class Footprint(Protocol):
-    """What a plan looks at of a model; see `DecoderModel`."""
+class PlannedModel(Protocol):
+    """What a memory plan needs to know of a model; see `DecoderModel`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -84,40 +103,27 @@ class Footprint(Protocol):
 
 
 def plan_memory(
-    model: Footprint,
-    layout: CacheLayout,
-    *,
-    device: torch.device,
-    kv_dtype: torch.dtype,
-    slots: int,
-    step_tokens: int,
-    context_tokens: int,
-    cache_tokens: int | None,
-    memory_bytes: int | None,
-    depth: int = 2,
-    vision: VisionBytes = _BLIND,
-    sharers: int = 1,
-    set_aside_bytes: int = 0,
+    model: PlannedModel, layout: CacheLayout, device: torch.device, options: MemoryOptions
 ) -> MemoryPlan:
-    """Divide the memory; with `cache_tokens` None the cache takes as much as is useful and free.
+    """Divide the memory of `device` among weights, activations, images, sampler and cache.
 
-    `depth`: steps in flight; until one retires, its sequences keep what earlier rows saw. Raises
-    DoesNotFitError when the cache cannot hold one full context beside the rest. A given
-    `memory_bytes` is used to the last byte; of measured memory `set_aside_bytes` are not the
-    engine's, a tenth is left free, and `sharers`, the ranks that allocate from the same memory,
-    have equal parts of it.
+    Raises DoesNotFitError when the cache cannot hold one full context beside the rest.
     """
+    limits, vision, set_aside = options.limits, options.vision, options.set_aside_bytes
     weights = model.weight_bytes + vision.weights
-    activations = model.activation_bytes(step_tokens, slots)
-    sampler = _sampler_bytes(model, layout, slots, step_tokens, context_tokens)
-    if memory_bytes is not None:
-        available, usable, set_aside_bytes = memory_bytes, memory_bytes, 0
+    activations = model.activation_bytes(limits.step_tokens, limits.slots)
+    sampler = _sampler_bytes(model, layout, limits)
+    if options.memory_bytes is not None:
+        available = usable = options.memory_bytes
+        set_aside = 0
     else:
-        available, usable = _shared(_measured(device, weights) - set_aside_bytes, sharers)
+        measured = _measured(device, weights) - set_aside
+        available = max(0, measured) // options.device_ranks
+        usable = int(available * (1 - LEFT_FREE))
     room = usable - weights - activations - vision.workspace - sampler
-    cache = _CacheSizes(layout, kv_dtype, slots, context_tokens, in_flight=depth * step_tokens)
-    tokens = cache.tokens_within(room) if cache_tokens is None else cache_tokens
-    _check_one_context(tokens, context_tokens)
+    cache = _CacheSizes(layout, options)
+    tokens = cache.tokens_within(room) if options.cache_tokens is None else options.cache_tokens
+    _check_one_context(tokens, limits.context_tokens)
     pages = cache.pages(tokens, room)
     plan = MemoryPlan(
         weights,
@@ -131,12 +137,12 @@ def plan_memory(
         cache.held(tokens),
     )
     if plan.cache_bytes > room:
-        raise DoesNotFitError(_refusal(plan, device, usable, set_aside_bytes))
+        raise DoesNotFitError(_refusal(plan, device, usable, set_aside))
     return plan
 
 
 def available_bytes(device: torch.device) -> int:
-    """What may still be allocated: on a CPU within the machine and its control groups."""
+    """Bytes that can still be allocated: on a CPU, within the machine and its control groups."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -145,29 +151,24 @@ def available_bytes(device: torch.device) -> int:
 
 
 class _CacheSizes:
-    """How many pages a cache of so many tokens has in each group, and what they take.
+    """Pages of each cache group, and their bytes, for a number of cached tokens.
 
-    What a sequence holds of a group with a window is bounded, so these groups stop growing once
-    every slot has its bound; steps in flight are shared by all slots. Of a group with a state for
-    each sequence, every slot gets one however short the sequences are.
+    A group with a window needs a bounded number of pages per sequence, so it stops growing once
+    every slot has its bound; the steps in flight are shared by all slots. A group with one state
+    per sequence needs one page per slot, however short the sequences are.
     """
 
-    def __init__(
-        self,
-        layout: CacheLayout,
-        dtype: torch.dtype,
-        slots: int,
-        context_tokens: int,
-        *,
-        in_flight: int,
-    ) -> None:
+    def __init__(self, layout: CacheLayout, options: MemoryOptions) -> None:
+        dtype, slots = options.kv_dtype, options.limits.slots
+        context_tokens = options.limits.context_tokens
+        in_flight = options.depth * options.limits.step_tokens
         self._page_tokens = layout.page_tokens
         self._slots = slots
         self._page_bytes = [page_bytes(layout, g, dtype) for g in range(len(layout.groups))]
         self._context_pages = -(-context_tokens // layout.page_tokens)
         self._whole = layout.capacity_pages(context_tokens)
         self._one = layout.held_pages(context_tokens, in_flight)
-        # Each slot's rows in flight may touch a page that is only begun.
+        # The rows in flight of each slot may start on a partly filled page.
         resting = (pages + 1 for pages in layout.held_pages(context_tokens, 0))
         flying = -(-in_flight // layout.page_tokens)
         self._all = tuple(
@@ -178,11 +179,11 @@ class _CacheSizes:
 
     @property
     def most_tokens(self) -> int:
-        """Every slot with a full context: more than that is never used at once."""
+        """Every slot with a full context; more can never be in use."""
         return self._slots * self._context_pages * self._page_tokens
 
     def tokens_within(self, budget: int) -> int:
-        """The most tokens whose pages fit, but one full context at least."""
+        """The largest number of tokens whose pages fit into `budget`; at least one full context."""
         low, high = self._context_pages, self._slots * self._context_pages
         while low < high:
             middle = (low + high + 1) // 2
@@ -193,8 +194,8 @@ class _CacheSizes:
         return low * self._page_tokens
 
     def pages(self, tokens: int, budget: int) -> tuple[int, ...]:
-        """What `tokens` need; groups with a window or with states give way, down to one sequence's
-        bound."""
+        """Pages for `tokens`. If they exceed `budget` bytes, groups with a window or with states
+        get fewer, down to the bound of one sequence."""
         wanted = self._wanted(tokens)
         low, high = 0, max(wanted)
         while low < high:
@@ -221,7 +222,8 @@ class _CacheSizes:
         )
 
     def _at_most(self, wanted: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Groups with a window or with states cut to `limit` pages, if one sequence still fits."""
+        """`wanted`, cut to `limit` pages, but not below the bound of one sequence, in groups with a
+        window or with states."""
         return tuple(
             min(pages, max(one, limit)) if one < whole or fixed else pages
             for pages, one, whole, fixed in zip(
@@ -256,31 +258,23 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
         )
 
 
-def _sampler_bytes(
-    model: Footprint, layout: CacheLayout, slots: int, step_tokens: int, context_tokens: int
-) -> int:
-    """Slot state, worst-case workspace, vectors, page tables, and the staging buffers (two on the
-    host)."""
-    words = buffer_words(
-        layout, slots=slots, step_tokens=step_tokens, context_tokens=context_tokens
-    )
+def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
+    """Slot state, the largest workspace, pooled vectors, page tables, and input buffers: one on the
+    device and two on the host, which take twice one of them here."""
+    slots, context_tokens = limits.slots, limits.context_tokens
+
     state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens)
     workspace = Sampler.workspace_bytes(
         slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size
     )
     tables = slots * sum(layout.capacity_pages(context_tokens))
     vectors = 2 * 4 * slots * model.hidden_size
-    return state + workspace + vectors + 2 * 4 * words + 4 * tables
-
-
-def _shared(free_bytes: int, sharers: int) -> tuple[int, int]:
-    """What one of them has, and what of it is used."""
-    each = max(0, free_bytes) // sharers
-    return each, int(each * (1 - LEFT_FREE))
+    return state + workspace + vectors + 2 * buffer_bytes(layout, limits) + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:
-    """On CUDA the weights are there already; on a CPU they are file pages, which count as free."""
+    """Free bytes, with those of the weights. On CUDA the weights are already allocated; on a CPU
+    they are file pages, which count as free."""
     free = available_bytes(device)
     return free + weight_bytes if device.type == "cuda" else free
 
@@ -295,7 +289,7 @@ def _machine_bytes() -> int:
 def _control_group_bytes(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> Iterator[int]:
-    """What each limit above this process leaves, with file cache counted as free."""
+    """Bytes left under each limit that applies to this process; file cache counts as free."""
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -332,6 +326,6 @@ def _text(path: Path) -> str | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Lines of "name number ..."."""
+    """Parses lines of "name number ..."."""
     pairs = (line.split() for line in (_text(path) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}

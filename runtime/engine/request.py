@@ -1,6 +1,7 @@
-"""What goes into the engine and what comes out: requests and deltas, as plain values."""
+"""Input and output of the engine, as plain values: requests and deltas."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -12,12 +13,12 @@ class FinishReason(Enum):
 
     STOP = "stop"  # an end token or a stop string
     LENGTH = "length"  # max_tokens reached, or the context is full
-    ABORTED = "aborted"  # the client left
-    FAILED = "failed"  # the engine failed; `Delta.error` says how
+    ABORTED = "aborted"  # the client disconnected
+    FAILED = "failed"  # `Delta.error` has the reason
 
 
 class Pooling(Enum):
-    """Which of a prompt's hidden states become its vector."""
+    """Which hidden states of a prompt its vector is computed from."""
 
     MEAN = "mean"
     CLS = "cls"  # the first one
@@ -26,15 +27,14 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn.
+    """How the next token is sampled.
 
-    temperature 0 takes the most likely token. top_k 0 keeps all tokens, top_p 1 and min_p 0
-    switch their filter off. The penalties look at the last `repeat_last_n` tokens of prompt and
-    answer together (0: none of them, None: the whole sequence); repeat_penalty divides positive
-    and multiplies negative logits, the other two subtract. The subtracting ones count no token at
-    a position before `counted_from`. `logprobs` None asks for none, n asks
-    for the drawn token's log-probability and those of the n most likely ones, taken from the raw
-    logits. The random number of a token depends on (seed, position) alone.
+    temperature 0 takes the most likely token. top_k 0, top_p 1 and min_p 0 disable their filter.
+    The penalties read the last `repeat_last_n` tokens of prompt and answer together (0: none, None:
+    all); repeat_penalty divides positive and multiplies negative logits, the other two subtract and
+    ignore tokens at positions before `counted_from`. `logprobs` n: return the log-probability of
+    the sampled token and of the n most likely ones, from the raw logits; None: return none. The
+    random number of a token depends on (seed, position) only.
     """
 
     temperature: float = 0.8
@@ -51,7 +51,7 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether earlier tokens change the logits of the next one."""
+        """Whether a penalty applies."""
         return self.repeat_last_n != 0 and (
             self.repeat_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -61,7 +61,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When to end: after `max_tokens`, at an end token (not emitted), or before a stop string."""
+    """When the answer ends: after `max_tokens`, at an end token or before a stop string, neither of
+    which is part of the text."""
 
     max_tokens: int
     end_tokens: frozenset[int] = frozenset()
@@ -72,12 +73,12 @@ class StopRules:
 class ImageSpan:
     """Placeholder positions [start, start + length) of one image, or of a part of it.
 
-    `whole`: attention inside is bidirectional, so no step may end inside. `digest` names pixels,
-    processor settings and projector together. `cross_rows`: rows that it brings for layers that
-    attend to images from the side; `cross_padding`: further ones, which only text before the first
-    image can see, and only where the model says so (`Cross.lead_in` in runtime/kv/spec.py).
-    `first_row`: the row of the image's features that stands at `start`. `grid`: rows and columns
-    of the rectangle that the positions are, for models that place them in two dimensions.
+    `whole`: attention inside is bidirectional, so no step may end inside. `digest` identifies
+    pixels, processor settings and projector together. `cross_rows`: rows of the image for
+    cross-attention layers; `cross_padding`: further rows, which only text before the first image
+    sees, and only in models with `Cross.lead_in` (runtime/kv/spec.py). `first_row`: the row of the
+    image's features at `start`. `grid`: rows and columns of the rectangle that the positions form,
+    for models with two-dimensional positions.
     """
 
     start: int
@@ -95,7 +96,7 @@ class ImageSpan:
 
 
 class RequestImage(Protocol):
-    """What is known here of an image whose features, so many rows, are yet to be computed."""
+    """An image of a request: its digest and the number of its feature rows."""
 
     @property
     def digest(self) -> bytes: ...
@@ -106,11 +107,12 @@ class RequestImage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What another engine has drawn of an answer, and how many characters its reader got already.
+    """The tokens that another engine has sampled of an answer, and the number of characters that
+    the client has received.
 
-    With log-probabilities these may be more than the text of `tokens`, which then end where the
-    log-probabilities do: what was drawn beyond is drawn again. Without `had_turn` nothing was: the
-    request had a place and waited for its turn, and does so here.
+    With log-probabilities the client may have more text than that of `tokens`, which then end where
+    the log-probabilities end: the tokens after them are sampled again. Without `had_turn` the
+    request was still waiting, and waits here too.
     """
 
     tokens: tuple[int, ...] = ()
@@ -120,20 +122,23 @@ class ResumeState:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A tokenised prompt and the rules of its continuation; `id` is unique among live requests.
+    """A tokenised prompt and how to continue it; `id` is unique among live requests.
 
-    `images`: what the features of the spans of equal digest are computed from, each once (see
-    PreparedImage). Rows of features replace the embeddings of a span, or go to the
-    layers that attend to images from the side. A span of none of them has no features.
+    `images`: the images of the spans, one for each digest (see PreparedImage). Their feature rows
+    replace the embeddings of a span, or are the input of cross-attention layers. A span without an
+    image has no features.
 
-    With `pooling` nothing is continued: the prompt's states become one vector, and `stop` says
-    one token. A prompt that is read in both directions has a single whole span over all of it.
+    With `pooling` nothing is generated: the hidden states of the prompt become one vector, and
+    `stop` allows one token. Without causal attention, one whole span covers the prompt.
 
-    `begun`: the answer goes on from there, as if all of it were drawn here. If it had its turn
-    elsewhere, it goes before those that wait for their first one.
+    `resume`: continue from there, as if all of it had been sampled here. If the request had its
+    turn, it is admitted before the requests that wait for their first one.
 
-    `tenant`: on whose behalf; those that wait are served by turns over their tenants. Cached
-    prefixes are shared only among requests with equal `cache_salt`, at most 64 bytes.
+    `tenant`: waiting requests are admitted in turn over their tenants. Cached prefixes are shared
+    only among requests with equal `cache_salt`, at most 64 bytes.
+
+    `markup`: control tokens that are part of the text of this answer, with their bytes. Other
+    control tokens have no text.
     """
 
     id: str
@@ -143,14 +148,15 @@ class GenerationRequest:
     spans: tuple[ImageSpan, ...] = ()
     pooling: Pooling | None = None
     images: tuple[RequestImage, ...] = ()
-    begun: ResumeState | None = None
+    resume: ResumeState | None = None
     tenant: str = ""
     cache_salt: bytes = b""
+    markup: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def known(self) -> tuple[int, ...]:
-        """All tokens that exist before anything is computed here."""
-        return self.prompt + self.begun.tokens if self.begun is not None else self.prompt
+        """The prompt, and the answer's tokens so far."""
+        return self.prompt + self.resume.tokens if self.resume is not None else self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token a step drew for one sequence; log-probabilities only where they were asked for."""
+    """The token that a step sampled for one sequence; log-probabilities only if requested."""
 
     token: int
     logprob: float | None = None
@@ -172,7 +178,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class DrawFailure:
-    """No token could be drawn for one sequence; the other ones of the step are not concerned."""
+    """No token could be sampled for one sequence; the others of the step are not affected."""
 
     reason: str
 
@@ -189,9 +195,9 @@ Outcome = Sampled | DrawFailure | Pooled
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost. Token counts; durations in nanoseconds.
+    """Token counts and durations of a request; durations in nanoseconds.
 
-    `prompt_tokens` includes `cached_tokens`, which the prefix cache gave. `queue_ns` runs from
+    `prompt_tokens` includes `cached_tokens`, those found in the prefix cache. `queue_ns` runs from
     arrival to the first step that computes for the request, `prompt_ns` from there to the first
     sampled token, `decode_ns` from there to the end. `completion_tokens` counts an end token.
     """
@@ -206,11 +212,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a request has produced since its last delta; exactly one, the last, has `finish`.
+    """The output of a request since its last delta; only the last delta has `finish`.
 
-    `tokens` are all ids sampled since then, also those whose text is still held back and the end
-    token. `logprobs` belong to the text in this delta (nothing for text a stop string cut off).
-    `usage`: in the first delta the cost so far, in the last one all of it.
+    `tokens`: all ids sampled since then, including the end token and those whose text is held back.
+    `logprobs` belong to the text of this delta; text cut off by a stop string has none. `usage`: in
+    the first delta the usage so far, in the last one the total.
     """
 
     text: str = ""
@@ -222,7 +228,7 @@ class Delta:
     vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
 
     def merged(self, later: "Delta") -> "Delta":
-        """This delta and the one after it as one."""
+        """This delta and the next one as one."""
         return Delta(
             self.text + later.text,
             self.tokens + later.tokens,

@@ -1,7 +1,7 @@
-"""Who computes what next: sequences, and the plan of each step.
+"""Sequences, and the plan of each step.
 
-There are no phases. A sequence's launched count chases its token count; chunked prefill, prefix
-hits, decoding and resumption after preemption are all that one chase.
+There are no phases. A sequence's launched count catches up with its token count; chunked prefill,
+prefix hits, decoding and resumption after preemption are the same mechanism.
 """
 
 from collections import Counter, deque
@@ -21,11 +21,11 @@ from runtime.engine.request import (
 )
 from runtime.kv.cache_manager import KVCacheManager, PageGrant, PageKey
 
-# Whether the features of the image with this digest are there.
-Ready = Callable[[bytes], bool]
+# Whether the features of the image with this digest are available.
+FeaturesReady = Callable[[bytes], bool]
 
 
-class State(Enum):
+class SequenceState(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -33,43 +33,41 @@ class State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One request on its way. Changed by the scheduler alone."""
+    """A request from arrival to its end. Only the scheduler changes it."""
 
     request: GenerationRequest
     tokens: list[int]  # prompt and answer, as far as the host knows them
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     slot: int | None = None
-    launched: int = 0  # positions handed to the device
-    confirmed: int = 0  # positions whose step has retired
+    launched: int = 0  # positions in launched steps
+    confirmed: int = 0  # positions in retired steps
     pending: int = 0  # tokens sampled on the device and not yet read back
-    epoch: int = 0  # bumped by preemption, so that steps from before it are told apart
-    cached: int = 0  # prompt tokens that the prefix cache gave at first admission
+    epoch: int = 0  # incremented by preemption; marks results of earlier steps as stale
+    cached: int = 0  # prompt tokens found in the prefix cache at first admission
     page_keys: list[PageKey] = field(default_factory=list)
-    awaited: tuple[bytes, ...] | None = None  # images its first chunk needs; None: not looked at
+    awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
+    spans: tuple[ImageSpan, ...] = field(init=False)
+    cache_salt: bytes = field(init=False)
     inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
+    # False for a pooled prompt, which needs the states of all rows and may look ahead.
+    shares_pages: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.spans, self.cache_salt = self.request.spans, self.request.cache_salt
         images = {image.digest for image in self.request.images}
         inserted = (s for s in self.spans if s.digest in images and not s.cross_rows)
         self.inserted = tuple(inserted)
-
-    @property
-    def spans(self) -> tuple[ImageSpan, ...]:
-        return self.request.spans
-
-    @property
-    def cache_salt(self) -> bytes:
-        return self.request.cache_salt
+        self.shares_pages = self.request.pooling is None
 
     @property
     def resumes(self) -> bool:
-        """True after a preemption, or if the request was running on a replica that was lost."""
-        begun = self.request.begun
-        return self.epoch > 0 or (begun is not None and begun.had_turn)
+        """True after a preemption, or if the request was running on another replica."""
+        state = self.request.resume
+        return self.epoch > 0 or (state is not None and state.had_turn)
 
     @property
     def length(self) -> int:
-        """Tokens that exist, here or on the device."""
+        """Number of tokens, including those that only the device knows."""
         return len(self.tokens) + self.pending
 
     @property
@@ -78,22 +76,17 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that exist and are not yet handed to the device."""
+        """Tokens that are in no launched step."""
         return self.length - self.launched
-
-    @property
-    def shares_pages(self) -> bool:
-        """A pooled prompt needs the states of all its rows, and may look ahead."""
-        return self.request.pooling is None
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""
-        return not any(s.whole and s.start < position < s.end for s in self.request.spans)
+        return not any(s.whole and s.start < position < s.end for s in self.spans)
 
-    def cut(self, count: int) -> int:
-        """`count` tokens from `launched` on, fewer where the step would split a whole image."""
+    def cut_to_whole_images(self, count: int) -> int:
+        """`count` tokens from `launched` on, fewer if the step would split a whole image."""
         end = self.launched + count
-        for span in self.request.spans:
+        for span in self.spans:
             if span.whole and span.start < end < span.end:
                 return max(0, span.start - self.launched)
         return count
@@ -111,7 +104,7 @@ class PageWrite:
 
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
-    """A sequence enters a slot: all its tokens so far, from position 0, and how it samples."""
+    """A sequence enters a slot: its tokens so far, from position 0, and its sampling parameters."""
 
     slot: int
     tokens: tuple[int, ...]
@@ -122,9 +115,9 @@ class SlotLoad:
 class Chunk:
     """Positions [start, start + length) of one sequence in one step.
 
-    `known` are their token ids; it is empty when `feedback`: then the chunk is one position long
-    and its token is the slot's last sampled one, which only the device knows yet. `samples`: the
-    last row draws the token at position start + length.
+    `known`: their token ids. If `feedback`, `known` is empty and the chunk is one position long:
+    its token is the slot's last sampled one, which only the device knows so far. `samples`: the
+    last row samples the token at position start + length.
     """
 
     sequence: Sequence
@@ -139,7 +132,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of the device: page table entries, slots to load, then rows to compute."""
+    """One step of the device: page table entries, slots to load, and rows to compute."""
 
     chunks: tuple[Chunk, ...]
     page_writes: tuple[PageWrite, ...]
@@ -148,7 +141,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What a step drew for a sequence is known to the host now; `finish` where that ended it."""
+    """The result of a retired step for one sequence; `finish` if that ended the sequence."""
 
     sequence: Sequence
     outcome: Outcome
@@ -156,8 +149,8 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A sequence takes the features of an image, in the step just planned or soon."""
+class ImageNeed:
+    """A sequence needs the features of an image, in the step just planned or in one of the next."""
 
     sequence: Sequence
     digest: bytes
@@ -165,29 +158,26 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making: what it may still take, and what it has. `short`: of pages."""
+    """A plan under construction: its remaining budgets and its contents."""
 
-    budget: int
+    budget: int  # rows
     image_rows: int
-    ready: Ready
+    ready: FeaturesReady
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
-    short: bool = False
-    used: list[Wanted] = field(default_factory=list)  # images of its chunks
-    ahead: list[Wanted] = field(default_factory=list)  # those of the chunks that may come next
-
-    def write(self, slot: int, grants: list[PageGrant]) -> None:
-        self.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
+    out_of_pages: bool = False
+    used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
+    ahead: list[ImageNeed] = field(default_factory=list)  # images of the chunks that may follow
 
 
 class Scheduler:
     """Continuous batching over a fixed number of slots and a token budget per step.
 
-    Sequences that go on after a preemption or a lost replica are admitted first, the others by
-    turns over their tenants (`FairQueue`). Nothing is preempted for the sake of fairness.
-    `step_image_rows`: rows of images that a step fills at most, as many as one sequence may have.
-    `wanted`: images of the plan made last, then those that next chunks need, the most urgent first.
+    Sequences that resume after a preemption or on another replica are admitted first, the others in
+    turn over their tenants (`FairQueue`). Nothing is preempted for fairness. `step_image_rows`: the
+    most image rows that a step fills, as many as one sequence may have. `image_needs`: images of
+    the last plan, then those of the chunks that may follow, the most urgent first.
     """
 
     def __init__(
@@ -204,7 +194,7 @@ class Scheduler:
         self._arriving: FairQueue[Sequence] = FairQueue()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self.wanted: tuple[Wanted, ...] = ()
+        self.image_needs: tuple[ImageNeed, ...] = ()
         self.slots = slots
         self.step_tokens = step_tokens
         self._step_image_rows = step_image_rows
@@ -215,39 +205,42 @@ class Scheduler:
         return (*self._resuming, *self._arriving)
 
     def add(self, request: GenerationRequest) -> Sequence:
-        """Queue a request. A step has room for each whole span, and for all rows of images."""
+        """Queue a request. Each of its whole spans, and all of its image rows, must fit a step."""
         assert request.prompt and request.stop.max_tokens > 0
-        assert all(not s.whole or s.length <= self.step_tokens for s in request.spans)
         sequence = Sequence(request, list(request.known))
-        rows = self.cache_manager.image_rows(sequence, 0, len(request.prompt))
-        assert rows <= self._step_image_rows, f"{rows} rows of images"
+        if request.spans:
+            assert all(not s.whole or s.length <= self.step_tokens for s in request.spans)
+            rows = self.cache_manager.image_rows(sequence, 0, len(request.prompt))
+            assert rows <= self._step_image_rows, f"{rows} image rows"
         if sequence.resumes:
             self._resuming.appendleft(sequence)
         else:
             self._arriving.add(request.tenant, sequence)
         return sequence
 
-    def plan(self, ready: Ready = lambda digest: True) -> StepPlan | None:
-        """The next step, or None when nothing can be launched before another step retires.
+    def plan(self, ready: FeaturesReady = lambda digest: True) -> StepPlan | None:
+        """The next step, or None if nothing can be launched before another step retires.
 
-        No chunk takes an image that is not `ready`: it ends before, or its sequence is left out.
+        No chunk contains an image that is not `ready`: the chunk ends before it, or its sequence is
+        left out.
         """
         draft = _Draft(self.step_tokens, self._step_image_rows, ready)
         for sequence in list(self.running):
-            if sequence.state is State.RUNNING:  # not preempted by an earlier one just now
+            if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
                 self._continue(sequence, draft)
         self._admit_waiting(draft)
-        self.wanted = (*draft.used, *draft.ahead)
+        self.image_needs = (*draft.used, *draft.ahead)
         if not draft.chunks:
             return None
         return StepPlan(tuple(draft.chunks), tuple(draft.page_writes), tuple(draft.slot_loads))
 
     def retire(self, plan: StepPlan, results: tuple[Outcome | None, ...]) -> list[Advance]:
-        """Take in what a launched step gave, in launch order. Orphans' results are dropped."""
+        """Apply the results of a launched step, in launch order. Results of finished sequences are
+        dropped."""
         advances = []
         for chunk, outcome in zip(plan.chunks, results, strict=True):
             sequence = chunk.sequence
-            if sequence.state is State.FINISHED:
+            if sequence.state is SequenceState.FINISHED:
                 continue
             assert chunk.samples == (outcome is not None)
             sequence.pending -= chunk.samples
@@ -266,44 +259,46 @@ class Scheduler:
         return advances
 
     def finish(self, sequence: Sequence) -> None:
-        """End a sequence for any reason; its slot and pages are free at once."""
-        if sequence.state is State.FINISHED:
+        """End a sequence for any reason; its slot and pages are free immediately."""
+        if sequence.state is SequenceState.FINISHED:
             return
-        if sequence.state is State.RUNNING:
+        if sequence.state is SequenceState.RUNNING:
             self._leave_slot(sequence)
         elif sequence.resumes:
             self._resuming.remove(sequence)
         else:
             self._arriving.remove(sequence.request.tenant, sequence)
-        sequence.state = State.FINISHED
+        sequence.state = SequenceState.FINISHED
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
         start = sequence.launched
-        draft.ahead += self._wanted(sequence, start, start + self.step_tokens)
-        count = self._want(sequence, draft)
+        if sequence.spans:
+            draft.ahead += self._needs(sequence, start, start + self.step_tokens)
+        count = self._chunk_tokens(sequence, draft)
         if count == 0:
             return
-        grants = self.cache_manager.reserve(sequence, sequence.launched + count)
+        grants = self.cache_manager.reserve(sequence, start + count)
         while grants is None:
-            draft.short = True
-            victim = self.running[-1]  # the latest admitted: never one that is in the draft
-            if victim is sequence and sequence.launched > sequence.confirmed:
-                return  # its steps in flight may give pages back
+            draft.out_of_pages = True
+            victim = self.running[-1]  # the latest admitted; never one with a chunk in the draft
+            if victim is sequence and start > sequence.confirmed:
+                return  # its steps in flight may release pages
             self._preempt(victim)
             if victim is sequence:
                 return
-            grants = self.cache_manager.reserve(sequence, sequence.launched + count)
+            grants = self.cache_manager.reserve(sequence, start + count)
         self._launch(sequence, count, grants, draft)
 
     def _admit_waiting(self, draft: _Draft) -> None:
-        """In turn, but none waits for another one's images; those of the first sequences are
-        requested even while there is no place."""
+        """Admit in turn. A sequence that lacks image features does not hold up the next ones; the
+        images of the first sequences are requested even if none can be admitted."""
         admitting = True
         for index, sequence in enumerate(self._in_turn()):
-            admitting &= bool(self._free_slots and draft.budget and not draft.short)
+            admitting &= bool(self._free_slots and draft.budget and not draft.out_of_pages)
             if not admitting and index >= self.slots:
                 return
-            if not self._held_up(sequence, draft, admitting) and admitting:
+            lacks = sequence.request.images and self._lacks_features(sequence, draft, admitting)
+            if admitting and not lacks:
                 admitting = self._admit(sequence, draft)
 
     def _in_turn(self) -> Iterator[Sequence]:
@@ -312,24 +307,22 @@ class Scheduler:
         for _, sequence in self._arriving.in_turn(running):
             yield sequence
 
-    def _held_up(self, sequence: Sequence, draft: _Draft, admitting: bool) -> bool:
-        """Whether a waiting sequence lacks the features that its first chunk cannot do without."""
-        if not sequence.request.images:
-            return False
+    def _lacks_features(self, sequence: Sequence, draft: _Draft, admitting: bool) -> bool:
+        """Whether a waiting sequence lacks features that its first chunk needs."""
         known = sequence.awaited
         if known is None or (admitting and not _lacking(sequence, known, draft)):
             start = self.cache_manager.cached_prefix(sequence) if sequence.shares_pages else 0
             known = self.cache_manager.images_needed(sequence, start, start + self.step_tokens)
-            sequence.awaited = known  # until it could be admitted; pages come and go
-        draft.ahead += [Wanted(sequence, digest) for digest in known]
+            sequence.awaited = known  # computed again on admission: cached pages change
+        draft.ahead += [ImageNeed(sequence, digest) for digest in known]
         return _lacking(sequence, known, draft)
 
     def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
-        if sequence.pending:  # preempted, and a token of it is still on the device
+        if sequence.pending:  # preempted, and its last token is still on the device only
             return False
         hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
         sequence.launched = sequence.confirmed = hit
-        count = self._want(sequence, draft)
+        count = self._chunk_tokens(sequence, draft)
         grants = self.cache_manager.reserve(sequence, hit + count) if count else None
         if grants is None:
             self.cache_manager.release(sequence)
@@ -340,7 +333,7 @@ class Scheduler:
         else:
             self._arriving.serve(sequence.request.tenant, sequence)
         self.running.append(sequence)
-        sequence.state = State.RUNNING
+        sequence.state = SequenceState.RUNNING
         sequence.slot = slot = self._free_slots.pop()
         if sequence.epoch == 0:
             sequence.cached = min(hit, len(sequence.request.prompt))
@@ -348,14 +341,18 @@ class Scheduler:
         self._launch(sequence, count, shared + grants, draft)
         return True
 
-    def _want(self, sequence: Sequence, draft: _Draft) -> int:
+    def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
+        """Length of the sequence's chunk in this step; 0 for none."""
         if sequence.produced >= sequence.request.stop.max_tokens:
             return 0
-        count = sequence.cut(min(sequence.remaining, draft.budget))
-        return self._cut_to_image_rows(sequence, _cut_to_features(sequence, count, draft), draft)
+        count = min(sequence.remaining, draft.budget)
+        if not sequence.spans:
+            return count
+        count = _cut_to_features(sequence, sequence.cut_to_whole_images(count), draft)
+        return self._cut_to_image_rows(sequence, count, draft)
 
     def _cut_to_image_rows(self, sequence: Sequence, count: int, draft: _Draft) -> int:
-        """`count` tokens, fewer where a step would fill too many rows of images or unknown ones."""
+        """`count` tokens, fewer if the step would fill too many image rows or lack features."""
         start, end = sequence.launched, sequence.launched + count
         images = (span.start for span in reversed(sequence.spans) if start < span.start < end)
         for stop in (end, *images):
@@ -365,9 +362,9 @@ class Scheduler:
                 return stop - start
         return 0
 
-    def _wanted(self, sequence: Sequence, start: int, end: int) -> list[Wanted]:
+    def _needs(self, sequence: Sequence, start: int, end: int) -> list[ImageNeed]:
         needed = self.cache_manager.images_needed(sequence, start, end)
-        return [Wanted(sequence, digest) for digest in needed]
+        return [ImageNeed(sequence, digest) for digest in needed]
 
     def _launch(
         self, sequence: Sequence, count: int, grants: list[PageGrant], draft: _Draft
@@ -382,18 +379,20 @@ class Scheduler:
         draft.chunks.append(
             Chunk(sequence, sequence.epoch, sequence.slot, start, count, known, feedback, samples)
         )
-        draft.write(sequence.slot, grants)
-        draft.used += self._wanted(sequence, start, end)
+        slot = sequence.slot
+        draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         draft.budget -= count
-        draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)
+        if sequence.spans:
+            draft.used += self._needs(sequence, start, end)
+            draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)
         sequence.launched = end
         sequence.pending += samples
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's place; what it has sampled stays valid."""
+        """Release the slot and pages of a running sequence; its sampled tokens stay valid."""
         self.preemptions += 1
         self._leave_slot(sequence)
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.launched = sequence.confirmed = 0
         sequence.epoch += 1
         sequence.awaited = None
@@ -408,12 +407,12 @@ class Scheduler:
 
 
 def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:
-    """One image is enough to begin, but those that are attended to from the side come together."""
+    """The first image is enough to start; images for cross-attention are needed together."""
     return not all(map(draft.ready, needed[:1] if sequence.inserted else needed))
 
 
 def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
-    """`count` tokens from `launched` on, fewer where features would be missing."""
+    """`count` tokens from `launched` on, fewer if features would be missing."""
     start, end = sequence.launched, sequence.launched + count
     for span in sequence.inserted:
         if span.start < end and start < span.end and not draft.ready(span.digest):

@@ -1,4 +1,4 @@
-"""Token bytes to valid text; holds back partial UTF-8 and what may become a stop string."""
+"""Token bytes to valid text; holds back partial UTF-8 and possible stop strings."""
 
 import codecs
 from collections import deque
@@ -8,7 +8,7 @@ from runtime.engine.request import Sampled
 
 
 class TextStream:
-    """The text of one answer, released as soon as it is certain.
+    """The text of one answer, released as soon as it cannot change.
 
     Bytes are held back while they are an incomplete UTF-8 sequence or the beginning of a stop
     string. Bytes that can never become valid UTF-8 turn into U+FFFD; an incomplete sequence at
@@ -20,25 +20,25 @@ class TextStream:
         self._stops = tuple(stop.encode() for stop in stop_strings if stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
-        self._released = 0  # bytes handed to the decoder since the beginning
+        self._released = 0  # bytes passed to the decoder so far
         self._pieces: deque[tuple[int, int, Sampled]] = deque()  # begin, end in bytes
-        self._unsaid = ""
-        self._skip = 0  # characters that the reader has
+        self._resumed_text = ""
+        self._skip = 0  # characters that the client already has
 
-    def resume(self, begun: bytes, said: int) -> None:
-        """Take up an answer that stands at `begun`; its reader has `said` characters of the text.
+    def resume(self, sampled: bytes, characters: int) -> None:
+        """Continue an answer with the bytes `sampled`; the client has `characters` of its text.
 
-        Comes first, and the tokens of `begun` are not told again.
+        Called before `push`; the tokens of `sampled` are not returned again.
         """
         assert not self._released and not self._held and not self._pieces
-        self._held = begun
-        self._unsaid, _ = self._release(len(begun) - self._possible_stop())
-        self._skip = said
+        self._held = sampled
+        self._resumed_text, _ = self._release(len(sampled) - self._possible_stop())
+        self._skip = characters
 
     def push(self, piece: bytes, sampled: Sampled) -> tuple[str, tuple[Sampled, ...]]:
-        """One more token: the text that is now certain, and the tokens it belongs to.
+        """Append a token; returns the text that is now certain, and its tokens.
 
-        After a stop string is complete, `stopped` is set, and the text ends before it.
+        When a stop string is complete, `stopped` is set, and the text ends before it.
         """
         assert not self.stopped
         begin = self._released + len(self._held)
@@ -53,15 +53,15 @@ class TextStream:
         return self._release(len(self._held) - self._possible_stop())
 
     def flush(self) -> tuple[str, tuple[Sampled, ...]]:
-        """The answer has ended: everything held back that is valid text."""
+        """End the answer; returns the held-back bytes that are valid text."""
         text, done = self._release(len(self._held))
         rest = tuple(sampled for _, _, sampled in self._pieces)
         self._pieces.clear()
         return text, done + rest
 
     def _release(self, count: int) -> tuple[str, tuple[Sampled, ...]]:
-        text = self._unsaid + self._decoder.decode(self._held[:count])
-        self._unsaid = ""
+        text = self._resumed_text + self._decoder.decode(self._held[:count])
+        self._resumed_text = ""
         skipped = min(self._skip, len(text))
         self._skip -= skipped
         self._held = self._held[count:]
@@ -77,7 +77,7 @@ class TextStream:
         return min(places, default=None)
 
     def _possible_stop(self) -> int:
-        """Length of the longest end of the held bytes that begins some stop string."""
+        """Length of the longest suffix of the held bytes that is a prefix of a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(self._held)), longest, -1):

@@ -1,4 +1,4 @@
-"""Attention over paged keys and values, and writing them."""
+"""Attention over paged keys and values, and writes to the cache."""
 
 import ctypes
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from torch import Tensor
 from runtime.kernels.native import address, library, row_address
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
-# Bounds what the twin gathers and scores at once.
+# The most elements that the twin gathers or scores at once.
 TWIN_ELEMENTS = 1 << 25
 
 
 def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
-    """Put keys [tokens, kv_heads, key_dim] and values [.., value_dim] into their cells."""
+    """Write keys [tokens, kv_heads, key_dim] and values [.., value_dim] to their cells."""
     for rows, stored in ((keys, pages.keys), (values, pages.values)):
         cells = stored.view(-1, *stored.shape[2:])
         cells.index_copy_(0, plan.write_cell, rows.to(stored.dtype))
@@ -34,9 +34,9 @@ def paged_attention(
 
     Row r attends to the positions visible_begin[r] <= p < visible_end[r] of its slot, query head h
     to kv head h // (heads / kv_heads); scores and softmax in float32. Scores s are multiplied by
-    `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: a
-    score more for each head, which takes its part of the weight and has no value. A row that sees
-    nothing gives zeros. On a CPU with a C compiler, the bits of a row do not depend on the others.
+    `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: an
+    additional score per head, which takes part in the softmax and has no value. The result of a row
+    that sees nothing is zero. With C kernels, the bits of a row do not depend on other rows.
     """
     if queries.device.type == "cpu" and (kernels := library()) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
@@ -57,7 +57,7 @@ def paged_attention_twin(
     scoring = _Scoring(scale, softcap, sinks)
     result = queries.new_zeros(shape)
     page_tokens = pages.keys.shape[1]
-    for spans, length in _alike(plan.spans):
+    for spans, length in _by_length(plan.spans):
         seen = [_seen_pages(plan, span, page_tokens) for span in spans]
         extent = max(map(len, seen)) * page_tokens
         row_elements = queries.shape[1] * extent
@@ -74,8 +74,8 @@ def paged_attention_twin(
     return result
 
 
-def _alike(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
-    """Spans by their number of rows, so that all decoding sequences go together."""
+def _by_length(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
+    """Spans grouped by their number of rows, so that all decoding sequences are one group."""
     by_length: dict[int, list[RowSpan]] = {}
     for span in spans:
         by_length.setdefault(span.end - span.begin, []).append(span)
@@ -84,7 +84,8 @@ def _alike(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
 
 
 def _seen_pages(plan: AttentionPlan, span: RowSpan, page_tokens: int) -> range:
-    """Indices of the pages that these rows see; off the CPU a bound, without waiting."""
+    """Indices of the pages that these rows see; except on a CPU an upper bound, to avoid
+    synchronisation."""
     begin, end = span.seen_begin, span.seen_end
     if end is None and plan.visible_end.device.type == "cpu":
         begin = int(plan.visible_begin[span.begin : span.end].min())
@@ -95,20 +96,20 @@ def _seen_pages(plan: AttentionPlan, span: RowSpan, page_tokens: int) -> range:
 
 
 def _page_indices(seen: list[range], device: torch.device) -> Tensor:
-    """[spans, pages]: from each one's first on, as many as the one with most needs."""
+    """[spans, pages]: consecutive from each span's first page, as many as the longest range has."""
     firsts = torch.tensor([[pages.start] for pages in seen]).to(device, non_blocking=True)
     return firsts + torch.arange(max(map(len, seen)), device=device)
 
 
 def _rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) -> Tensor:
-    """Row numbers [spans, end - begin] of rows begin..end of each span."""
+    """Indices [spans, end - begin] of the rows [begin, end) of each span."""
     rows = [range(span.begin + begin, span.begin + end) for span in spans]
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scoring:
-    """How products become weights: the options of `paged_attention`."""
+    """The options of `paged_attention`."""
 
     scale: float
     softcap: float | None
@@ -134,7 +135,7 @@ def _attend(
     offsets = torch.arange(page_tokens, device=queries.device)
     position = (indices.unsqueeze(-1) * page_tokens + offsets).flatten(1).unsqueeze(1)
     visible = (position >= begin) & (position < end)
-    # What no row sees may be anything, and nothing times infinity is not nothing.
+    # Values that no row sees may be infinite or NaN, and 0 * inf is NaN.
     values = values.masked_fill(~visible.any(dim=1)[:, :, None, None], 0.0)
     grouped = queries.unflatten(2, (kv_heads, -1)).float()
     scores = torch.einsum("srkgd,spkd->srkgp", grouped, keys) * scoring.scale
@@ -145,13 +146,13 @@ def _attend(
     weights = scores.softmax(dim=-1).masked_fill_(hidden, 0.0)
     result = torch.einsum("srkgp,spkd->srkgd", weights, values)
     if scoring.sinks is not None:
-        # e^a / (e^a + e^sink) of the weight is left, e^a being the sum over all that is seen.
+        # The weights sum to e^a / (e^a + e^sink), where e^a is the sum over all visible positions.
         kept = scores.logsumexp(dim=-1) - scoring.sinks.float().view(kv_heads, -1)
         result = result * kept.sigmoid().unsqueeze(-1)
     return result.flatten(2, 3).to(queries.dtype)
 
 
-class _Job(ctypes.Structure):
+class _AttentionJob(ctypes.Structure):
     """`caravan_attention_job` in cpu/attention.c."""
 
     _fields_ = (
@@ -186,10 +187,10 @@ def _paged_attention_cpu(
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} heads of keys")
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"a softcap of {softcap} caps nothing; it must be above 0")
+        raise ValueError(f"the softcap is {softcap}; it must be above 0")
     wide = queries.float().contiguous()
     result = torch.empty(rows, heads, value_dim)
-    job = _Job(
+    job = _AttentionJob(
         address(wide, queries.shape), address(pages.keys, (*cells, key_dim), pages.values.dtype),
         address(pages.values, pages.values.shape, pages.values.dtype),
         row_address(plan.page_table, plan.page_table.shape, torch.int32),

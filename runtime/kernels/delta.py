@@ -1,4 +1,4 @@
-"""The gated delta rule over states of sequences, and the short convolution before it."""
+"""The gated delta rule over sequence states, and the short convolution before it."""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from runtime.kernels.native import address, library
 from runtime.kernels.pointwise import silu
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
-# Rows that the twin takes at once, and what keeps its norms of nought finite.
+# Rows that the twin computes at once, and the epsilon of its norms.
 CHUNK, NORM_EPS = 64, 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaGates:
-    """What gates the heads: of a state e^(rate * softplus(alpha + offset)) stays, and a row is
-    learnt by sigmoid(beta).
+    """The gates of the heads: a state decays by e^(rate * softplus(alpha + offset)), and a row
+    updates it with strength sigmoid(beta).
 
-    alphas, betas [tokens, heads]; rates, offsets float32 [heads], the rates below 0.
+    alphas, betas [tokens, heads]; rates, offsets float32 [heads], the rates negative.
     """
 
     alphas: Tensor
@@ -34,9 +34,9 @@ class DeltaGates:
 def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
     """silu of each channel's sum over this row and the `taps` before it, in x's type.
 
-    x [tokens, channels], weight float32 [taps + 1, channels], the row's own factors last. What
-    lies before a sequence's first row is nought; pages.keys [pages, taps, channels] has the inputs
-    of earlier steps, and then the last ones of this.
+    x [tokens, channels], weight float32 [taps + 1, channels], the factors of the row itself last.
+    Inputs before the first row of a sequence are zero. pages.keys [pages, taps, channels] has the
+    last inputs of earlier steps and is overwritten with the last ones of this step.
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
         return silu(short_convolution_twin(x, weight, pages, plan))
@@ -63,16 +63,15 @@ def gated_delta(
 ) -> Tensor:
     """Yang, Kautz and Hatamizadeh, "Gated Delta Networks" -> [tokens, heads, value_dim].
 
-    Each head has a state S [key_dim, value_dim]. A row with query q, key k and value v makes of it
-    S' = e^g S + sigmoid(beta) k (v - (e^g S)^T k)^T and answers S'^T q. Queries and keys are
-    divided by their lengths first, queries then by sqrt(key_dim).
+    Each head has a state S [key_dim, value_dim]. A row with query q, key k and value v updates it
+    to S' = e^g S + sigmoid(beta) k (v - (e^g S)^T k)^T, and its result is S'^T q. Queries and keys
+    are normalised to length 1 first, then queries are divided by sqrt(key_dim).
 
     mixed [tokens, 2 * key_heads * key_dim + heads * value_dim]: queries, keys, values. Value head h
-    goes with key head h % key_heads where they are `tiled`, else h // (heads / key_heads). States
-    begin with noughts at position 0; pages.values [pages, heads, key_dim, value_dim] has those of
-    the steps before, and then those of this. Computed in float32, the result is in mixed's type.
-    On a CPU with a C compiler, the bits of a row depend neither on other sequences nor on how its
-    own is cut into steps.
+    uses key head h % key_heads if `tiled`, else h // (heads / key_heads). States are zero at
+    position 0; pages.values [pages, heads, key_dim, value_dim] has those of earlier steps and is
+    overwritten. Computed in float32; the result is in mixed's type. With C kernels, the bits of a
+    row depend neither on other sequences nor on how its own sequence is divided into steps.
     """
     if mixed.device.type != "cpu" or (kernels := library()) is None:
         return gated_delta_twin(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
@@ -83,7 +82,7 @@ def gated_delta(
     width = 2 * key_heads * key_dim + heads * value_dim
     wide, alphas, betas = (t.float().contiguous() for t in (mixed, gates.alphas, gates.betas))
     result = torch.empty(rows, heads, value_dim)
-    job = _Job(
+    job = _DeltaJob(
         address(wide, (rows, width)), address(alphas, (rows, heads)), address(betas, (rows, heads)),
         address(gates.rates, (heads,)), address(gates.offsets, (heads,)), *spans.addresses,
         address(states, states.shape), result.data_ptr(), len(plan.spans), heads, key_heads,
@@ -101,9 +100,9 @@ def short_convolution_twin(
     """The specification of `short_convolution`, before silu."""
     result = torch.empty_like(x)
     taps = weight.shape[0] - 1
-    for spans, rows in _alike(plan.spans, x.device):
+    for spans, rows in _by_length(plan.spans, x.device):
         states = _States(pages.keys, plan, rows)
-        inputs = torch.cat([states.begun(spans), x[rows].float()], dim=1)
+        inputs = torch.cat([states.initial(spans), x[rows].float()], dim=1)
         windows = inputs.unfold(1, taps + 1, 1)
         result[rows] = torch.einsum("srct,tc->src", windows, weight).to(x.dtype)
         states.store(inputs[:, inputs.shape[1] - taps :])
@@ -119,14 +118,14 @@ def gated_delta_twin(
     key_heads: int,
     tiled: bool,
 ) -> Tensor:
-    """The specification of `gated_delta`: `CHUNK` rows at once, by solving for what each learns."""
+    """The specification of `gated_delta`: `CHUNK` rows at once, by solving for their updates."""
     _, heads, key_dim, value_dim = pages.values.shape
     result = mixed.new_empty(len(mixed), heads, value_dim)
     sizes = (key_heads * key_dim, key_heads * key_dim, heads * value_dim)
     decays = gates.rates * F.softplus(gates.alphas.float() + gates.offsets)
     betas = gates.betas.float().sigmoid()
     at_once = max(1, TWIN_ELEMENTS // (heads * key_dim * value_dim))
-    for spans, rows in _alike(plan.spans, mixed.device, at_once=at_once):
+    for spans, rows in _by_length(plan.spans, mixed.device, at_once=at_once):
         queries, keys, values = (
             part.unflatten(2, (-1, dim)).transpose(1, 2)
             for part, dim in zip(
@@ -135,7 +134,7 @@ def gated_delta_twin(
         )
         queries, keys = _per_head(queries, heads, tiled), _per_head(keys, heads, tiled)
         states = _States(pages.values, plan, rows)
-        state, answers = states.begun(spans), []
+        state, answers = states.initial(spans), []
         for first in range(0, rows.shape[1], CHUNK):
             some = slice(first, first + CHUNK)
             decay, beta = (t[rows[:, some]].transpose(1, 2) for t in (decays, betas))
@@ -156,12 +155,12 @@ def gated_delta_twin(
 def _advance(
     queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rows [spans, heads, rows, dim] and the state before them -> their answers, the state after.
+    """Rows [spans, heads, rows, dim] and the state before them -> their results, the state after.
 
-    What row i learns is d_i = beta_i (v_i - what e^(g_1 + .. + g_i) S and the d_j before it say of
-    k_i): a triangular system.
+    The update of row i is d_i = beta_i (v_i - S_i^T k_i), where S_i is the decayed state with the
+    updates d_j of the rows before: a triangular system.
     """
-    exact = decays.double().cumsum(dim=2)  # neighbours' sums are large and their difference small
+    exact = decays.double().cumsum(dim=2)  # differences of large sums
     between = (exact.unsqueeze(3) - exact.unsqueeze(2)).float()  # from row j to row i
     total = exact.float()
     later = torch.ones(between.shape[2:], dtype=torch.bool, device=total.device).triu(1)
@@ -177,20 +176,20 @@ def _advance(
 
 
 def _per_head(x: Tensor, heads: int, tiled: bool) -> Tensor:
-    """[spans, key heads, rows, dim], of length 1 -> [spans, heads, rows, dim]."""
+    """Normalised and repeated: [spans, key heads, rows, dim] -> [spans, heads, rows, dim]."""
     x = x * torch.rsqrt(x.square().sum(dim=3, keepdim=True) + NORM_EPS)
     times = heads // x.shape[1]
     return x.repeat(1, times, 1, 1) if tiled else x.repeat_interleave(times, dim=1)
 
 
 class _States:
-    """The pages of some spans, whose rows are [spans, rows] of the batch."""
+    """The states of some spans; `rows` [spans, rows] are their rows in the batch."""
 
     def __init__(self, stored: Tensor, plan: AttentionPlan, rows: Tensor) -> None:
         self._stored, self._pages = stored, plan.write_cell[rows[:, 0]]
 
-    def begun(self, spans: list[RowSpan]) -> Tensor:
-        """What was left there, or noughts where a sequence begins."""
+    def initial(self, spans: list[RowSpan]) -> Tensor:
+        """The stored states, or zeros at the start of a sequence."""
         states = self._stored.index_select(0, self._pages)
         for number, span in enumerate(spans):
             if span.start == 0:
@@ -201,10 +200,10 @@ class _States:
         self._stored.index_copy_(0, self._pages, states)
 
 
-def _alike(
+def _by_length(
     spans: tuple[RowSpan, ...], device: torch.device, *, at_once: int = 1 << 30
 ) -> Iterator[tuple[list[RowSpan], Tensor]]:
-    """Spans of one length together, `at_once` at most, with their rows int64 [spans, rows]."""
+    """Groups of at most `at_once` spans of one length, with their rows int64 [spans, rows]."""
     by_length: dict[int, list[RowSpan]] = {}
     for span in spans:
         by_length.setdefault(span.end - span.begin, []).append(span)
@@ -217,7 +216,7 @@ def _alike(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """A plan's spans as the C kernels want them: [3, spans] int32 and pages [spans] int64."""
+    """A plan's spans as arguments of the C kernels: [3, spans] int32 and pages [spans] int64."""
 
     numbers: Tensor
     pages: Tensor
@@ -226,7 +225,7 @@ class _Spans:
     def of(cls, plan: AttentionPlan, tokens: int) -> "_Spans":
         """ValueError for a span beyond the `tokens` of the batch."""
         if any(not 0 <= span.begin <= span.end <= tokens for span in plan.spans):
-            raise ValueError(f"a plan for more rows than the {tokens:,} of the batch")
+            raise ValueError(f"the plan has rows beyond the {tokens:,} of the batch")
         rows = [[s.begin for s in plan.spans], [s.end for s in plan.spans]]
         starts = [span.start for span in plan.spans]
         numbers = torch.tensor([*rows, starts], dtype=torch.int32)
@@ -242,7 +241,7 @@ class _Spans:
         )
 
 
-class _Job(ctypes.Structure):
+class _DeltaJob(ctypes.Structure):
     """`caravan_delta_job` in cpu/delta.c."""
 
     _fields_ = (

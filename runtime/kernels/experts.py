@@ -1,4 +1,4 @@
-"""Activations times the matrices of the experts chosen for each row, which stay in their blocks."""
+"""Activations times the quantised matrices of the experts that are chosen for each row."""
 
 import ctypes
 from dataclasses import replace
@@ -9,10 +9,6 @@ from torch import Tensor
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
 from runtime.kernels.native import address, library, row_address
 from runtime.quant.block_types import Weight, dequantize
-
-# What the twin holds at once for each weight of a slab, which passes through several types.
-_TWIN_BYTES_PER_WEIGHT = 16
-_TWIN_WORDS_PER_PAIR = 12
 
 
 def expert_products(
@@ -25,10 +21,10 @@ def expert_products(
 ) -> Tensor:
     """x [tokens, in] or [tokens, used, in], weight (experts, out, in) -> [tokens, used, out].
 
-    chosen [tokens, used] int64: the experts of each row. In x's type; bias float32 (experts, out)
-    is added, and scale float32 [tokens, used] multiplies the rows beforehand. On a CPU with a C
-    compiler, computed in float32, the matrix of each expert in use is read once and of the others
-    nothing, and the bits of a row do not depend on the other rows.
+    chosen [tokens, used] int64: the experts of each row. scale float32 [tokens, used] multiplies
+    the rows first; bias float32 (experts, out) is added. The result is in x's type. With C kernels
+    it is computed in float32, the matrix of each used expert is read once, and the bits of a row do
+    not depend on other rows.
     """
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
@@ -44,7 +40,7 @@ def expert_products(
 def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
     """x [tokens, used, n], weights [tokens, used] -> [tokens, n] in x's type, summed in float32.
 
-    In the order of the choices, so the bits of a row do not depend on the other rows.
+    Added in the order of the choices, so the bits of a row do not depend on other rows.
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
         return weighted_sum_twin(x, weights)
@@ -84,9 +80,9 @@ def expert_products_twin(
 ) -> Tensor:
     """The specification of `expert_products`: gathered blocks, a slab at a time, and `bmm`.
 
-    Rows of the same expert are put together in bundles of one size, each multiplied by its
-    expert's matrix. The device is not waited for: elsewhere than on a CPU, where the number of
-    bundles is known, as many matrices are expanded as there could be, at most twice the experts.
+    Rows of the same expert form bundles of one size, each multiplied by the expert's matrix. Does
+    not synchronise the device: except on a CPU, where the number of bundles is known, it expands
+    the largest possible number of matrices, at most twice that of the experts.
     """
     (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
     pairs, result = tokens * used, x.new_empty(tokens * used + 1, outs)
@@ -122,39 +118,20 @@ def clamped_swiglu_twin(gate: Tensor, up: Tensor, *, limit: float, slope: float)
     return (g * torch.sigmoid(slope * g) * (u + 1)).to(gate.dtype)
 
 
-def expert_workspace_bytes(
-    device: torch.device, shape: tuple[int, int, int], *, tokens: int, used: int
-) -> int:
-    """What `expert_products` allocates at most, its result included, by the weight's shape."""
-    experts, outs, elements = shape
-    pairs = tokens * used
-    copies = 4 * (2 * pairs * outs + pairs * elements)  # in float32, and again in x's type
-    kernels = library() if device.type == "cpu" else None
-    if kernels is not None:
-        places = kernels.caravan_experts_places(pairs, experts)
-        return copies + 4 * (kernels.caravan_experts_packed(pairs, elements) + places)
-    size = _bundle_size(pairs, experts)
-    bundles = _most_bundles(pairs, experts, size)
-    slab = min(max(SLAB_ELEMENTS, elements), bundles * outs * elements)
-    gathered = 4 * bundles * size * (2 * elements + outs)
-    words = 8 * _TWIN_WORDS_PER_PAIR * (pairs + bundles * size + experts)
-    return copies + _TWIN_BYTES_PER_WEIGHT * slab + gathered + words
-
-
 def _bundle_size(pairs: int, experts: int) -> int:
-    """The power of two below what an expert has on average: few bundles, little of them empty."""
+    """The largest power of two up to the mean number of pairs per expert."""
     return 1 << max(0, (pairs // experts).bit_length() - 1)
 
 
 def _most_bundles(pairs: int, experts: int, size: int) -> int:
-    """Each expert in use has one that is not full."""
+    """Full bundles, and a partly filled one for each used expert."""
     return pairs // size + (min(experts, pairs) if size > 1 else 0)
 
 
 def _bundles(chosen: Tensor, experts: int, size: int) -> tuple[Tensor, Tensor]:
     """chosen [pairs] -> the expert of each bundle [n] and its pairs [n, size].
 
-    `pairs` stands for none. Bundles without any belong to the last expert in use.
+    The value `pairs` marks unused entries. Empty bundles belong to the last used expert.
     """
     pairs, device = len(chosen), chosen.device
     counts = torch.zeros(experts, dtype=torch.int64, device=device)
@@ -173,7 +150,7 @@ def _bundles(chosen: Tensor, experts: int, size: int) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ends, index, right=True), members.view(count, size)
 
 
-class _Job(ctypes.Structure):
+class _ExpertsJob(ctypes.Structure):
     """`caravan_experts_job` in cpu/experts.c."""
 
     _fields_ = (
@@ -209,7 +186,7 @@ def _products_cpu(
     places = torch.empty(kernels.caravan_experts_places(pairs, experts), dtype=torch.int32)
     scale = None if scale is None else scale.float().contiguous()
     chosen = chosen.contiguous()
-    job = _Job(
+    job = _ExpertsJob(
         inputs, None if scale is None else address(scale, (tokens, used)),
         address(chosen, (tokens, used), torch.int64), blocks,
         None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
@@ -218,14 +195,14 @@ def _products_cpu(
     )  # fmt: skip
     groups = kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads())
     if groups <= 0:
-        raise ValueError(f"the choices of experts are not all below {experts}")
+        raise ValueError(f"chosen experts must be below {experts}")
     return result
 
 
 def _products_expanded(
     x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
-    """For integers and doubles, which have no C kernel: one expert in use after the other."""
+    """For integers and doubles, which have no C kernel: one used expert after the other."""
     tokens, used = chosen.shape
     rows, flat = x.flatten(0, -2), chosen.flatten()
     share, result = used if x.dim() == 2 else 1, torch.empty(tokens * used, weight.shape[1])

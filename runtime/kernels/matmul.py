@@ -1,4 +1,4 @@
-"""Activations times a weight that stays in its block format."""
+"""Activations times a quantised weight."""
 
 import ctypes
 
@@ -9,17 +9,16 @@ from torch import Tensor
 from runtime.kernels.native import address, library, row_address
 from runtime.quant.block_types import Weight, block_type, dequantize
 
-# Bounds what the twin holds besides the weight: 64 MiB in float32.
+# Weights that the twin dequantises at once: 64 MiB in float32.
 SLAB_ELEMENTS = 1 << 24
-# The same where a type has no C kernel and is expanded for that of float32.
+# Weights of a type without C kernel that are dequantised at once for the float32 kernel.
 EXPANDED_ELEMENTS = 1 << 16
 
 
 def matmul(x: Tensor, weight: Weight) -> Tensor:
     """x [tokens, in] of float32, bfloat16 or float16, weight (out, in) -> [tokens, out] like x.
 
-    On a CPU with a C compiler, computed in float32 and the bits of a row do not depend on the
-    other rows.
+    With C kernels it is computed in float32, and the bits of a row do not depend on other rows.
     """
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
@@ -33,14 +32,14 @@ def matmul(x: Tensor, weight: Weight) -> Tensor:
 
 
 def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
-    """The specification of `matmul`: the weight in x's type, a slab at a time, and a product."""
+    """The specification of `matmul`: dequantise the weight to x's type, a slab at a time."""
     slabs = weight.data.split(max(1, SLAB_ELEMENTS // weight.shape[-1]))
     products = [F.linear(x, dequantize(slab, weight.type).to(x.dtype)) for slab in slabs]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
 def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
-    """For integers and doubles: a slab at a time in float32, so that a row keeps its bits."""
+    """For integers and doubles: a slab at a time in float32."""
     plain, elements, begin = block_type("F32"), weight.shape[-1], 0
     for slab in weight.data.split(max(1, EXPANDED_ELEMENTS // elements)):
         rows = dequantize(slab, weight.type)
@@ -50,7 +49,7 @@ def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Te
 
 
 def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
-    """x [rows, in] contiguous, float32; result [rows, out], its rows perhaps apart."""
+    """x [rows, in] float32, contiguous; result [rows, out], rows may be strided."""
     rows, (outs, elements) = x.shape[0], weight.shape
     inputs = address(x, (rows, elements))
     blocks = row_address(weight.data, (outs, weight.type.row_bytes(elements)), torch.uint8)

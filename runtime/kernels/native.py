@@ -1,6 +1,6 @@
-"""The CPU kernels: C compiled once for this very machine, or nothing and the reason why.
+"""The CPU kernels: C, compiled once for this machine.
 
-`python -m runtime.kernels.native` compiles them ahead of their first use.
+`python -m runtime.kernels.native` compiles them before their first use.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "cpu"
 _COMPILERS = ("gcc", "cc", "clang")
-# Without contraction, sums are rounded the same way in every path; see matmul.c.
+# Without contraction, all code paths round sums in the same way; see matmul.c.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC",
           "-fvisibility=hidden", "-Wno-psabi")  # fmt: skip
-_COMPILE_TIMEOUT_S = 3600  # far more than a busy machine needs: a compiler that hangs
+_COMPILE_TIMEOUT_S = 3600  # for a compiler that hangs
 
 _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -62,12 +62,12 @@ _SIGNATURES = {
 
 
 class NativeUnavailableError(Exception):
-    """No native kernels on this machine; the message says why."""
+    """There are no native kernels on this machine; the message has the reason."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None after one warning; the callers then use the torch twins."""
+    """The compiled kernels; None, after one warning, if callers must use the torch twins."""
     try:
         return load(build())
     except NativeUnavailableError as error:
@@ -76,9 +76,9 @@ def library() -> ctypes.CDLL | None:
 
 
 def explain_bus_errors() -> None:
-    """From now on a bus error (SIGBUS) names on standard error the mapped file that it is about.
+    """Make a bus error (SIGBUS) print the mapped file that caused it to standard error.
 
-    It ends the process all the same. Without native kernels nothing is named.
+    The process still ends. Without native kernels this does nothing.
     """
     kernels = library()
     if kernels is not None:
@@ -86,7 +86,7 @@ def explain_bus_errors() -> None:
 
 
 def needs_compiling() -> bool:
-    """Whether `library` would compile now, which takes 10 to 40 seconds of processor time."""
+    """Whether `library` would compile, which takes 10 to 40 seconds of processor time."""
     if library.cache_info().currsize:
         return False
     directory = cache_directory(os.environ)
@@ -99,8 +99,8 @@ def needs_compiling() -> bool:
 
 
 def address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
-    """Where the elements begin. ValueError unless the tensor has that shape and type, lies
-    contiguously and is on the CPU: a kernel reads and writes whatever is at its pointers.
+    """The address of the first element. ValueError unless the tensor has this shape and type, is
+    contiguous and on the CPU: kernels do not check their pointers.
     """
     if tensor.shape != tuple(shape) or tensor.dtype != dtype:
         raise ValueError(
@@ -115,7 +115,7 @@ def address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.flo
 
 
 def row_address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
-    """The same where rows may lie apart; the elements of a row are contiguous."""
+    """As `address`, for tensors with contiguous rows and any stride between rows."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"a kernel takes contiguous rows, not strides {tensor.stride()}")
     if tensor.shape != tuple(shape) or tensor.dtype != dtype or tensor.device.type != "cpu":
@@ -127,7 +127,7 @@ def row_address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int
 
 
 def build(*, flags: Sequence[str] = FLAGS, directory: Path | None = None) -> Path:
-    """Compile the sources unless this compiler, source, flags and CPU have been seen before."""
+    """Compile the sources, unless a library of this compiler, source, flags and CPU exists."""
     directory = directory or _writable(cache_directory(os.environ))
     reasons = []
     for compiler in _available_compilers(os.environ):
@@ -142,7 +142,7 @@ def build(*, flags: Sequence[str] = FLAGS, directory: Path | None = None) -> Pat
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Open a built library on the OpenMP runtime that torch already runs: one pool of threads."""
+    """Load a library with torch's OpenMP runtime, so that both use one thread pool."""
     try:
         ctypes.CDLL(_openmp_runtime(), mode=ctypes.RTLD_GLOBAL)
         kernels = ctypes.CDLL(str(path))
@@ -151,7 +151,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name, (arguments, result) in _SIGNATURES.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, result
-    grids = all_grids()  # named, so that it lives until it is copied
+    grids = all_grids()  # a variable, so that it exists until it is copied
     kernels.caravan_set_grids(address(grids, grids.shape, grids.dtype))
     return kernels
 
@@ -166,7 +166,7 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
 
 
 def _writable(directory: Path) -> Path:
-    """The directory, or a private temporary one where nothing can be written to it."""
+    """The directory, or a private temporary one if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -197,7 +197,7 @@ def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """The model and features that `-march=native` goes by."""
+    """The processor model and features, which `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -207,12 +207,12 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """All sources at the same time, each by a process of its own.
+    """Compile all sources in parallel, each in its own process.
 
-    Built beside the target and renamed, so that several processes may do it at once.
+    Built in a temporary folder and renamed, so that several processes may compile concurrently.
     """
     _log.info("Compiling the CPU kernels with %s into %s.", compiler, target.parent)
-    begun = time.monotonic()
+    started = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.c"))]
@@ -239,7 +239,7 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
         command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
         subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S)
         os.replace(built, target)
-    _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - begun)
+    _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
 
 
 def _reason(compiler: str, error: Exception) -> str:
@@ -249,7 +249,7 @@ def _reason(compiler: str, error: Exception) -> str:
 
 
 def _openmp_runtime() -> str:
-    """The OpenMP library in this process: torch's own, since torch is imported above."""
+    """The OpenMP library in this process, which is torch's."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -263,7 +263,7 @@ def _openmp_runtime() -> str:
 
 
 def main() -> None:
-    """Compile the kernels unless they are; without a compiler, log the reason."""
+    """Compile the kernels if necessary; without a compiler, log the reason."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     library()
 

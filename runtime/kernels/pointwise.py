@@ -1,4 +1,4 @@
-"""Norms, rotary embeddings, gates and caps: one row at a time, whatever else is in the batch."""
+"""Norms, rotary embeddings, activations and softcaps; rows are computed independently."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ _SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID = range(5)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [..., hidden], weight [hidden] -> x / sqrt(mean(x^2) + eps) * weight, in x's type.
 
-    Without a weight that factor is 1. Computed in float32. Zhang and Sennrich, "Root Mean Square
+    Without a weight the factor is 1. Computed in float32. Zhang and Sennrich, "Root Mean Square
     Layer Normalization".
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
@@ -50,64 +50,64 @@ def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (2i, 2i + 1) of each head by the angle of frequency i.
 
     x [tokens, heads, dim], cos and sin [tokens, rotated / 2] -> like x. Dimensions from `rotated`
-    on pass unchanged. Su et al., "RoFormer", in the order of the original weights.
+    on are copied. Su et al., "RoFormer", in the order of the original weights.
     """
     return _rope(x, cos, sin, halves=False)
 
 
 def rope_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same for the pairs (i, i + rotated / 2), the order of GPT-NeoX."""
+    """As `rope_interleaved`, for the pairs (i, i + rotated / 2), the order of GPT-NeoX."""
     return _rope(x, cos, sin, halves=True)
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gate, up [..., n] -> silu(gate) * up, in gate's type; computed in float32."""
-    return _bent(_SILU, gate, up)
+    return _gate(_SILU, gate, up)
 
 
 def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gelu(gate) * up, likewise; the approximation of GELU with tanh."""
-    return _bent(_GELU, gate, up)
+    return _gate(_GELU, gate, up)
 
 
 def gelu_erf_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gelu_erf(gate) * up, likewise."""
-    return _bent(_GELU_ERF, gate, up)
+    return _gate(_GELU_ERF, gate, up)
 
 
 def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gelu_quick(gate) * up, likewise."""
-    return _bent(_GELU_QUICK, gate, up)
+    return _gate(_GELU_QUICK, gate, up)
 
 
 def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     """sigmoid(gate) * up, likewise."""
-    return _bent(_SIGMOID, gate, up)
+    return _gate(_SIGMOID, gate, up)
 
 
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x), in x's type; computed in float32."""
-    return _bent(_SILU, x, None)
+    return _gate(_SILU, x, None)
 
 
 def gelu(x: Tensor) -> Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), likewise; Hendrycks and Gimpel."""
-    return _bent(_GELU, x, None)
+    return _gate(_GELU, x, None)
 
 
 def gelu_erf(x: Tensor) -> Tensor:
     """0.5 x (1 + erf(x / sqrt(2))), likewise: what the tanh approximates."""
-    return _bent(_GELU_ERF, x, None)
+    return _gate(_GELU_ERF, x, None)
 
 
 def gelu_quick(x: Tensor) -> Tensor:
     """x * sigmoid(1.702 x), likewise: the coarser approximation of CLIP."""
-    return _bent(_GELU_QUICK, x, None)
+    return _gate(_GELU_QUICK, x, None)
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), likewise."""
-    return _bent(_SIGMOID, x, None)
+    return _gate(_SIGMOID, x, None)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -128,7 +128,7 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     wide, cos, sin = (tensor.float().contiguous() for tensor in (x, cos, sin))
     (tokens, heads, dim), half = x.shape, cos.shape[-1]
     if 2 * half > dim:
-        raise ValueError(f"{half} angles turn {2 * half} dimensions, and heads have {dim}")
+        raise ValueError(f"{half} angles rotate {2 * half} dimensions; heads have {dim}")
     result = torch.empty_like(wide)
     kernels.caravan_rope(
         address(wide, x.shape), address(cos, (tokens, half)), address(sin, (tokens, half)),
@@ -137,9 +137,9 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     return result.to(x.dtype)
 
 
-def _bent(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
+def _gate(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
     if gate.device.type != "cpu" or (kernels := library()) is None:
-        return _bent_twin(curve, gate, up)
+        return _gate_twin(curve, gate, up)
     wide = gate.float().contiguous()
     other = None if up is None else up.float().contiguous()
     result = torch.empty_like(wide)
@@ -185,22 +185,22 @@ def softcap_twin(x: Tensor, cap: float) -> Tensor:
     return (x.float() / cap).tanh_().mul_(cap).to(x.dtype)
 
 
-def _bent_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
+def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
     wide = gate.float()
     if curve == _SILU:
-        bent = F.silu(wide)
+        curved = F.silu(wide)
     elif curve == _SIGMOID:
-        bent = torch.sigmoid(wide)
+        curved = torch.sigmoid(wide)
     elif curve == _GELU_QUICK:
-        bent = wide * torch.sigmoid(1.702 * wide)
+        curved = wide * torch.sigmoid(1.702 * wide)
     else:
-        bent = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
-    return (bent if up is None else bent * up.float()).to(gate.dtype)
+        curved = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
+    return (curved if up is None else curved * up.float()).to(gate.dtype)
 
 
-# The specifications of the gates, and with one argument of the curves alone.
-silu_mul_twin = partial(_bent_twin, _SILU)
-gelu_mul_twin = partial(_bent_twin, _GELU)
-gelu_erf_mul_twin = partial(_bent_twin, _GELU_ERF)
-gelu_quick_mul_twin = partial(_bent_twin, _GELU_QUICK)
-sigmoid_mul_twin = partial(_bent_twin, _SIGMOID)
+# The specifications of the gates, and with one argument of the activations.
+silu_mul_twin = partial(_gate_twin, _SILU)
+gelu_mul_twin = partial(_gate_twin, _GELU)
+gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
+gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
+sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)

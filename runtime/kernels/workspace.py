@@ -1,4 +1,4 @@
-"""What the kernels allocate beside inputs and results: one bound for plans of memory."""
+"""A bound on the memory that kernels allocate besides inputs and results."""
 
 import torch
 
@@ -9,8 +9,8 @@ from runtime.kv.spec import LayerCache
 
 # The C attention kernel: a tile of queries and a block of positions for each thread, in floats.
 _TILE_ROWS = 256
-# The torch twins: a slab of a matrix passes through values of several types, and attention
-# gathers, masks and weighs so many elements at once.
+# The torch twins: conversions of a slab through several types, and the gathered elements, masks
+# and weights of attention.
 TWIN_BYTES_PER_WEIGHT = 16
 _TWIN_BYTES_PER_SCORE = 20
 
@@ -18,7 +18,7 @@ _TWIN_BYTES_PER_SCORE = 20
 def workspace_bytes(
     device: torch.device, *, largest_matrix: int, caches: tuple[LayerCache, ...]
 ) -> int:
-    """Whatever the number of rows; `largest_matrix`: weights in the largest product's matrix."""
+    """For any number of rows; `largest_matrix`: elements of the largest weight matrix."""
     if device.type != "cpu" or library() is None:
         slab = min(largest_matrix, SLAB_ELEMENTS)
         return TWIN_BYTES_PER_WEIGHT * slab + _TWIN_BYTES_PER_SCORE * TWIN_ELEMENTS

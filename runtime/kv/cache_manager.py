@@ -1,4 +1,4 @@
-"""Pages of KV cache: who owns which, which are shared, and which hold a known prefix."""
+"""Pages of KV cache: their owners, sharing, and the prefix cache."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ PageKey = bytes
 
 
 class Owner(Protocol):
-    """What the ledger needs to know of a sequence. `page_keys` is the ledger's own memo.
+    """What the cache manager needs to know of a sequence. It alone writes `page_keys`.
 
     Prefixes are shared only among owners with equal `cache_salt`, at most 64 bytes.
     """
@@ -36,7 +36,7 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageGrant:
-    """`page` of `group` now holds index `index` of the sequence that asked."""
+    """`page` of `group` now holds index `index` of the owner."""
 
     group: int
     index: int
@@ -49,7 +49,7 @@ class _Held:
 
     begin: int = 0
     pages: list[int] = field(default_factory=list)
-    published: int = 0  # indices below were offered to the prefix cache already
+    published: int = 0  # pages with lower indices have been published
 
     @property
     def end(self) -> int:
@@ -59,7 +59,7 @@ class _Held:
         return enumerate(self.pages, self.begin)
 
 
-class _Group:
+class _PageGroup:
     """The pages of one cache group. Invariant: a page is free, idle (cached, unowned) or owned."""
 
     def __init__(self, kind: CacheKind, pages: int) -> None:
@@ -76,7 +76,7 @@ class _Group:
         return len(self.free) + len(self.idle)
 
     def take(self) -> int:
-        """A page that nobody owns; the longest unused cached one when none is free."""
+        """A free page; if there is none, the least recently used idle one is evicted."""
         if self.free:
             page = self.free.popleft()
         else:
@@ -109,10 +109,10 @@ class _Group:
 class KVCacheManager:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
-    Pages hold a group's indices: positions, or rows of images (see runtime/kv/spec.py). Where one
-    group has a state for each sequence, there is no prefix cache: of a prefix, no state is kept.
+    Pages hold a group's indices: positions, or image rows (see runtime/kv/spec.py). If a group has
+    one state per sequence, there is no prefix cache, because no state of a prefix is kept.
 
-    Pages are handed on the moment their owner lets go: device state changes only by launched
+    Pages are reused as soon as their owner releases them: device state changes only by launched
     plans, in order, so a later plan cannot overtake one that still reads the page.
     """
 
@@ -124,7 +124,7 @@ class KVCacheManager:
         page_tokens: int,
         prefix_cache: bool = True,
     ) -> None:
-        self._groups = [_Group(kind, count) for kind, count in zip(kinds, pages, strict=True)]
+        self._groups = [_PageGroup(kind, count) for kind, count in zip(kinds, pages, strict=True)]
         self._page_tokens = page_tokens
         self._prefix_cache = prefix_cache and not any(kind.by_sequence for kind in kinds)
 
@@ -138,38 +138,38 @@ class KVCacheManager:
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many tokens of prefixes can be kept for later sequences; 0 where none are."""
+        """Capacity of the prefix cache in tokens; 0 without prefix cache."""
         largest = max((len(group.owners) for group in self._groups), default=0)
         return largest * self._page_tokens if self._prefix_cache else 0
 
     @property
     def pages_owned(self) -> int:
-        """Pages that some sequence holds now; cached pages without an owner do not count."""
+        """Pages with an owner; idle cached pages do not count."""
         return self.pages_total - sum(group.available for group in self._groups)
 
     @property
     def occupancy(self) -> float:
-        """The share of its pages that sequences hold, in the group that is the fullest."""
+        """The share of owned pages in the fullest group, 0 to 1."""
         shares = (1 - group.available / len(group.owners) for group in self._groups if group.owners)
         return max(shares, default=0.0)
 
     def images_needed(self, owner: Owner, begin: int, end: int) -> tuple[bytes, ...]:
-        """The images whose features the positions [begin, end) take, in the order of need."""
+        """The images whose features the positions [begin, end) need, in the order of use."""
         if not owner.spans or begin >= owner.spans[-1].end:
             return ()
         inserted = (s.digest for s in owner.inserted if s.start < end and begin < s.end)
-        begun = (group.kind.begun(begin, end, owner.spans) for group in self._groups)
-        beside = (place.image.digest for places in begun for place in places)
-        return tuple(dict.fromkeys((*inserted, *beside)))
+        filled = (group.kind.filled_images(begin, end, owner.spans) for group in self._groups)
+        cross = (place.image.digest for places in filled for place in places)
+        return tuple(dict.fromkeys((*inserted, *cross)))
 
     def image_rows(self, owner: Owner, begin: int, end: int) -> int:
-        """How many rows of images a step fills that computes the positions [begin, end)."""
-        begun = (group.kind.begun(begin, end, owner.spans) for group in self._groups)
-        rows = (sum(len(p.rows) + len(p.padding) for p in places) for places in begun)
+        """The number of image rows that a step with the positions [begin, end) fills."""
+        filled = (group.kind.filled_images(begin, end, owner.spans) for group in self._groups)
+        rows = (sum(len(p.rows) + len(p.padding) for p in places) for places in filled)
         return max(rows, default=0)
 
     def reserve(self, owner: Owner, end: int) -> list[PageGrant] | None:
-        """Room for positions up to `end`: the new pages, or None and no change."""
+        """Reserve pages for positions up to `end`; the new pages, or None and no change."""
         wanted = [self._missing(group, owner, end) for group in self._groups]
         if any(len(w) > g.available for w, g in zip(wanted, self._groups, strict=True)):
             return None
@@ -187,15 +187,15 @@ class KVCacheManager:
         return grants
 
     def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
-        """Share the longest cached prefix of a sequence that holds nothing: its length, its pages.
+        """Share the longest cached prefix of a sequence without pages: its length and its pages.
 
-        At least one token is left over, because a step has to compute the next token's logits.
+        It excludes at least the last token, because a step must compute the next token's logits.
         """
         found = self._longest(owner)
         return (0, []) if found is None else (found.length, self._share(owner, found))
 
     def cached_prefix(self, owner: Owner) -> int:
-        """How much of a sequence that holds nothing `adopt` would share now."""
+        """The number of tokens that `adopt` would share now."""
         found = self._longest(owner)
         return 0 if found is None else found.length
 
@@ -215,7 +215,7 @@ class KVCacheManager:
         return None
 
     def publish(self, owner: Owner) -> None:
-        """Offer the owner's full, confirmed pages to later sequences with the same prefix."""
+        """Add the owner's full, confirmed pages to the prefix cache."""
         if not self._prefix_cache:
             return
         self._extend_keys(owner, owner.confirmed)
@@ -229,7 +229,7 @@ class KVCacheManager:
             held.published = max(held.published, full)
 
     def trim(self, owner: Owner) -> None:
-        """Let go of pages that no later row of the owner can see. Publish first."""
+        """Release pages that no later row of the owner can see. Publish first."""
         for group in self._groups:
             held = group.held.get(owner)
             if held is None:
@@ -242,7 +242,7 @@ class KVCacheManager:
             held.begin += gone
 
     def release(self, owner: Owner) -> None:
-        """Let go of everything, the end of the sequence first: prefixes stay cached longest."""
+        """Release all pages, those at the end first, so that prefixes stay cached longest."""
         for group in self._groups:
             held = group.held.pop(owner, None)
             if held is not None:
@@ -250,21 +250,21 @@ class KVCacheManager:
                     group.drop(page)
 
     def check_idle(self) -> None:
-        """Assert that nobody owns a page and none is lost; for tests and idle engines."""
+        """Assert that no page has an owner and none is lost; for tests and idle engines."""
         for group in self._groups:
             assert not any(group.owners) and not group.held, "a page is still owned"
             assert group.available == len(group.owners), "a page is lost"
 
-    def _missing(self, group: _Group, owner: Owner, end: int) -> range:
+    def _missing(self, group: _PageGroup, owner: Owner, end: int) -> range:
         held = group.held.get(owner)
         first = held.end if held is not None and held.pages else self._first_page(group, owner)
         extent = group.kind.extent(end, owner.spans)
         return range(first, -(-extent // self._page_tokens))
 
-    def _first_page(self, group: _Group, owner: Owner) -> int:
+    def _first_page(self, group: _PageGroup, owner: Owner) -> int:
         return group.kind.first_visible(owner.confirmed, owner.spans) // self._page_tokens
 
-    def _pages_seen(self, group: _Group, owner: Owner, length: int) -> range:
+    def _pages_seen(self, group: _PageGroup, owner: Owner, length: int) -> range:
         """The full pages within `length` that the row at `length` or a later one can see."""
         first = group.kind.first_visible(length, owner.spans) // self._page_tokens
         return range(first, group.kind.extent(length, owner.spans) // self._page_tokens)
@@ -280,11 +280,11 @@ class KVCacheManager:
             grants += [PageGrant(number, index, page) for index, page in found]
         return grants
 
-    def _group_keys(self, group: _Group, owner: Owner, length: int) -> list[PageKey]:
+    def _group_keys(self, group: _PageGroup, owner: Owner, length: int) -> list[PageKey]:
         pages = group.kind.extent(length, owner.spans) // self._page_tokens
         return [self._key(group, owner, index) for index in range(pages)]
 
-    def _key(self, group: _Group, owner: Owner, index: int) -> PageKey:
+    def _key(self, group: _PageGroup, owner: Owner, index: int) -> PageKey:
         begin = index * self._page_tokens
         content = group.kind.content(begin, begin + self._page_tokens, owner.spans)
         if content is None:
@@ -292,24 +292,24 @@ class KVCacheManager:
         return blake2b(content, digest_size=16, key=owner.cache_salt).digest()
 
     def _extend_keys(self, owner: Owner, length: int) -> int:
-        """Make sure the owner's full pages within `length` have keys; how many these are.
+        """Compute keys for the owner's full pages within `length`; returns their number.
 
-        Each key names the owner's salt and the whole prefix that ends with its page.
+        A key is a hash of the owner's salt and of the whole prefix that ends with the page.
         """
         keys, size = owner.page_keys, self._page_tokens
         for index in range(len(keys), length // size):
-            before = keys[-1] if keys else self._foreseen(owner)
+            before = keys[-1] if keys else self._lead_in_key(owner)
             content = _content(owner, index * size, (index + 1) * size)
             keys.append(blake2b(before + content, digest_size=16, key=owner.cache_salt).digest())
         return length // size
 
-    def _foreseen(self, owner: Owner) -> bytes:
-        return b";".join(group.kind.foreseen(owner.spans) for group in self._groups)
+    def _lead_in_key(self, owner: Owner) -> bytes:
+        return b";".join(group.kind.lead_in_key(owner.spans) for group in self._groups)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """A cached one: which pages of each group rows behind it see, and the keys of all."""
+    """A cached prefix: the pages of each group that rows after it see, and all page keys."""
 
     length: int
     pages: Sequence[range]
@@ -317,7 +317,7 @@ class _Prefix:
 
 
 def _content(owner: Owner, begin: int, end: int) -> bytes:
-    """What the positions hold, unambiguously: a token id, or an image's digest and a row of it."""
+    """Unambiguous content of the positions: token ids, or an image's digest and row."""
     parts = [b"t%d" % token for token in owner.tokens[begin:end]]
     for span in owner.spans:
         for position in range(max(begin, span.start), min(end, span.end)):
@@ -328,8 +328,8 @@ def _content(owner: Owner, begin: int, end: int) -> bytes:
     return b",".join(parts)
 
 
-def _runs(group: _Group, keys: Sequence[PageKey]) -> list[int]:
-    """For each n: the smallest b such that the pages b .. n-1 are all cached."""
+def _runs(group: _PageGroup, keys: Sequence[PageKey]) -> list[int]:
+    """For each n: the smallest b such that pages b to n - 1 are all cached."""
     begins = [0]
     for index, key in enumerate(keys):
         begins.append(begins[-1] if key in group.by_key else index + 1)

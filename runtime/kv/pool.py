@@ -12,7 +12,7 @@ from runtime.worker.model import LayerPages
 
 
 class PagePool(Protocol):
-    """Pages and their tables, as whoever runs steps sees them; see `KVPool`."""
+    """What the runner needs of the pages and their tables; see `KVPool`."""
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]: ...
@@ -27,11 +27,11 @@ class PagePool(Protocol):
 
 
 class KVPool:
-    """Keys and values of every layer, in pages, and which page holds what of each slot.
+    """The paged keys and values of every layer, and the page table of each slot.
 
-    `pages`: how many each group has; `pages_per_sequence`: what a full context takes. All memory is
-    touched here, so that none is missing later. `layer_devices`: of each layer's pages, where they
-    are not all on `device`, as the page tables are.
+    `pages`: number of pages of each group; `pages_per_sequence`: pages of a full context. All
+    memory is allocated and written here. `layer_devices`: the device of each layer's pages; None:
+    all are on `device`, as the page tables are.
     """
 
     def __init__(
@@ -73,24 +73,24 @@ class KVPool:
         return self._layers[index]
 
     def table_cell(self, group: int, slot: int, index: int) -> int:
-        """Where `write_pages` finds one entry of a page table."""
+        """The index of a page table entry for `write_pages`."""
         width = self._widths[group]
         assert slot < self._slots and index < width
         return self._begins[group] + slot * width + index
 
     def write_pages(self, cells: Tensor, pages: Tensor) -> None:
-        """Put `pages` [n] int32 into the table entries `cells` [n] int64, all different."""
+        """Write `pages` [n] int32 to the page table entries `cells` [n] int64, all different."""
         self._cells.index_copy_(0, cells, pages)
 
     def clear_page(self, page: int) -> None:
-        """Zero one page number in every layer that has so many."""
+        """Zero page `page` in every layer that has it."""
         for layer in self._layers.values():
             layer.keys[page : page + 1].zero_()
             layer.values[page : page + 1].zero_()
 
 
 def page_bytes(layout: CacheLayout, group: int, dtype: torch.dtype) -> int:
-    """What one page of a group takes in all its layers together."""
+    """Bytes of one page of a group in all of its layers together."""
     declared = layout.groups[group]
     itemsize = torch.float32.itemsize if declared.cache.exact else dtype.itemsize
     elements = declared.cache.page_elements(layout.page_tokens)

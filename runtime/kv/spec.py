@@ -1,4 +1,4 @@
-"""Cache kinds and layouts: what rows fill and see of a cache, and how layers share pages."""
+"""Cache kinds and layouts: which cache entries rows fill and see, and how layers share pages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 
 class Image(Protocol):
-    """What a kind needs to know of an image in a sequence; see runtime.engine.request.ImageSpan."""
+    """What a cache kind needs to know of an image; see runtime.engine.request.ImageSpan."""
 
     @property
     def start(self) -> int: ...
@@ -34,9 +34,9 @@ Images = Sequence[Image]
 
 @dataclass(frozen=True, slots=True)
 class ImagePlace:
-    """Where the rows of an image lie in a group that is indexed by image rows.
+    """The indices of an image's rows in a group that is indexed by image rows.
 
-    `padding` is empty where nobody sees the image's padding.
+    `padding` is empty if no row sees the image's padding.
     """
 
     image: Image
@@ -45,13 +45,12 @@ class ImagePlace:
 
 
 class CacheKind(Protocol):
-    """What a sequence fills and sees of a cache, as pure functions; nothing else tells kinds apart.
+    """What a sequence fills and sees of a cache, as pure functions; kinds differ in nothing else.
 
-    A sequence fills the indices 0, 1, ... of each group: with its positions, or, where the kind
-    is `by_image`, with the rows of its images; where it is `by_sequence`, index 0 alone, which
-    every step writes anew (runtime/kv/states.py). `images` are the sequence's, by position.
-    `most_images`: how many these may be, None for any number. `alignment`: page sizes must divide
-    it.
+    A sequence fills the indices 0, 1, ... of each group: with its positions; if the kind is
+    `by_image`, with the rows of its images; if it is `by_sequence`, only index 0, which every step
+    overwrites (runtime/kv/states.py). `images`: the sequence's, ordered by position. `most_images`:
+    their largest number, None for any. `alignment`: a multiple of the page size.
     """
 
     @property
@@ -70,29 +69,29 @@ class CacheKind(Protocol):
         """The first index that the row at `position`, or any later one, can see."""
 
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
-        """Begin and end of what each of the rows at the positions [start, end) sees."""
+        """Begin and end of the indices that each row at positions [start, end) sees."""
 
     def extent(self, end: int, images: Images = ()) -> int:
-        """The index after the last one that the rows before `end` fill."""
+        """One more than the last index that the rows before `end` fill."""
 
-    def begun(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
-        """The images whose rows are to be filled when the positions [start, end) are computed."""
+    def filled_images(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
+        """The images whose rows are filled by a step with the positions [start, end)."""
 
     def capacity(self, context_tokens: int) -> int:
-        """The extent of a sequence of so many tokens at most."""
+        """The largest extent of a sequence of `context_tokens` tokens."""
 
     def reach(self, context_tokens: int) -> int:
-        """How many indices lie between the first visible and the extent at most, both included."""
+        """The largest number of indices from the first visible one to the extent."""
 
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
-        """What the indices [begin, end) hold; None where the tokens before them say it."""
+        """Identifies the content of the indices [begin, end); None if the tokens determine it."""
 
-    def foreseen(self, images: Images) -> bytes:
-        """What rows know of the images behind them, so that it is part of every prefix."""
+    def lead_in_key(self, images: Images) -> bytes:
+        """Identifies the images that rows before the first image see; part of every prefix."""
 
 
 class _Positions:
-    """What kinds have in common whose indices are the positions of a sequence."""
+    """Common part of the kinds that are indexed by position."""
 
     __slots__ = ()
     looks_ahead = True
@@ -104,10 +103,10 @@ class _Positions:
         raise NotImplementedError
 
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
-        """Each row sees up to itself; where the kind looks ahead, rows of an image that is one
-        whole see up to its end."""
+        """Each row sees up to itself; if the kind looks ahead, rows of a whole image see up to the
+        end of the image."""
         first, last = self.first_visible(start), self.first_visible(end - 1)
-        if first == last:  # it never falls, so it is the same in between
+        if first == last:  # it is monotonic, so it is constant in between
             begins = [first] * (end - start)
         else:
             begins = [self.first_visible(position) for position in range(start, end)]
@@ -122,7 +121,7 @@ class _Positions:
     def extent(self, end: int, images: Images = ()) -> int:
         return end
 
-    def begun(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
+    def filled_images(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
         return ()
 
     def capacity(self, context_tokens: int) -> int:
@@ -131,13 +130,14 @@ class _Positions:
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
         return None
 
-    def foreseen(self, images: Images) -> bytes:
+    def lead_in_key(self, images: Images) -> bytes:
         return b""
 
 
 @dataclass(frozen=True, slots=True)
 class Full(_Positions):
-    """Every row sees everything before it; rows of a whole image all of it, if it `looks_ahead`."""
+    """Every row sees all positions before it; if `looks_ahead`, rows of a whole image see all of
+    that image."""
 
     looks_ahead: bool = True
 
@@ -150,8 +150,8 @@ class Full(_Positions):
 
 @dataclass(frozen=True, slots=True)
 class Sliding(_Positions):
-    """Every row sees the last `window` positions, its own among them; rows of a whole image also
-    the rest of it, if it `looks_ahead`."""
+    """Every row sees the last `window` positions, including its own; if `looks_ahead`, rows of a
+    whole image also see the rest of that image."""
 
     window: int
     looks_ahead: bool = True
@@ -165,7 +165,7 @@ class Sliding(_Positions):
 
 @dataclass(frozen=True, slots=True)
 class Chunked(_Positions):
-    """Every row sees its own chunk of `chunk` positions, up to itself."""
+    """Every row sees the positions of its own chunk of `chunk` positions, up to itself."""
 
     chunk: int
 
@@ -178,13 +178,13 @@ class Chunked(_Positions):
 
 @dataclass(frozen=True, slots=True)
 class Cross:
-    """Rows see rows of images, which are filled once, when the first of their placeholders is.
+    """Rows see image rows, which are filled once, with the first placeholder of their image.
 
-    Images with neighbouring placeholders form a run, and a row sees the images of the last run
-    that has begun, as far as these have. A row before the first image sees nothing; with
-    `lead_in` it sees all rows of all images, padding too, so that all are filled at the start.
-    A sequence has at most `most_images` of at most `image_rows` rows each, padding included.
-    Runs begin at multiples of `alignment`, so that none shares a page with another.
+    Images with adjacent placeholders form a run. A row sees the images of the last run before it
+    whose placeholders start at or before the row. A row before the first image sees nothing; with
+    `lead_in` it sees all rows of all images, including padding, so all are filled at the start. A
+    sequence has at most `most_images` images of at most `image_rows` rows each, padding included.
+    Runs start at multiples of `alignment`, so they do not share pages.
     """
 
     most_images: int
@@ -219,7 +219,7 @@ class Cross:
     def extent(self, end: int, images: Images = ()) -> int:
         return max((b.end for b in self._blocks(images) if b.position < end), default=0)
 
-    def begun(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
+    def filled_images(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
         blocks = self._blocks(images)
         return tuple(place for b in blocks if start <= b.position < end for place in b.places)
 
@@ -235,15 +235,15 @@ class Cross:
                 return b"%d-%d of " % (begin - block.begin, end - block.begin) + block.name
         raise AssertionError("no image has these rows")
 
-    def foreseen(self, images: Images) -> bytes:
+    def lead_in_key(self, images: Images) -> bytes:
         return next((b.name for b in self._blocks(images) if b.ahead), b"")
 
     def _blocks(self, images: Images) -> Iterator["_Block"]:
-        """Images that are filled together: those of a run, or with text before them all."""
-        brought = [image for image in images if image.cross_rows]
-        ahead = self.lead_in and bool(brought) and brought[0].start > 0
+        """Images that are filled together: those of a run, or all after a lead-in."""
+        with_cross_rows = [image for image in images if image.cross_rows]
+        ahead = self.lead_in and bool(with_cross_rows) and with_cross_rows[0].start > 0
         begin = 0
-        for part in [brought] if ahead else _neighbours(brought):
+        for part in [with_cross_rows] if ahead else _neighbours(with_cross_rows):
             position = 0 if ahead else part[0].start
             places = _placed(part, begin, padded=ahead)
             end = begin + _aligned(places[-1].rows.stop - begin, self.alignment)
@@ -253,7 +253,7 @@ class Cross:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows [begin, end) of images, filled when the row at `position` is computed."""
+    """Image rows [begin, end), which are filled with the row at `position`."""
 
     position: int
     begin: int
@@ -262,7 +262,7 @@ class _Block:
 
     @property
     def ahead(self) -> bool:
-        """Whether text sees the images before they begin."""
+        """Whether text before the images sees them."""
         return self.position < self.places[0].image.start
 
     @property
@@ -272,7 +272,7 @@ class _Block:
 
 
 def _placed(images: Images, begin: int, *, padded: bool) -> tuple[ImagePlace, ...]:
-    """Padding comes first: once the rows that see it are gone, its pages are."""
+    """Padding comes first, so its pages are released after the rows that see it."""
     sizes = [image.cross_padding if padded else 0 for image in images]
     places, padding, rows = [], begin, begin + sum(sizes)
     for image, size in zip(images, sizes, strict=True):
@@ -308,8 +308,8 @@ def _aligned(rows: int, alignment: int) -> int:
 class LayerCache:
     """What one layer stores for each position: a key and a value per kv head.
 
-    `exact`: in float32, whatever type the cache has. `divided_heads`: how many kv heads the layer
-    has, where ranks divide them; so that layers fall into the same groups on each of them.
+    `exact`: in float32, whatever the type of the cache. `divided_heads`: the layer's kv heads on
+    all ranks together, so that layers form the same groups on each rank.
     """
 
     kind: CacheKind
@@ -320,7 +320,7 @@ class LayerCache:
     exact: ClassVar[bool] = False
 
     def page_shapes(self, page_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the two tensors behind the pages of the layer, without the number of pages."""
+        """The shapes of the layer's two page tensors, without the number of pages."""
         cells = (page_tokens, self.kv_heads)
         return (*cells, self.key_dim), (*cells, self.value_dim)
 
@@ -338,7 +338,7 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How a model's layers fall into groups, and how many indices a page holds."""
+    """The cache groups of a model's layers, and the number of indices per page."""
 
     groups: tuple[CacheGroup, ...]
     page_tokens: int
@@ -358,7 +358,7 @@ class CacheLayout:
 
     @property
     def image_rows(self) -> int:
-        """How many rows of images a sequence may have at most, and so a step."""
+        """The most image rows of a sequence, and therefore of a step."""
         return max((kind.capacity(0) for kind in self.kinds if kind.by_image), default=0)
 
     @property
@@ -367,11 +367,12 @@ class CacheLayout:
         return min(limits, default=None)
 
     def capacity_pages(self, context_tokens: int) -> tuple[int, ...]:
-        """Per group: the pages that a sequence of so many tokens passes through at most."""
+        """Per group: the most pages that a sequence of `context_tokens` tokens fills over time."""
         return tuple(-(-k.capacity(context_tokens) // self.page_tokens) for k in self.kinds)
 
     def held_pages(self, context_tokens: int, in_flight: int) -> tuple[int, ...]:
-        """Per group: the pages that a sequence holds at once, `in_flight` positions unconfirmed."""
+        """Per group: the most pages that a sequence holds at once, with `in_flight` positions
+        unconfirmed."""
         whole = self.capacity_pages(context_tokens)
         return tuple(
             min(pages, _pages_touched(kind.reach(context_tokens) - 1 + in_flight, self.page_tokens))
@@ -380,5 +381,5 @@ class CacheLayout:
 
 
 def _pages_touched(indices: int, page_tokens: int) -> int:
-    """By so many indices in a row, wherever they begin."""
+    """The most pages that contain `indices` consecutive indices."""
     return -(-(indices - 1) // page_tokens) + 1 if indices > 0 else 0

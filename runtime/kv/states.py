@@ -1,4 +1,4 @@
-"""What layers with a recurrence keep: one state for each sequence, written anew with every step."""
+"""The cache of recurrent layers: one state per sequence, overwritten by every step."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,11 +8,11 @@ from runtime.kv.spec import ImagePlace, Images, LayerCache
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A sequence has one page, index 0, which sums up all that came before.
+    """A sequence has one page, index 0, with its current state.
 
-    Steps run in order, each begins where the one before ended, and one that begins at position 0
-    begins with nothing. The page fits no other length of the sequence than that of its last step,
-    so no prefix can be taken from it, and a preempted sequence is computed again.
+    Steps run in order; each continues from the state of the previous one, and a step at position 0
+    starts from zeros. The state belongs to one length of the sequence, so it cannot serve as a
+    prefix, and a preempted sequence is computed again.
     """
 
     by_image: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class Recurrent:
     def extent(self, end: int, images: Images = ()) -> int:
         return min(end, 1)
 
-    def begun(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
+    def filled_images(self, start: int, end: int, images: Images = ()) -> tuple[ImagePlace, ...]:
         return ()
 
     def capacity(self, context_tokens: int) -> int:
@@ -39,18 +39,18 @@ class Recurrent:
         return 1
 
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
-        raise AssertionError("nobody shares a state")
+        raise AssertionError("states are not shared")
 
-    def foreseen(self, images: Images) -> bytes:
+    def lead_in_key(self, images: Images) -> bytes:
         return b""
 
 
 @dataclass(frozen=True, slots=True)
 class StateCache(LayerCache):
-    """What one layer stores for each sequence: a matrix [key_dim, value_dim] for each of `kv_heads`
-    heads, and the last `taps` inputs of `channels` channels that a convolution looks back at.
+    """One layer's state of a sequence: a matrix [key_dim, value_dim] for each of `kv_heads` heads,
+    and the last `taps` inputs of a convolution over `channels` channels.
 
-    As errors of a state stay in it, it is always in float32.
+    Always float32, because rounding errors of a state accumulate.
     """
 
     channels: int

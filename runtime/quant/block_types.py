@@ -1,4 +1,4 @@
-"""GGUF block formats as data: sizes, weights that stay quantised, and their meaning in float32.
+"""GGUF block formats: sizes, quantised weights, and their values in float32.
 
 The layouts are those of the GGUF format's `ggml` block types; the `gguf` package is the reference.
 """
@@ -17,7 +17,7 @@ from runtime.quant.formats import codebooks, k_quants, legacy, microscaling, ter
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """How `block_elements` consecutive weights of a row lie in `block_bytes` bytes of a file."""
+    """A format that stores `block_elements` consecutive weights of a row in `block_bytes` bytes."""
 
     id: int
     name: str
@@ -64,13 +64,13 @@ _TYPES = (
     BlockType(40, "NVFP4", 64, 36),
 )
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TYPES})
-# MXFP4 with the nibbles of neighbours in one byte, as the first gpt-oss files have it, under the
-# number of a type that GGUF had given up.
+# MXFP4 with adjacent elements in one byte, as in the first gpt-oss files; its id was that of a
+# removed GGUF type.
 MXFP4_PAIRS = BlockType(4, "MXFP4_PAIRS", 32, 17)
 
 
 def block_type(name: str) -> BlockType:
-    """The block type of that GGUF name; `UnsupportedModelError` when there is none."""
+    """The block type with this GGUF name; `UnsupportedModelError` if there is none."""
     for candidate in _TYPES:
         if candidate.name == name:
             return candidate
@@ -80,10 +80,10 @@ def block_type(name: str) -> BlockType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A tensor in a file's own bytes.
+    """A quantised tensor, in the bytes of its file.
 
-    data uint8 [..., rows, row_bytes], possibly a read-only memory map; shape is the logical one in
-    torch order, (..., out, in).
+    data: uint8 [..., rows, row_bytes], possibly a read-only memory map; shape: the logical one, in
+    torch order (..., out, in).
     """
 
     data: Tensor
@@ -102,10 +102,20 @@ class Weight:
     def to(self, device: torch.device | str) -> "Weight":
         return replace(self, data=self.data.to(device))
 
+    def unflatten(self, count: int) -> "Weight":
+        """(count * out, in) as (count, out, in), a view."""
+        data = self.data.unflatten(0, (count, -1))
+        return replace(self, data=data, shape=(*data.shape[:2], self.shape[-1]))
+
+    def matrices(self, begin: int, end: int) -> "Weight":
+        """(n, out, in) -> matrices [begin, end), as a view."""
+        data = self.data[begin:end]
+        return replace(self, data=data, shape=(*data.shape[:-1], self.shape[-1]))
+
     def outputs(self, begin: int, end: int) -> "Weight":
         """Rows [begin, end) of each matrix, as a view."""
-        shape = (*self.shape[:-2], end - begin, self.shape[-1])
-        return replace(self, data=self.data[..., begin:end, :], shape=shape)
+        data = self.data[..., begin:end, :]
+        return replace(self, data=data, shape=(*data.shape[:-1], self.shape[-1]))
 
     def inputs(self, begin: int, end: int) -> "Weight":
         """Columns [begin, end) of each matrix, as a view; both are multiples of a block."""
@@ -120,8 +130,8 @@ class Weight:
 def dequantize(data: Tensor, type: BlockType) -> Tensor:
     """uint8 [..., n * block_bytes] -> float32 [..., n * block_elements].
 
-    Bit for bit what `gguf.quants.dequantize` gives; integers and F64, which it does not know, are
-    rounded to float32. F32 comes back as a view of `data`.
+    Bit for bit equal to `gguf.quants.dequantize`; integers and F64, which it does not support, are
+    rounded to float32. The result for F32 is a view of `data`.
     """
     if type.name in _PLAIN:
         return _numbers(data.contiguous(), _PLAIN[type.name]).float()
@@ -131,12 +141,12 @@ def dequantize(data: Tensor, type: BlockType) -> Tensor:
 
 
 def gather_rows(weight: Weight, ids: Tensor) -> Tensor:
-    """weight (rows, in), ids [n] integer -> float32 [n, in]; the other rows stay untouched."""
+    """weight (rows, in), ids [n] integer -> float32 [n, in]; reads no other rows."""
     return dequantize(weight.data.index_select(0, ids), weight.type)
 
 
 def _numbers(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers; copied where they begin in the midst of one, which torch cannot view."""
+    """Bytes as numbers; copied if their offset is not aligned, which torch cannot view."""
     return (data.clone() if data.storage_offset() % dtype.itemsize else data).view(dtype)
 
 

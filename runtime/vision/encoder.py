@@ -1,4 +1,4 @@
-"""Images on their way to features: what a processor makes of them, and who computes features."""
+"""Prepared images, and encoders that compute their features."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,20 +12,19 @@ from torch import Tensor
 
 from runtime.errors import UnsupportedModelError
 
-# What a tower takes at once; on a CPU more gain nothing, and each image would wait for all.
-_MOST_AT_ONCE = {"cuda": 4}
+# Batch size by device type; on a CPU batches are not faster, and delay each image.
+_BATCH_IMAGES = {"cuda": 4}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedImage:
-    """What a processor makes of a picture.
+    """The output of an image processor.
 
-    `pixels`: float32 on the host, contiguous; of what shape, processor and tower agree on. `grid`:
-    rows and columns of whatever the tower has to know beside that shape: of the rectangle that its
-    feature rows form, or of tiles; (1, 1) where there is nothing to know. `digest` names the
-    features: pixels, processor settings and projector together. `rows`: how many rows of features
-    the image has, those of padding included, which come last. `tenant`: on whose behalf it is
-    encoded.
+    `pixels`: float32 on the host, contiguous; processor and tower define the shape. `grid`: rows
+    and columns that the tower needs besides that shape, of the rectangle of feature rows or of
+    tiles; (1, 1) if it needs none. `digest` identifies the features: pixels, processor settings and
+    projector together. `rows`: feature rows, including padding, which comes last. `tenant`: on
+    whose behalf the image is encoded.
     """
 
     pixels: Tensor
@@ -34,19 +33,19 @@ class PreparedImage:
     rows: int
     tenant: str = ""
 
-    def is_like(self, other: "PreparedImage") -> bool:
-        """Whether both may be encoded as one batch."""
+    def batches_with(self, other: "PreparedImage") -> bool:
+        """Whether both may be encoded in one batch."""
         return self.pixels.shape == other.pixels.shape and self.grid == other.grid
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """The worst images of a model.
+    """The largest images of a model.
 
-    `rows`: of one image's features at most. `width`, `dtype`: of such a row, which is [hidden], or
-    several of these where the first layers get further parts, the embedding first. `whole`:
-    positions of the longest image that must be computed in one step, because attention inside is
-    bidirectional; 0 where none must.
+    `rows`: feature rows of an image. `width`, `dtype`: of a feature row; `width` is the hidden
+    size, or a multiple of it if the first layers receive further parts, the embedding first.
+    `whole`: positions of the longest image that must be computed in one step, because attention
+    inside is bidirectional; 0 if none must.
     """
 
     rows: int
@@ -62,12 +61,12 @@ class ImageLimits:
 class VisionTower(Protocol):
     """A model from pixels to features.
 
-    `weight_bytes`: of its own tensors. `limits.rows` bounds the rows of every image; `largest` is
-    an image that the model's processor really produces, with as many rows or nearly so, and no
-    image has more pixels for each row of `limits.rows`. `activation_bytes(images)` bounds what
-    `encode` allocates for so many images of any shape, its result included. `encode` takes images
-    that are alike, pixels [images, ...] float32 on its device, and returns [images, rows, width];
-    no image changes what another one gets. It does not wait for the device, and may run beside a
+    `weight_bytes`: its own tensors. `limits.rows` bounds the rows of every image; `largest` returns
+    an image that the model's processor can produce, with that many rows or nearly so; no image has
+    more pixels per row. `activation_bytes(images)` bounds what `encode` allocates for that many
+    images of any shape, including its result. `encode` takes images of one shape and grid, pixels
+    [images, ...] float32 on its device, and returns [images, rows, width]; the features of an image
+    do not depend on the others. It does not synchronise the device, and may run in parallel to a
     decoder in another thread.
     """
 
@@ -84,7 +83,7 @@ class VisionTower(Protocol):
 
 
 class EncoderNeeds(Protocol):
-    """What an ImageEncoder takes of the device, and its worst images."""
+    """The memory that an ImageEncoder needs on the device, and its largest images."""
 
     @property
     def limits(self) -> ImageLimits: ...
@@ -97,44 +96,43 @@ class EncoderNeeds(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ForeseenEncoder:
-    """The needs of a LocalEncoder that has yet to be made."""
+class PlannedEncoder:
+    """The needs of a LocalEncoder before it is created."""
 
     limits: ImageLimits
     weight_bytes: int
     workspace_bytes: int
 
     @classmethod
-    def of(cls, tower: VisionTower, device: torch.device) -> "ForeseenEncoder":
-        workspace = batch_bytes(tower, _MOST_AT_ONCE.get(device.type, 1))
+    def of(cls, tower: VisionTower, device: torch.device) -> "PlannedEncoder":
+        workspace = batch_bytes(tower, _BATCH_IMAGES.get(device.type, 1))
         return cls(tower.limits, tower.weight_bytes, workspace)
 
 
 def batch_bytes(tower: VisionTower, images: int) -> int:
-    """What encoding so many images takes of the tower's device: their pixels side by side, and what
-    the tower allocates."""
-    return tower.activation_bytes(images) + 4 * images * most_pixels(tower)
+    """Memory for a batch on the tower's device: pixels, and what `encode` allocates."""
+    return tower.activation_bytes(images) + 4 * images * max_pixel_elements(tower)
 
 
-def most_pixels(tower: VisionTower) -> int:
-    """An upper bound of the numbers that the pixels of one image have: those of the largest image,
-    in proportion to the rows that it lacks."""
+def max_pixel_elements(tower: VisionTower) -> int:
+    """An upper bound on the elements of `PreparedImage.pixels`: those of the largest image, scaled
+    to `limits.rows`."""
     largest = tower.largest()
     return -(-largest.pixels.numel() * tower.limits.rows // largest.rows)
 
 
 class ImageEncoder(Protocol):
-    """Computes features in its own time, here or elsewhere.
+    """Computes image features asynchronously, here or in another process.
 
-    `weight_bytes` and `workspace_bytes`: what it takes of this engine's device. The future of
-    `submit` gives the features [rows, width] on that device, complete; one that is cancelled
-    before its turn is never computed. `warm_up` shows at start what memory lacks. `most_submitted`:
-    how many images it is given at once, None for any number; it takes them in order, so where they
-    are few, what becomes urgent later is next.
+    `weight_bytes`, `workspace_bytes`: memory on this engine's device. The future of `submit` has
+    the features [rows, width] on that device; an image that is cancelled before its turn is not
+    computed. `warm_up` fails at start if memory is missing. `max_submitted`: the most images that
+    are submitted at once, None for any number; they are encoded in order, so a small number lets a
+    later, more urgent image come next.
     """
 
     @property
-    def most_submitted(self) -> int | None: ...
+    def max_submitted(self) -> int | None: ...
 
     @property
     def limits(self) -> ImageLimits: ...
@@ -153,19 +151,19 @@ class ImageEncoder(Protocol):
 
 
 class LocalEncoder:
-    """A tower in this process, on a thread of its own and, on CUDA, a stream of its own.
+    """Runs a tower in this process, on its own thread and, on CUDA, its own stream.
 
-    `most_at_once`: how many images that are alike go through it together.
+    `batch_images`: the most images of one shape that are encoded together.
     """
 
     def __init__(
-        self, tower: VisionTower, *, device: torch.device, most_at_once: int | None = None
+        self, tower: VisionTower, *, device: torch.device, batch_images: int | None = None
     ) -> None:
         self._tower, self._device = tower, device
-        self.most_at_once = most_at_once or _MOST_AT_ONCE.get(device.type, 1)
+        self.batch_images = batch_images or _BATCH_IMAGES.get(device.type, 1)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock = Lock()
-        self._queue: deque[_Job] = deque()
+        self._queue: deque[_Encoding] = deque()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
 
     @property
@@ -173,9 +171,9 @@ class LocalEncoder:
         return self._tower.limits
 
     @property
-    def most_submitted(self) -> int:
-        """The batch that is being encoded and the next one."""
-        return 2 * self.most_at_once
+    def max_submitted(self) -> int:
+        """The batch that is being encoded, and the next one."""
+        return 2 * self.batch_images
 
     @property
     def weight_bytes(self) -> int:
@@ -183,13 +181,13 @@ class LocalEncoder:
 
     @property
     def workspace_bytes(self) -> int:
-        return batch_bytes(self._tower, self.most_at_once)
+        return batch_bytes(self._tower, self.batch_images)
 
     def warm_up(self) -> None:
-        """Encode a batch of the largest image; UnsupportedModelError where its features are not
-        what memory is planned for."""
+        """Encode a batch of the largest image. UnsupportedModelError: its features do not have the
+        planned shape."""
         image, limits = self._tower.largest(), self.limits
-        batch = [image] * self.most_at_once
+        batch = [image] * self.batch_images
         for features in self._worker.submit(self._encode_and_wait, batch).result():
             if features.shape != (image.rows, limits.width) or image.rows > limits.rows:
                 raise UnsupportedModelError(
@@ -200,14 +198,14 @@ class LocalEncoder:
                 )
 
     def submit(self, image: PreparedImage) -> Future[Tensor]:
-        job = _Job(image, Future())
+        job = _Encoding(image, Future())
         with self._lock:
             self._queue.append(job)
         self._worker.submit(self._work)
         return job.features
 
     def close(self) -> None:
-        """Waits for the images that are being encoded; the others' futures are cancelled."""
+        """Wait for the images that are being encoded; the futures of the others are cancelled."""
         with self._lock:
             jobs, self._queue = self._queue, deque()
         for job in jobs:
@@ -215,25 +213,24 @@ class LocalEncoder:
         self._worker.shutdown()
 
     def _work(self) -> None:
-        """Once for each submitted image; what an earlier turn took along is gone already."""
+        """Runs once for each submitted image; an earlier run may have taken several of them."""
         jobs = self._take()
         if len(jobs) > 1 and self._finished(jobs):
             return
-        for job in jobs:  # one by one, so that none fails for another's sake
+        for job in jobs:  # one by one, so that none fails because of another
             if not self._finished([job]):
                 job.features.set_exception(job.failure)
 
-    def _take(self) -> list["_Job"]:
-        """The oldest image and others like it, in order."""
+    def _take(self) -> list["_Encoding"]:
+        """The oldest image, and the next ones that can be encoded in the same batch."""
         with self._lock:
             waiting = [job for job in self._queue if not job.features.cancelled()]
-            taken = [job for job in waiting if job.image.is_like(waiting[0].image)][
-                : self.most_at_once
-            ]
+            taken = [job for job in waiting if job.image.batches_with(waiting[0].image)]
+            taken = taken[: self.batch_images]
             self._queue = deque(job for job in waiting if job not in taken)
         return [job for job in taken if job.features.set_running_or_notify_cancel()]
 
-    def _finished(self, jobs: Sequence["_Job"]) -> bool:
+    def _finished(self, jobs: Sequence["_Encoding"]) -> bool:
         try:
             features = self._encode_and_wait([job.image for job in jobs])
         except Exception as error:
@@ -246,11 +243,11 @@ class LocalEncoder:
 
     @torch.inference_mode()
     def _encode_and_wait(self, images: Sequence[PreparedImage]) -> list[Tensor]:
-        """[rows, width] of each."""
+        """The features [rows, width] of each image."""
         with torch.cuda.stream(self._stream):
             pixels = torch.stack([image.pixels for image in images]).to(self._device)
             features = self._tower.encode(pixels, images[0].grid)
-            # Apart, so that one can be dropped without the others.
+            # Separate tensors, so that each can be freed alone.
             parts = [part.clone() for part in features] if len(images) > 1 else [features[0]]
         if self._stream is not None:
             self._stream.synchronize()
@@ -258,7 +255,7 @@ class LocalEncoder:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Encoding:
     image: PreparedImage
     features: Future[Tensor]
     failure: Exception | None = None

@@ -1,4 +1,4 @@
-"""Rows of images in a step: which of its rows they replace, and where models place them."""
+"""Image rows of a step: the embeddings that they replace, and their positions by axis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +24,15 @@ class FeatureRows:
 
 @dataclass(frozen=True, slots=True)
 class Insertions:
-    """The rows of a batch whose embeddings are replaced, and by what, in the same order."""
+    """The rows of a batch whose embeddings are replaced, and the feature rows that replace them, in
+    the same order."""
 
     rows: tuple[int, ...]
     parts: tuple[FeatureRows, ...]
 
 
 def plan_insertions(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> Insertions:
-    """`spans`: the rows of each chunk, which may hold a part of an image."""
+    """`spans`: the rows of each chunk, which may contain a part of an image."""
     rows: list[int] = []
     parts: list[FeatureRows] = []
     for chunk, span in zip(chunks, spans, strict=True):
@@ -45,12 +46,12 @@ def plan_insertions(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> Insert
     return Insertions(tuple(rows), tuple(parts))
 
 
-def places(images: Sequence[ImageSpan], start: int, end: int) -> NDArray[np.int32]:
+def axes_of(images: Sequence[ImageSpan], start: int, end: int) -> NDArray[np.int32]:
     """Time, row and column [3, end - start] of the positions [start, end) of a sequence.
 
-    Text counts on in all three. An image with a grid stands still in time and spreads over rows
-    and columns; what follows begins behind the longer side (Bai et al., "Qwen2.5-VL Technical
-    Report", section 2.1.2).
+    Text advances in all three. An image with a grid has one time and spreads over rows and columns;
+    the text after it starts behind the longer side (Bai et al., "Qwen2.5-VL Technical Report",
+    section 2.1.2).
     """
     found = np.tile(np.arange(start, end, dtype=np.int32), (AXES, 1))
     shift = 0

@@ -1,4 +1,4 @@
-"""The contract with models: what a step hands them, and what they declare."""
+"""The contract with models: the input of a step, and what models declare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from runtime.kv.spec import LayerCache
 class RowSpan:
     """Rows [begin, end) of the batch belong to the sequence in `slot`, positions from `start`.
 
-    What they see of a group lies in [seen_begin, seen_end); None: they see up to themselves.
+    They attend to positions in [seen_begin, seen_end) of a cache group; None: up to themselves.
     """
 
     begin: int
@@ -36,7 +36,7 @@ class ImageWrite:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Where the rows of a batch write and what they see, for one cache group.
+    """Where the rows of a batch write and what they attend to, for one cache group.
 
     page_table [slots, pages per sequence] int32: the page that holds index i of a slot's sequence.
     row_slot [tokens] int32. visible_begin, visible_end [tokens] int32: row r sees the cached
@@ -44,11 +44,11 @@ class AttentionPlan:
     page * page_tokens + offset, where row r's key and value go. All on the model's device;
     `spans` is the same partition of rows on the host (rows of one slot are contiguous).
 
-    Where a group holds rows of images, indices of these take the place of positions, and
-    write_cell [image rows] is where those of `Batch.cross_features` go, as `image_writes` says.
-    after_image [tokens] bool: the row is at or behind the first image of its sequence.
+    In a group of image rows, indices of image rows replace positions, and write_cell [image rows]
+    says where the rows of `Batch.cross_features` go, in the order of `image_writes`. after_image
+    [tokens] bool: the row is at or after the first image of its sequence.
 
-    Where a group holds a state for each sequence, write_cell [tokens] is the page that has it.
+    In a group with one state per sequence, write_cell [tokens] is the page of the state.
     """
 
     page_table: Tensor
@@ -73,23 +73,23 @@ class AttentionPlan:
 
     @property
     def sees_nothing(self) -> bool:
-        """Whether no row sees anything, as far as the host knows."""
+        """Whether no row attends to anything, as far as the host knows."""
         return all(span.seen_end == span.seen_begin for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input, flat over all sequences.
+    """The input of one step, flat over all sequences.
 
     tokens [tokens] int64; positions [tokens] int64; output_rows [outputs] int64: the rows whose
-    logits are wanted; plans: one per cache group, in the layout's order. cross_features: the
-    [image rows, width] of each image that this step writes to groups which hold rows of images, in
-    the order of their `image_writes`.
+    states are returned; plans: one per cache group, in the layout's order. cross_features: [image
+    rows, width] of each image that this step writes to groups of image rows, in the order of their
+    `image_writes`.
 
-    image_rows [n] int64: rows of the batch whose embeddings image_features [n, width] replace,
-    unscaled; None where there are none. Where width is a multiple of the hidden size, the further
-    parts of a row are added to what the first layers return, one after each. axes [3, tokens]
-    int64: time, row and column of each token, for models with so many `position_axes`.
+    image_rows [n] int64: batch rows whose embeddings are replaced by image_features [n, width],
+    unscaled; None if there are none. If width is a multiple of the hidden size, the further parts
+    of a row are added to the outputs of the first layers, one per layer. axes [3, tokens] int64:
+    time, row and column of each token, for models with 3 `position_axes`.
     """
 
     tokens: Tensor
@@ -118,7 +118,7 @@ class Batch:
 class LayerPages:
     """The pages of one layer: keys [pages, page_tokens, kv_heads, key_dim], values likewise.
 
-    Of a layer with a state for each sequence: keys float32 [pages, taps, channels], the oldest
+    In a layer with one state per sequence: keys float32 [pages, taps, channels], the oldest
     input first, and values float32 [pages, kv_heads, key_dim, value_dim].
     `group` is the index of its plan in `Batch.plans`.
     """
@@ -137,16 +137,14 @@ class KVCache(Protocol):
 class DecoderModel(Protocol):
     """A text model.
 
-    `cache_layers`: one declaration for each layer that stores something. `states` writes this
-    batch's keys and values into `cache` and returns the hidden states [outputs, hidden_size] of
-    `batch.output_rows`; `logits` of such states, float32 [rows, vocab_size] and computed in
-    float32, are there only where the model `generates`. Where it is not `causal`, a prompt is one
-    whole span.
-    `position_axes`: 1, or 3 where it needs `Batch.axes`. `cache_devices`: where each of the
-    `cache_layers` stores, where that is not the device of all; `weight_bytes_on` says what a device
-    holds of `weight_bytes`.
-    `activation_bytes(tokens, outputs)` bounds what `states` for so many tokens and `logits` of so
-    many rows allocate.
+    `cache_layers`: one declaration for each layer with a cache. `states` writes the keys and values
+    of the batch to `cache` and returns the hidden states [outputs, hidden_size] of
+    `batch.output_rows`. `logits` of such states: float32 [rows, vocab_size], computed in float32;
+    only in models that `generate`. Without `causal` attention, a prompt is one whole span.
+    `position_axes`: 1, or 3 if the model needs `Batch.axes`. `cache_devices`: the device of each
+    entry of `cache_layers`, None if all are on the model's device; `weight_bytes_on` is the part of
+    `weight_bytes` on a device. `activation_bytes(tokens, outputs)` bounds what `states` of that
+    many tokens and `logits` of that many rows allocate.
     """
 
     vocab_size: int

@@ -1,47 +1,59 @@
-"""One host buffer of 32-bit words, filled from front to back and uploaded in one copy."""
+"""A host buffer that is filled from front to back and uploaded in one copy."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+_NUMPY_TYPES = {
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.float32: np.float32,
+    torch.bool: np.bool_,
+}
+ALIGNMENT = 8  # bytes; of every part, so that any of these types can be viewed
 
 
 class PinnedBuffer:
-    """Pinned for CUDA; on the CPU the buffer itself is what an upload gives."""
+    """Parts of one buffer, on the host and on the device.
 
-    def __init__(self, words: int, device: torch.device) -> None:
-        self._words = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.array: NDArray[np.int32] = self._words.numpy()
+    `device_bytes` uint8: what `upload` copies to; None on a CPU, where the host's memory is the
+    device's. The tensors of `take` and `put` have their values after `upload`.
+    """
+
+    def __init__(self, nbytes: int, device_bytes: Tensor | None) -> None:
+        host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device_bytes is not None)
+        self._host, self._device = host, host if device_bytes is None else device_bytes
+        self._array: NDArray[np.uint8] = host.numpy()
         self._used = 0
         self._uploaded: torch.cuda.Event | None = None
 
     def clear(self) -> None:
-        """Start again at the front. Waits if the last upload is still under way."""
+        """Start again at the front. Waits if the last upload is still in progress."""
         if self._uploaded is not None:
             self._uploaded.synchronize()
         self._used = 0
 
-    def take(self, count: int) -> slice:
-        part = slice(self._used, self._used + count)
-        assert part.stop <= len(self.array), "the plan is larger than any plan may be"
-        self._used = part.stop
-        return part
+    def take(self, count: int, dtype: torch.dtype) -> tuple[NDArray[Any], Tensor]:
+        """`count` elements: the host array to write, and the tensor on the device."""
+        begin, end = self._used, self._used + count * dtype.itemsize
+        assert end <= len(self._array), "the plan is larger than any plan may be"
+        self._used = -(-end // ALIGNMENT) * ALIGNMENT
+        host: NDArray[Any] = self._array[begin:end].view(_NUMPY_TYPES[dtype])
+        return host, self._device[begin:end].view(dtype)
 
-    def put(self, values: Sequence[int] | NDArray[np.int32], *, aligned: bool = False) -> slice:
-        """Append; `aligned` to 64 bits."""
-        if aligned:
-            self._used += self._used % 2
-        part = self.take(len(values))
-        self.array[part] = values
-        return part
+    def put(self, values: ArrayLike, dtype: torch.dtype) -> Tensor:
+        """A tensor with the shape of `values`."""
+        array: NDArray[Any] = np.asarray(values, _NUMPY_TYPES[dtype])
+        host, tensor = self.take(array.size, dtype)
+        host[:] = array.ravel()
+        return tensor.view(array.shape)
 
-    def upload(self, target: Tensor | None) -> Tensor:
-        """Everything written so far, on the device."""
-        if target is None:
-            return self._words
-        target[: self._used].copy_(self._words[: self._used], non_blocking=True)
+    def upload(self) -> None:
+        if self._device is self._host:
+            return
+        self._device[: self._used].copy_(self._host[: self._used], non_blocking=True)
         self._uploaded = torch.cuda.Event()
-        self._uploaded.record(torch.cuda.current_stream(target.device))
-        return target
+        self._uploaded.record(torch.cuda.current_stream(self._device.device))

@@ -1,4 +1,4 @@
-"""Hidden states of a prompt, however many steps compute them, to one vector."""
+"""Pools the hidden states of a prompt, from one or several steps, into one vector."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from runtime.worker.model import RowSpan
 class PooledRows:
     """Rows [begin, end) of a step's states belong to the prompt in `slot`.
 
-    `first`: they are its first ones. `divisor`: how many rows the vector is the mean of, where
-    these are its last ones; None where more will come.
+    `first`: they are its first ones. `divisor`: the number of rows that the vector is the mean of,
+    if these are the last ones; None if more follow.
     """
 
     slot: int
@@ -28,8 +28,8 @@ class PooledRows:
 
 @dataclass(frozen=True, slots=True)
 class PooledStep:
-    """What a step pools: rows of its batch, whose states come in this order; how they go together;
-    and the chunk that each complete vector belongs to."""
+    """What a step pools: the batch rows, in the order of their states; the parts that they form;
+    and the chunk of each complete vector."""
 
     rows: tuple[int, ...]
     parts: tuple[PooledRows, ...]
@@ -57,7 +57,7 @@ def plan_pooling(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> PooledSte
 
 
 def pooled_positions(pooling: Pooling, begin: int, end: int, length: int) -> range:
-    """Which of the positions [begin, end) of a prompt of `length` tokens its vector needs."""
+    """The positions of [begin, end) that the vector of a prompt of `length` tokens needs."""
     match pooling:
         case Pooling.MEAN:
             return range(begin, end)
@@ -68,7 +68,7 @@ def pooled_positions(pooling: Pooling, begin: int, end: int, length: int) -> ran
 
 
 class Pooler:
-    """Sums in float32, one for each slot; rows of a slot are added in the order of positions."""
+    """Float32 sums, one for each slot; the rows of a slot are added in the order of positions."""
 
     def __init__(self, *, slots: int, hidden: int, device: torch.device) -> None:
         self._sums = torch.zeros(slots, hidden, dtype=torch.float32, device=device)

@@ -1,4 +1,4 @@
-"""Launches planned steps on the device and reads back what they drew."""
+"""Launches planned steps on the device and reads back their results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,21 +25,21 @@ from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
 from runtime.vision.image_rows import FeatureRows
-from runtime.worker.input_preparer import DeviceInputs, InputPreparer
+from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.sampler import Drawn, Sampler
 
-# An image's digest -> its features on the device, [rows, width], those of padding last.
-Lookup = Callable[[bytes], Tensor]
+# An image's digest -> its features on the device, [rows, width], padding rows last.
+FeatureLookup = Callable[[bytes], Tensor]
 
 _NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way: `drawing` names the chunk of each drawn row, `pooling` that of each of the
-    `vectors`; `done` tells the end."""
+    """A launched step. `drawing`: the chunk of each drawn row; `pooling`: the chunk of each row of
+    `vectors`. `done` is recorded at the end of the step; None on a CPU."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
@@ -52,9 +52,9 @@ class Launched:
 class DeviceRunner:
     """One model, its cache and its sampler on one device.
 
-    Tokens are uploaded once, when their sequence enters a slot; each step reads its input from the
-    slot's tokens on the device, where the sampler puts what it draws. So the host never has to
-    know a token before the step that uses it.
+    A sequence's tokens are uploaded once, when it enters a slot. Each step reads its input from the
+    slot's tokens on the device, to which the sampler appends, so a step that uses a token can be
+    launched before the host knows it.
     """
 
     def __init__(
@@ -62,115 +62,104 @@ class DeviceRunner:
         model: DecoderModel,
         pool: PagePool,
         layout: CacheLayout,
+        limits: StepLimits,
         *,
-        slots: int,
-        step_tokens: int,
-        context_tokens: int,
         device: torch.device,
-        image_features: Lookup | None = None,
+        image_features: FeatureLookup | None = None,
     ) -> None:
         self._model = model
         self._image_features = image_features
         self._pool = pool
         self._page_tokens, self._kinds = layout.page_tokens, layout.kinds
-        self._slots = slots
-        self._step_tokens = step_tokens
-        self._context_tokens = context_tokens
+        self._limits = limits
         self._device = device
         self._sampler = Sampler(
-            slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size, device=device
+            slots=limits.slots,
+            context_tokens=limits.context_tokens,
+            vocab_size=model.vocab_size,
+            device=device,
         )
-        self._stage = InputPreparer(
+        self._preparer = InputPreparer(
             layout,
             pool,
             self._sampler,
-            slots=slots,
-            step_tokens=step_tokens,
-            context_tokens=context_tokens,
+            limits,
             device=device,
             position_axes=model.position_axes,
         )
-        self._pooler = Pooler(slots=slots, hidden=model.hidden_size, device=device)
-        self._kinds = layout.kinds
+        self._pooler = Pooler(slots=limits.slots, hidden=model.hidden_size, device=device)
         self._fresh = True
-        self._scratch: Tensor | None = None  # features while warming up
+        self._scratch: Tensor | None = None  # features during warm-up
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Enqueue one step; on CUDA nothing here waits for it."""
+        """Enqueue one step; on CUDA nothing here waits for the device."""
         self._fresh = False
-        staged = self._stage.stage(plan)
-        self._apply(staged)
-        states = self._model.states(self._batch(staged), self._pool)
-        draws = len(staged.drawing)
-        vectors = self._pooler.take(states[draws:], staged.pooled.parts)
+        inputs = self._preparer.prepare(plan)
+        if inputs.pages.shape[0]:
+            self._pool.write_pages(inputs.page_cells, inputs.pages)
+        if inputs.loads is not None:
+            self._sampler.load(inputs.loads)
+        states = self._model.states(self._batch(inputs), self._pool)
+        draws = len(inputs.drawing)
+        vectors = self._pooler.take(states[draws:], inputs.pooled.parts)
         drawn = None
         if draws:
-            drawn = self._sampler.sample(self._model.logits(states[:draws]), staged.draws)
-        launched = Launched(plan.chunks, staged.drawing, drawn, staged.pooled.chunks, vectors, None)
+            drawn = self._sampler.sample(self._model.logits(states[:draws]), inputs.draws)
+        launched = Launched(plan.chunks, inputs.drawing, drawn, inputs.pooled.chunks, vectors, None)
         return launched if self._device.type != "cuda" else _copied_to_host(launched, self._device)
 
     def collect(self, launched: Launched) -> tuple[Outcome | None, ...]:
-        """Wait for a step; what it drew, aligned with its chunks. The only place that waits."""
+        """Wait for a step; its results, aligned with its chunks. Only this method waits."""
         if launched.done is not None:
             launched.done.synchronize()
         results: list[Outcome | None] = [None] * len(launched.chunks)
         if launched.drawn is not None:
-            _tell_drawn(launched, launched.drawn, results)
+            _store_drawn(launched, launched.drawn, results)
         finite = launched.vectors.isfinite().all(dim=1).tolist()
         for index, vector, sound in zip(launched.pooling, launched.vectors, finite, strict=True):
             results[index] = Pooled(vector.numpy().tobytes()) if sound else _NOT_FINITE
         return tuple(results)
 
     def warm_up(self, images: ImageLimits | None = None) -> None:
-        """Run the largest step, before any other, so that missing memory shows now.
+        """Run the largest step before any other, so that a lack of memory is found at start.
 
-        Then the largest decode step and the smallest, which may take other kernels. All rows write
-        to page 0, which is cleared afterwards; slots are loaded before use. `images`: of which all
-        rows may be, where the model sees any in its text.
+        Then the largest decode step and the smallest, which may use other kernels. All rows write
+        to page 0, which is cleared afterwards; slots are loaded before use. `images`: limits of the
+        images that any row may belong to.
         """
-        assert self._fresh, "warm_up comes before the first step"
+        assert self._fresh, "warm_up runs before the first step"
+        limits = self._limits
         if images is not None and not any(kind.by_image for kind in self._kinds):
             row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
-            self._scratch = row.expand(self._context_tokens, -1)
+            self._scratch = row.expand(limits.context_tokens, -1)
+        largest, decode = (limits.step_tokens, limits.slots), (limits.slots, limits.slots)
         try:
-            for rows, slots in (
-                (self._step_tokens, self._slots),
-                (self._slots, self._slots),
-                (1, 1),
-            ):
+            for rows, slots in (largest, decode, (1, 1)):
                 if _NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
                     raise ModelFileError(f"The model cannot compute: {_NOT_FINITE.reason}")
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
             raise DoesNotFitError(
-                f"A step of {self._step_tokens:,} tokens over {self._slots:,} sequences does not "
+                f"A step of {limits.step_tokens:,} tokens over {limits.slots:,} sequences does not "
                 f"fit in the memory left on {self._device}: {error} Lower `step_tokens`, "
                 "`max_sequences` or `cache_tokens`."
             ) from error
         self._pool.clear_page(0)
         self._fresh, self._scratch = True, None
 
-    def _apply(self, staged: DeviceInputs) -> None:
-        if staged.pages.shape[0]:
-            self._pool.write_pages(staged.page_cells, staged.pages)
-        if staged.loads is not None:
-            for slot, tokens in staged.loads.tokens:
-                self._sampler.load_tokens(slot, tokens)
-            self._sampler.load_parameters(
-                staged.loads.slots, staged.loads.floats, staged.loads.ints
-            )
-
-    def _batch(self, staged: DeviceInputs) -> Batch:
-        positions, slots = staged.positions, staged.row_slot.long()
+    def _batch(self, inputs: DeviceInputs) -> Batch:
+        positions, slots = inputs.positions, inputs.row_slot.long()
         plans, writes = [], tuple[ImageWrite, ...]()
-        tables = zip(self._pool.page_tables, self._kinds, staged.groups, strict=True)
+        tables = zip(self._pool.page_tables, self._kinds, inputs.groups, strict=True)
         for table, kind, group in tables:
-            seen = (table, staged.row_slot, group.begin, group.end)
+            seen = (table, inputs.row_slot, group.begin, group.end)
             if group.images is None:
-                alone = kind.by_sequence
-                cells = table[slots, 0].long() if alone else self._cells(table, slots, positions)
+                if kind.by_sequence:
+                    cells = table[slots, 0].long()
+                else:
+                    cells = self._cells(table, slots, positions)
                 plans.append(AttentionPlan(*seen, cells, group.spans))
                 continue
             cells = self._cells(table, group.images.slots, group.images.indices)
@@ -179,18 +168,18 @@ class DeviceRunner:
         return Batch(
             self._sampler.tokens_at(slots, positions),
             positions,
-            staged.output_rows,
+            inputs.output_rows,
             tuple(plans),
             tuple(self._features(write.digest)[: write.end - write.begin] for write in writes),
-            staged.image_rows if staged.images else None,
-            self._inserted(staged.images) if staged.images else None,
-            staged.axes,
+            inputs.image_rows if inputs.images else None,
+            self._inserted(inputs.images) if inputs.images else None,
+            inputs.axes,
         )
 
     def _scratch_sequence(
         self, slot: int, start: int, length: int, sampling: SamplingParams
     ) -> Sequence:
-        """Draws if the model can, else pools; a prompt that is read in both directions is whole."""
+        """Samples if the model generates, else pools; without causal attention, one whole span."""
         image = _ScratchImage()
         span = ImageSpan(start, length, whole=not self._model.causal, digest=image.digest)
         sees = self._scratch is not None
@@ -206,7 +195,7 @@ class DeviceRunner:
         return Sequence(request, [0] * length)
 
     def _cells(self, table: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
-        """Where the pages of `slots` [n] int64 hold `indices` [n] int64."""
+        """The cells of the pages of `slots` [n] int64 that hold `indices` [n] int64."""
         pages = table[slots, indices // self._page_tokens].long()
         return pages * self._page_tokens + indices % self._page_tokens
 
@@ -217,18 +206,18 @@ class DeviceRunner:
     def _features(self, digest: bytes) -> Tensor:
         if self._scratch is not None:
             return self._scratch
-        assert self._image_features is not None, "an image whose features nobody knows"
+        assert self._image_features is not None, "the engine has no image features"
         features = self._image_features(digest)
-        if features.is_cuda:  # it may be dropped before this step has read it
+        if features.is_cuda:  # they may be evicted before this step has read them
             features.record_stream(torch.cuda.current_stream(self._device))
         return features
 
     def _scratch_plan(self, rows: int, slots: int) -> StepPlan:
-        """One row at the end of each slot's context; the rows left over fill slot after slot.
+        """One row at the end of each slot's context; the remaining rows fill slot after slot.
 
-        Everything a row can ask of the sampler is asked.
+        Each row uses every option of the sampler.
         """
-        room = self._context_tokens - 1  # the token drawn last has a place too
+        room = self._limits.context_tokens - 1  # one position for the token drawn last
         sampling = SamplingParams(
             top_k=0, top_p=0.5, repeat_penalty=1.1, repeat_last_n=None, logprobs=MAX_TOP_LOGPROBS
         )
@@ -248,10 +237,10 @@ class DeviceRunner:
 @dataclass(frozen=True, slots=True)
 class _ScratchImage:
     digest: bytes = b""
-    rows: int = 0  # as many as are asked for
+    rows: int = 0
 
 
-def _tell_drawn(launched: Launched, drawn: Drawn, results: list[Outcome | None]) -> None:
+def _store_drawn(launched: Launched, drawn: Drawn, results: list[Outcome | None]) -> None:
     scores = _Scores(drawn)
     rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
     for index, token, finite in rows:
@@ -278,13 +267,13 @@ class _Scores:
 
 
 def is_lack_of_memory(error: Exception) -> bool:
-    """On CUDA torch has a type for it, on a CPU only these words."""
+    """Whether an allocation failed. On CUDA torch has a type for it, on a CPU only a message."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or "can't allocate memory" in str(error)
 
 
 def _copied_to_host(launched: Launched, device: torch.device) -> Launched:
-    """The same in pinned memory; valid once the stream has come this far, which `done` tells."""
+    """`launched` in pinned memory; valid once its event `done` has completed."""
 
     def pinned(tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

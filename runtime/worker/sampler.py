@@ -1,8 +1,8 @@
-"""Logits and each slot's parameters to tokens, for all rows at once and without leaving the device.
+"""From logits and each slot's parameters to tokens, for all rows at once and on the device.
 
-A row's token depends on its own logits, parameters, seed and position alone, to the bit: which
-path it takes follows from its own parameters, equal logits are ordered by token id, and
-probabilities are summed as integers, where the order of addition and the width do not matter.
+A row's token depends on its own logits, parameters, seed and position only, to the bit: its own
+parameters select its path, equal logits are ordered by token id, and probabilities are summed as
+integers, so neither the order of addition nor the width of the tensor matters.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 
-TOP_LIMIT = 256  # larger top_k are served by sorting
-SORT_BLOCK = 8  # rows sorted at once: bounds the memory of the widest path
+TOP_LIMIT = 256  # a larger top_k takes the sorting path
+SORT_BLOCK = 8  # rows sorted at once; bounds the memory of that path
 
 _CHUNK = 64
 _ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
@@ -25,16 +25,16 @@ INTS = 4  # seed, top_k, repeat_last_n, counted_from
 
 
 class Path(IntEnum):
-    """How a row draws; the rows of a step are ordered by it."""
+    """How a row draws its token; the rows of a step are ordered by path."""
 
     GREEDY = 0
     TOP = 1  # the top_k largest logits
-    SORTED = 2  # all logits sorted, because top_p has to cut somewhere
-    WHOLE = 3  # all logits as they lie
+    SORTED = 2  # all logits sorted, for top_p
+    WHOLE = 3  # all logits unsorted
 
 
 def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
-    """The cheapest way to draw by these parameters."""
+    """The cheapest path for these parameters."""
     if sampling.temperature <= 0:
         return Path.GREEDY
     if 0 < sampling.top_k <= TOP_LIMIT:
@@ -44,13 +44,25 @@ def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """Which rows of the logits draw for which slots, and what they need beyond that.
+class LoadedSlots:
+    """Slots to fill before a step: their tokens [n] int32 one by one; slots [slots] int64, floats
+    and ints [slots, ...] as `Sampler.parameter_rows` makes them."""
 
-    slots, positions [rows] int64: whose token, and its index in the sequence. Rows are ordered by
-    path; `counts` says how many take each. `width`: the largest top_k among the TOP rows.
-    penalised, scored: indices of rows [...] int64 that look at earlier tokens (at most `window`
-    of them) or want log-probabilities (and at most `alternatives` of the most likely tokens).
+    tokens: tuple[tuple[int, Tensor], ...]
+    slots: Tensor
+    floats: Tensor
+    ints: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How the rows of the logits draw.
+
+    slots, positions [rows] int64: the slot of each row's sequence, and the index of the new token.
+    Rows are ordered by path; `counts` has the number of rows of each path. `width`: the largest
+    top_k among the TOP rows. penalised, scored [...] int64: indices of the rows with penalties,
+    which read at most `window` earlier tokens, and of those with log-probabilities, of at most
+    `alternatives` most likely tokens.
     """
 
     slots: Tensor
@@ -65,10 +77,10 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The outcome, still on the device.
+    """The drawn tokens, on the device.
 
-    tokens [rows] int64; finite [rows] bool: whether the logits made sense. For the scored rows:
-    logprobs [scored] float32, top_tokens and top_logprobs [scored, alternatives].
+    tokens [rows] int64; finite [rows] bool: whether the largest logit is finite. Of the scored
+    rows: logprobs [scored] float32, top_tokens and top_logprobs [scored, alternatives].
     """
 
     tokens: Tensor
@@ -79,7 +91,7 @@ class Drawn:
 
 
 class Sampler:
-    """Each slot's tokens and parameters on the device, and the drawing itself."""
+    """Each slot's tokens and sampling parameters on the device; draws tokens."""
 
     def __init__(
         self, *, slots: int, context_tokens: int, vocab_size: int, device: torch.device
@@ -95,26 +107,24 @@ class Sampler:
 
     @staticmethod
     def workspace_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
-        """What `sample` allocates at worst: sorting, raw logits kept for scores, penalties."""
+        """The most that `sample` allocates: for sorting, raw logits of scores, penalties."""
         sorting = 96 * min(slots, SORT_BLOCK) * vocab_size
         scores = 8 * slots * vocab_size
         penalties = 64 * slots * context_tokens
         candidates = 64 * slots * min(TOP_LIMIT * _CHUNK, vocab_size + _CHUNK)
         return max(sorting, penalties, candidates) + scores
 
-    def load_tokens(self, slot: int, tokens: Tensor) -> None:
-        """A sequence enters a slot: tokens [n] int32 from position 0."""
-        self._tokens[slot, : tokens.shape[0]] = tokens
-
-    def load_parameters(self, slots: Tensor, floats: Tensor, ints: Tensor) -> None:
-        """slots [n] int64, floats and ints [n, ...] as `parameter_rows` makes them."""
-        self._floats.index_copy_(0, slots, floats)
-        self._ints.index_copy_(0, slots, ints)
+    def load(self, loaded: LoadedSlots) -> None:
+        """Sequences enter slots: their tokens from position 0, and their parameters."""
+        for slot, tokens in loaded.tokens:
+            self._tokens[slot, : tokens.shape[0]] = tokens
+        self._floats.index_copy_(0, loaded.slots, loaded.floats)
+        self._ints.index_copy_(0, loaded.slots, loaded.ints)
 
     def parameter_rows(
         self, sampling: Sequence[SamplingParams]
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """What `load_parameters` takes, one row for each slot that is loaded."""
+        """The floats and integers of `LoadedSlots`, one row for each slot."""
         floats = [
             [
                 max(s.temperature, 1e-7),
@@ -139,13 +149,13 @@ class Sampler:
         return floats, ints
 
     def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The tokens at these places of these slots, given or drawn: [n] int64."""
+        """The tokens at these positions of these slots, from prompts or drawn: [n] int64."""
         return self._tokens[slots, positions].long()
 
     def sample(self, logits: Tensor, draws: Draws) -> Drawn:
-        """logits [rows, vocab] float32, ordered as `draws`; may be overwritten.
+        """logits [rows, vocab] float32, ordered as `draws`; overwritten.
 
-        The drawn tokens also become part of their slots' tokens.
+        The drawn tokens are also appended to the tokens of their slots.
         """
         raw = logits[draws.scored]
         if draws.penalised.shape[0]:
@@ -199,8 +209,8 @@ class Sampler:
         counted = seen & (places >= begin)
         ids = self._tokens[slots[:, None], places.clamp_(min=0)].long()
         ordered = torch.where(counted, ids, self.vocab_size).sort(dim=1).values
-        # The newest token, which is always seen, stands for those that are not: equal writes to
-        # one cell do no harm.
+        # Places outside the window repeat the newest token, which is always inside: writing one
+        # cell several times with the same value is harmless.
         ids = torch.where(seen, ids, ids[:, :1])
         counts = torch.searchsorted(ordered, ids, right=True) - torch.searchsorted(ordered, ids)
         cells = (rows[:, None], ids)
@@ -212,8 +222,8 @@ class Sampler:
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     """seeds, positions [n] int64 -> [n] float64 in [0, 1), a multiple of 2**-53.
 
-    The output number `position` of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
-    number generators", 2014) whose state begins as the mixed seed.
+    Output number `position` of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+    generators", 2014), whose initial state is the mixed seed.
     """
     state = _mixed(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return _shifted(_mixed(state), 11).double() * 2.0**-53
@@ -222,9 +232,9 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row, larger first, the smaller id first among equals.
 
-    logits [rows, vocab] -> values [rows, count], ids [rows, count]. Only the chunks with the
-    largest maxima can hold them: each of those has one element at least that ranks above
-    everything in the other chunks.
+    logits [rows, vocab] -> values [rows, count], ids [rows, count]. Only the `count` chunks with
+    the largest maxima can contain them: each of these has at least one element that ranks above
+    all elements of the other chunks.
     """
     rows, vocab = logits.shape
     count = min(count, vocab)
@@ -250,7 +260,7 @@ def sorted_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ascending(keys: Tensor) -> Tensor:
-    """Each row of int64 sorted; numpy's vectorised sort is 30 times as fast as torch's on a CPU."""
+    """Each row of int64 sorted; on a CPU numpy's vectorised sort is 30 times as fast as torch's."""
     if keys.device.type == "cpu":
         return torch.from_numpy(np.sort(keys.numpy(), axis=1))
     return keys.sort(dim=1).values
@@ -259,9 +269,9 @@ def _ascending(keys: Tensor) -> Tensor:
 def _pick_sorted(
     values: Tensor, top_k: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, noise: Tensor
 ) -> Tensor:
-    """The column each row draws from its descending values [rows, n].
+    """The column that each row draws from its descending values [rows, n].
 
-    Each filter keeps the beginning of the row, so one running sum serves them all.
+    Each filter keeps a prefix of the row, so one cumulative sum serves all filters.
     """
     odds = torch.exp((values - values[:, :1]) / temperature)
     ranks = torch.arange(values.shape[1], device=values.device)
@@ -275,14 +285,14 @@ def _pick_sorted(
 def _pick_unsorted(
     values: Tensor, peak: Tensor, temperature: Tensor, min_p: Tensor, noise: Tensor
 ) -> Tensor:
-    """The column each row draws from its values [rows, vocab] as they lie."""
+    """The column that each row draws from its unsorted values [rows, vocab]."""
     odds = torch.exp((values - peak[:, None]) / temperature)
     sums = ((odds * _ONE).long() * (odds >= min_p)).cumsum(dim=1)
     return _column(sums, sums[:, -1], noise)
 
 
 def _column(sums: Tensor, total: Tensor, noise: Tensor) -> Tensor:
-    """The first column whose running sum exceeds noise * total."""
+    """The first column whose cumulative sum exceeds noise * total."""
     target = torch.minimum((noise * total.double()).long(), total - 1)
     column = torch.searchsorted(sums, target[:, None], right=True)[:, 0]
     return column.clamp_(max=sums.shape[1] - 1)  # rows that are not finite stay in range
@@ -298,7 +308,7 @@ def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tens
 
 
 def _blocks(counts: tuple[int, ...]) -> list[tuple[Path, int, int]]:
-    """Row ranges that share a path, the wide paths in blocks of bounded memory."""
+    """Row ranges [begin, end) of one path; those that sort are split to bound their memory."""
     blocks, begin = [], 0
     for path, count in zip(Path, counts, strict=True):
         end = begin + count
@@ -328,7 +338,7 @@ def _shifted(values: Tensor, bits: int) -> Tensor:
 
 
 def _mixed(state: Tensor) -> Tensor:
-    """splitmix64's finaliser, on int64 that wrap."""
+    """The finaliser of splitmix64, on wrapping int64."""
     state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
     state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
     return state ^ _shifted(state, 31)

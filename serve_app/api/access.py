@@ -13,7 +13,7 @@ def set_key(scope: Scope, key: ApiKey) -> None:
 
 
 def key_of(scope: Scope) -> ApiKey | None:
-    """None on servers without keys."""
+    """The request's API key; None on servers without keys."""
     return scope.get("state", {}).get(_STATE)
 
 

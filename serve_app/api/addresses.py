@@ -1,13 +1,13 @@
-"""Which internet addresses belong to the public, and not to this network or this machine."""
+"""Tells public internet addresses from those of this network or machine."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
-# Only this part of IPv6 is given out for unicast; mapped and translated IPv4 lies outside of it.
+# The only part of IPv6 assigned for global unicast; mapped and translated IPv4 lies outside.
 _UNICAST = IPv6Network("2000::/3")
-# Teredo and 6to4 carry IPv4 addresses inside; documentation has a range that is not yet in all
-# versions of `ipaddress`.
+# Teredo and 6to4 embed IPv4 addresses; the third is the newer documentation range, which not all
+# versions of `ipaddress` know.
 _CARRIERS = (IPv6Network("2001::/32"), IPv6Network("2002::/16"), IPv6Network("3fff::/20"))
-# Protocol assignments; relays of 6to4; the host that serves virtual machines on Azure.
+# Protocol assignments; 6to4 relays; the platform service of Azure's virtual machines.
 _INTERNAL = (
     IPv4Network("192.0.0.0/24"),
     IPv4Network("192.88.99.0/24"),
@@ -16,11 +16,11 @@ _INTERNAL = (
 
 
 def is_public(text: str) -> bool:
-    """Whether anybody on the internet may be meant by it.
+    """Whether the text is a public unicast address.
 
-    Not so: loopback, private, shared (RFC 6598), link-local and with it the metadata services of
-    clouds, multicast, reserved, and IPv6 addresses that stand for IPv4 ones. What is no address
-    is not public either.
+    Not public: loopback, private, shared (RFC 6598), link-local including the metadata services of
+    clouds, multicast, reserved, and IPv6 addresses that embed IPv4 ones. A text that is not an
+    address is not public either.
     """
     try:
         address = ip_address(text)

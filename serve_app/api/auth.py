@@ -1,4 +1,4 @@
-"""API keys of requests: who may use the server, and who may manage its models."""
+"""Authentication by API key: who may use the server, and who may manage its models."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,20 +15,20 @@ OPEN_PATHS = frozenset({"/healthz"})
 
 
 class RequireKey:
-    """Answers 401 unless the request has a known key. Health checks have none.
+    """Middleware: answers 401 unless the request has a known key. `/healthz` needs none.
 
-    The key is a bearer token or, as Anthropic's clients send it, the header `x-api-key`. Its name
-    is the tenant of the request.
+    The key is a bearer token or, as Anthropic's clients send it, the header `x-api-key`. The name
+    of the key becomes the tenant of the request.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
         self._app = app
-        # The time of a look-up tells of the hash alone, which a client cannot choose.
+        # Lookup time depends only on the hash, which a client cannot choose.
         self._keys = {key.sha256: key for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
-            key = self._known(Headers(scope=scope))
+            key = self._key(Headers(scope=scope))
             if key is None:
                 refusal = Refusal(
                     401,
@@ -41,13 +41,13 @@ class RequireKey:
             set_key(scope, key)
         await self._app(scope, receive, send)
 
-    def _known(self, headers: Headers) -> ApiKey | None:
-        found = (self._keys.get(key_hash(shown)) for shown in _shown(headers))
+    def _key(self, headers: Headers) -> ApiKey | None:
+        found = (self._keys.get(key_hash(key)) for key in _presented_keys(headers))
         return next((key for key in found if key is not None), None)
 
 
 class RequireManagementKey:
-    """Answers 403 unless the key of the request may manage models; stands behind RequireKey."""
+    """Middleware behind RequireKey: answers 403 unless the key may manage models."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,7 +62,7 @@ class RequireManagementKey:
         await self._app(scope, receive, send)
 
 
-def _shown(headers: Headers) -> Iterator[str]:
+def _presented_keys(headers: Headers) -> Iterator[str]:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         yield key.strip()

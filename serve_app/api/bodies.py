@@ -1,4 +1,4 @@
-"""Receiving request bodies: how large, how slow and how many of them there may be."""
+"""Receives request bodies within limits of size, rate, and total memory."""
 
 import asyncio
 import string
@@ -16,15 +16,14 @@ from serve_app.api.refusals import BodyTooLargeError, QuotaError, SlowBodyError
 from serve_app.api.tenant import tenant_of
 from serve_app.config.settings import AppSettings
 
-# Decoding takes about 10 ms for so many of each, and holds the GIL. Only prompts of token ids have
-# so many values.
+# Decoding this many of each takes about 10 ms and holds the GIL. Only prompts of token ids have
+# that many values.
 MAX_VALUES = 300_000
 MAX_STRUCTURES = 32 * 1024
-# Of a part of a body, the largest share of bytes beside base64 where the part may be an image: line
-# breaks, as escapes.
+# A part of a body may be image data if at most this share of it is not base64: escaped line breaks.
 IMAGE_NOISE = 0.05
-# The beginning of each body that the budget does not count, so that ordinary requests are served
-# while large ones have used it up.
+# The first bytes of each body are not charged, so that ordinary requests are served while large
+# ones have exhausted the budget.
 FREE_BYTES = 64 * 1024
 BUDGET_BODIES = 8
 TENANT_SHARE = 4
@@ -34,11 +33,13 @@ _QUOTE, _COMMA, _COLON, _LIST, _OBJECT = b'",:[{'
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`max_bytes`: of one body; `max_text_bytes`: without its images. `budget_bytes`: of all bodies
-    that are being received or decoded; None: 8 of the longest. One tenant gets a quarter of it, but
-    at least one whole body.
+    """Limits of request bodies.
 
-    A body must come within `grace_s`, and a second more for each `min_bytes_per_s` of it.
+    `max_bytes` limits one body, `max_text_bytes` its part that is not image data. `budget_bytes`
+    limits the bodies that are being received or parsed in this process; by default 8 times
+    `max_bytes`. One tenant may use a quarter of the budget, and always one body of `max_bytes`.
+
+    A body must arrive within `grace_s` plus one second for each `min_bytes_per_s` received.
     """
 
     max_bytes: int
@@ -52,10 +53,10 @@ class BodyLimits:
         return cls(settings.max_body_bytes, settings.max_text_bytes, settings.body_budget_bytes)
 
     def check_text(self, size: int) -> None:
-        """BodyTooLargeError when a body may not have so many bytes beside images."""
+        """Raises BodyTooLargeError if `size` bytes outside images exceed the limit."""
         if size > self.max_text_bytes:
             raise BodyTooLargeError(
-                f"the request body has more than {self.max_text_bytes:,} bytes beside images "
+                f"the request body has more than {self.max_text_bytes:,} bytes outside images "
                 "(`max_text_bytes`)"
             )
 
@@ -69,7 +70,7 @@ class BodyLimits:
 
 
 class BodyReceiver:
-    """Receives the bodies of one process within `limits`, by the clock of the event loop."""
+    """Receives the bodies of one process within `limits`. Time is the event loop's clock."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
@@ -77,11 +78,11 @@ class BodyReceiver:
 
     @asynccontextmanager
     async def received(self, request: Request, *, images: bool) -> AsyncIterator[bytearray]:
-        """The body, which counts as in flight until the block ends. `images`: whether it may hold
-        some, and so be longer than a text.
+        """Yields the body and charges it to the budget until the block ends. `images`: whether the
+        endpoint accepts images, which `max_text_bytes` does not limit.
 
-        BodyTooLargeError, SlowBodyError, QuotaError, OverloadedError, and RequestError where it has
-        too many JSON values: as soon as the part is here that shows it.
+        Raises BodyTooLargeError, SlowBodyError, QuotaError, OverloadedError, or RequestError for
+        too many JSON values, as soon as the received part shows it.
         """
         declared = _declared(request)
         self._check_size(declared, images)
@@ -91,7 +92,7 @@ class BodyReceiver:
 
     async def _receive(self, request: Request, account: "Account", images: bool) -> bytearray:
         limits, body, scan, text_bytes = self._limits, bytearray(), JsonScan(), 0
-        begun_s, allowed_s = asyncio.get_running_loop().time(), limits.grace_s
+        started_s, allowed_s = asyncio.get_running_loop().time(), limits.grace_s
         try:
             async with asyncio.timeout(limits.grace_s) as deadline:
                 async for part in request.stream():
@@ -102,15 +103,15 @@ class BodyReceiver:
                     limits.check_text(text_bytes)
                     body += part
                     allowed_s = limits.grace_s + len(body) / limits.min_bytes_per_s
-                    deadline.reschedule(begun_s + allowed_s)
+                    deadline.reschedule(started_s + allowed_s)
         except TimeoutError:
             raise SlowBodyError(
-                f"the request body is too slow: {len(body):,} bytes came in {allowed_s:.0f} s; "
-                f"after {limits.grace_s:.0f} s at least {limits.min_bytes_per_s:,} bytes a second "
-                "are wanted"
+                f"the request body is too slow: {len(body):,} bytes arrived in {allowed_s:.0f} s; "
+                f"after {limits.grace_s:.0f} s at least {limits.min_bytes_per_s:,} bytes per "
+                "second are required"
             ) from None
         except ClientDisconnect:
-            raise RequestError("the request body did not come whole") from None
+            raise RequestError("the request body is incomplete") from None
         return body
 
     def _check_size(self, size: int, images: bool) -> None:
@@ -124,7 +125,7 @@ class BodyReceiver:
 
 
 class BodyBudget:
-    """How many bytes of bodies this process and each tenant hold."""
+    """Counts the bytes of bodies in flight, in total and per tenant."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
@@ -137,7 +138,7 @@ class BodyBudget:
 
     @contextmanager
     def account(self, tenant: str) -> Iterator["Account"]:
-        """Of one body; what it holds is released at the end of the block."""
+        """The account of one body; its bytes are released at the end of the block."""
         account = Account(self, tenant)
         try:
             yield account
@@ -151,7 +152,7 @@ class BodyBudget:
         self._change(tenant, count)
 
     def check(self, tenant: str, count: int) -> None:
-        """QuotaError or OverloadedError where there is no room for so many bytes."""
+        """Raises QuotaError or OverloadedError if `count` more bytes exceed the budget."""
         limits = self._limits
         if self._by_tenant[tenant] + count > limits.tenant_bytes:
             raise QuotaError(
@@ -169,7 +170,7 @@ class BodyBudget:
 
 
 class Account:
-    """What one body holds of the budget: all but its first `FREE_BYTES`."""
+    """The share of the budget that one body holds: all bytes but the first `FREE_BYTES`."""
 
     def __init__(self, budget: BodyBudget, tenant: str) -> None:
         self._budget = budget
@@ -178,7 +179,7 @@ class Account:
         self.charged_bytes = 0
 
     def expect(self, count: int) -> None:
-        """QuotaError or OverloadedError where there is no room for a body of so many bytes now."""
+        """Raises QuotaError or OverloadedError if a body of `count` bytes exceeds the budget."""
         self._budget.check(self._tenant, max(0, count - FREE_BYTES))
 
     def hold(self, count: int) -> None:
@@ -189,11 +190,11 @@ class Account:
 
 
 class JsonScan:
-    """Counts what decoding a JSON text would make, part by part, before anything is decoded.
+    """Counts the values of a JSON text part by part, without decoding it.
 
-    Values are told by the brackets and commas outside strings, structures (lists, objects and their
-    fields) by brackets and colons. The counts are exact up to the first byte that is no JSON, where
-    decoding ends.
+    Values are counted by brackets and commas outside strings, structures (lists, objects and their
+    fields) by brackets and colons. The counts are exact up to the first syntax error, where
+    decoding stops.
     """
 
     def __init__(self) -> None:
@@ -203,7 +204,7 @@ class JsonScan:
         self._escape = b""  # a backslash whose escaped character is in the next part
 
     def add(self, part: bytes) -> None:
-        """RequestError when there are too many."""
+        """Raises RequestError when the text so far has too many values or structures."""
         text = (self._escape + part).replace(b"\\\\", b"")
         self._escape = b"\\" if text.endswith(b"\\") else b""
         if b'"' in text:
@@ -226,7 +227,7 @@ class JsonScan:
             )
 
     def _outside(self, text: bytes) -> NDArray[np.uint8]:
-        """The bytes, those in strings replaced by zero; quotes begin and end strings here."""
+        """The bytes with those inside strings replaced by zero. `text` has no escaped quotes."""
         codes = np.frombuffer(text, np.uint8)
         inside = np.logical_xor.accumulate(codes == _QUOTE) ^ self._in_string
         self._in_string = bool(inside[-1]) if codes.size else self._in_string
@@ -239,6 +240,7 @@ def _declared(request: Request) -> int:
 
 
 def _may_be_image(part: bytes) -> bool:
-    """Whether it may be from the middle of an image in base64. Where texts and images meet, a part
-    may be taken for either: decoding tells them apart."""
+    """Whether nearly all bytes are base64 characters. A part that spans text and image may be
+    classified as either; the exact sizes are checked after decoding.
+    """
     return len(part.translate(None, _BASE64)) <= IMAGE_NOISE * len(part)

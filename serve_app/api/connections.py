@@ -1,25 +1,73 @@
-"""What is between client and server: proxies that announce themselves, and HTTP/1.0."""
+"""Connections to clients: proxies that announce themselves, HTTP/1.0, unread bodies."""
+
+import asyncio
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+SMALL_BODY_BYTES = 64 * 1024
+REFUSAL_DELAY_S = 1.0
 _PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 def through_proxy(scope: Scope) -> bool:
-    """Whether a proxy in front announces itself. Ray Serve's own HAProxy does not; it sets no limit
-    on silence."""
+    """Whether a proxy in front of the server announces itself. Ray Serve's own HAProxy does not; it
+    has no limit on idle time.
+    """
     headers = Headers(scope=scope)
     return any(name in headers for name in _PROXY_HEADERS)
 
 
-class WholeForHttp10:
-    """Collects replies to HTTP/1.0 clients, and sends them with a Content-Length.
+class CloseUnreadBody:
+    """Middleware: closes the connection after a response to a request whose body was not read to
+    its end.
 
-    uvicorn's httptools sends every reply of unknown length in chunks, also to HTTP/1.0, and HAProxy
-    passes these on. An ASGI application cannot ask for a reply that ends with its connection, so
-    streams come whole at their end. Proxies that announce themselves are exempt: nginx speaks
-    HTTP/1.0 before 1.29.7 but reads chunks, and its clients may wait for a stream.
+    uvicorn would keep the connection open and receive and discard the rest of the body, which costs
+    more processor time than the refusal. Bodies of up to `SMALL_BODY_BYTES` are discarded all the
+    same, since a new connection costs more.
+
+    The response is delayed by `REFUSAL_DELAY_S`, while nothing is received: clients that retry at
+    once would otherwise occupy a processor with refusals.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _has_large_body(scope):
+            await self._app(scope, receive, send)
+            return
+        complete = False
+
+        async def receive_part() -> Message:
+            nonlocal complete
+            message = await receive()
+            complete = message["type"] == "http.request" and not message.get("more_body", False)
+            return message
+
+        async def send_part(message: Message) -> None:
+            if message["type"] == "http.response.start" and not complete:
+                MutableHeaders(scope=message)["connection"] = "close"
+                await asyncio.sleep(REFUSAL_DELAY_S)
+            await send(message)
+
+        await self._app(scope, receive_part, send_part)
+
+
+def _has_large_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "")
+    return "transfer-encoding" in headers or (length.isdecimal() and int(length) > SMALL_BODY_BYTES)
+
+
+class WholeForHttp10:
+    """Middleware: collects responses to HTTP/1.0 clients and sends them with a Content-Length.
+
+    uvicorn's httptools sends every response of unknown length in chunks, even to HTTP/1.0, and
+    HAProxy passes them on. An ASGI application cannot request that the end of the connection ends
+    the response, so streams are sent whole at their end. Proxies that announce themselves are
+    exempt: nginx speaks HTTP/1.0 before 1.29.7 but reads chunks, and its clients may need the
+    stream.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -32,7 +80,7 @@ class WholeForHttp10:
 
 
 class _Collected:
-    """A reply whose messages are held until its length is known."""
+    """A response whose messages are held until its length is known."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

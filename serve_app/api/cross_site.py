@@ -1,9 +1,10 @@
-"""Which web pages may use the server, by their origin, and under which names it is addressed.
+"""Which web pages may use the server (`Origin`), and under which host names it is addressed
+(`Host`).
 
-Any page in a browser on this machine can send requests to a server on loopback or in the local
-network. Browsers say in `Origin` where the page is from; a page whose own name was made to resolve
-to the server's address (DNS rebinding) is of the same origin for them: only the `Host` header shows
-that such a request uses a foreign name.
+Any page in a browser can send requests to a server on loopback or in the local network. Browsers
+state the page's origin in `Origin`. With DNS rebinding, a page's own name resolves to the server's
+address and the browser sees the same origin: only `Host` shows that the request uses a foreign
+name.
 """
 
 import re
@@ -18,8 +19,8 @@ from serve_app.api.errors import error_response, route_path
 from serve_app.api.refusals import Refusal
 from serve_app.logs import get_logger
 
-# As Ollama has them (envconfig, AllowedOrigins), and the other names of loopback: pages of servers
-# on the browser's own machine, and applications with schemes of their own.
+# Ollama's defaults (envconfig, AllowedOrigins) and the other names of loopback: pages served from
+# the browser's own machine, and applications with their own URL schemes.
 LOCAL_ORIGINS = (
     *(
         f"{scheme}://{host}:*"
@@ -28,7 +29,7 @@ LOCAL_ORIGINS = (
     ),
     *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
 )
-# Domains that the public DNS does not delegate: strangers cannot own a name there.
+# Domains that the public DNS does not delegate: names there have no owner outside.
 _LOCAL_DOMAINS = (
     ".localhost",
     ".localdomain",
@@ -39,7 +40,7 @@ _LOCAL_DOMAINS = (
     ".internal",
     ".svc",
 )
-# Clients choose the names that are refused: at most this many are logged, each cut to this length.
+# Clients choose the refused names: at most MOST_LOGGED are logged, each cut to LONGEST_NAME.
 MOST_LOGGED = 64
 LONGEST_NAME = 80
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]*)(?::\d*)?", re.IGNORECASE)
@@ -48,10 +49,11 @@ log = get_logger()
 
 
 class RefuseForeignOrigin:
-    """Answers 403 to web pages whose origin `allowed` does not match.
+    """Middleware: answers 403 to web pages whose origin `allowed` does not match.
 
     Pages of the server's own origin pass, and requests without an `Origin`: these are not from
-    browsers, or GETs whose replies browsers keep from foreign pages. `remedy` ends the message.
+    browsers, or are GETs whose responses browsers withhold from foreign pages. `remedy` ends the
+    message.
     """
 
     def __init__(self, app: ASGIApp, allowed: str, remedy: str) -> None:
@@ -77,12 +79,14 @@ class RefuseForeignOrigin:
 
 
 class RefuseForeignHost:
-    """Answers 403 to requests whose `Host` strangers could have made to lead here.
+    """Middleware: answers 403 to requests whose `Host` is a name that others could have pointed
+    here.
 
-    They cannot with addresses, names without a dot and local domains; `allowed` are names beside
-    these, `*.name` for all below, `*` for any. The host name of this process is not accepted for
-    itself: it belongs to the node of one ingress replica, not to the address that clients use.
-    Health checks send any host name, so `/healthz` is exempt. Each refused name is logged once.
+    Addresses, names without a dot and local domains are safe. `allowed` lists further names:
+    `*.name` matches all names below, `*` any name. This process's host name is not accepted
+    automatically: it belongs to the node of one ingress replica, not to the address that clients
+    use. `/healthz` is exempt because health checks send any host name. Each refused name is logged
+    once.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -124,8 +128,9 @@ class RefuseForeignHost:
 
 
 def origin_pattern(allowed: Sequence[str]) -> str:
-    """A regular expression for whole origins, of such as `https://name`, `http://*.name:*` (all
-    names below, any port) and `scheme://*`; `*` is any origin, also that of no site (`null`)."""
+    """A regular expression that matches whole origins. Patterns: `https://name`, `http://*.name:*`
+    (all names below, any port), `scheme://*`, and `*` (any origin, including the opaque `null`).
+    """
     return "|".join(map(_one_pattern, allowed))
 
 

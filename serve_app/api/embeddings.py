@@ -1,4 +1,4 @@
-"""Vectors of texts: /api/embed, the older /api/embeddings, and /v1/embeddings."""
+"""Embeddings: /api/embed, the older /api/embeddings, and /v1/embeddings."""
 
 import asyncio
 import base64
@@ -24,11 +24,11 @@ from serve_app.api.reply import Reply
 from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import ServedModel
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, together
+from serve_app.gateway.model_registry import ServedModel
+from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
 
 MAX_INPUTS = 2048
-# Inputs that go to one replica together, and how many such groups are asked at once.
+# Inputs per request to a replica, and the number of concurrent requests.
 GROUP, GROUPS_AT_ONCE = 32, 8
 
 Vectors = NDArray[np.float32]
@@ -57,11 +57,11 @@ class OpenAIBody(Body):
     dimensions: int | None = Field(default=None, ge=1)
     encoding_format: str = "float"
     user: Any = harmless()
-    truncate_prompt_tokens: Any = unserved(-1)  # of vLLM; -1: at what the model takes
+    truncate_prompt_tokens: Any = unserved(-1)  # vLLM's; -1: at the model's limit
 
 
 class Embeddings:
-    """Answers the three endpoints."""
+    """The three endpoints."""
 
     def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
         self._backend = backend
@@ -80,7 +80,7 @@ class Embeddings:
         keep_s = keep_alive_s(body.keep_alive)
         if not inputs:
             await self._backend.load(model, keep_s, tenant=tenant_id(request))
-            return JSONResponse(reply(together([])))
+            return JSONResponse(reply(merge_embeddings([])))
         context = self._bodies.options(body.options).over(model.options).num_ctx
         tasks = _tasks(model, inputs, body.truncate, context, keep_s, tenant=tenant_id(request))
         return Reply(self._vectors(tasks), _native(reply), stream=False)
@@ -108,8 +108,8 @@ class Embeddings:
             )
         inputs = _openai_inputs(body.input)
         context = model.options.num_ctx
-        # Ollama's endpoint of this name cuts what is too long; OpenAI's refuses it, but its clients
-        # know the limits of OpenAI's models, and none of ours.
+        # Ollama truncates long inputs here. OpenAI refuses them, but its clients know only the
+        # limits of OpenAI's models.
         tasks = _tasks(model, inputs, True, context, tenant=tenant_id(request))
         reply = partial(
             openai_reply,
@@ -123,16 +123,18 @@ class Embeddings:
         return Reply(self._vectors(tasks), encoder, stream=False)
 
     async def _vectors(self, tasks: Sequence[EmbeddingTask]) -> AsyncGenerator[ChatDelta, None]:
-        """One delta with everything; the first failure ends all tasks and is the answer."""
+        """One delta with all vectors. The first failure cancels the other tasks and becomes the
+        response.
+        """
         at_once = asyncio.Semaphore(GROUPS_AT_ONCE)
 
         async def answer(task: EmbeddingTask) -> ChatDelta:
             async with at_once:
-                return together([delta async for delta in self._backend.generate(task)])
+                return merge_embeddings([delta async for delta in self._backend.generate(task)])
 
         asked = [asyncio.create_task(answer(task)) for task in tasks]
         try:
-            yield together(await asyncio.gather(*asked))
+            yield merge_embeddings(await asyncio.gather(*asked))
         finally:
             for task in asked:
                 task.cancel()
@@ -141,7 +143,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class VectorEncoder:
-    """A reply of one piece, in the words of one endpoint."""
+    """A reply in one piece in the format of one endpoint."""
 
     whole: Callable[[ChatDelta], bytes]
     refused: Callable[[Refusal], bytes]
@@ -158,7 +160,7 @@ class VectorEncoder:
 def native_reply(
     delta: ChatDelta, *, model: str, dimensions: int | None, begun_ns: int
 ) -> dict[str, Any]:
-    """Vectors of length 1, unless they are zero."""
+    """Vectors normalised to length 1; zero vectors stay zero."""
     vectors = normalised(_array(delta.vectors), dimensions)
     reply: dict[str, Any] = {"model": model, "embeddings": vectors.tolist()}
     if delta.usage is not None and delta.vectors:
@@ -169,7 +171,7 @@ def native_reply(
 
 
 def older_reply(delta: ChatDelta) -> dict[str, Any]:
-    """One vector as the model gave it."""
+    """One vector as the model returned it, not normalised."""
     return {"embedding": _array(delta.vectors)[0].tolist()}
 
 
@@ -199,7 +201,7 @@ def _shown(vector: Vectors, encoding: str) -> list[float] | str:
 
 
 def normalised(vectors: Vectors, dimensions: int | None) -> Vectors:
-    """vectors [n, size], cut to `dimensions`, then each divided by its length where it has one."""
+    """vectors [n, size], cut to `dimensions`, each divided by its length unless that is zero."""
     if dimensions is not None and dimensions > vectors.shape[1]:
         raise RequestError(
             f"dimensions is {dimensions:,}; the model's vectors have {vectors.shape[1]:,}"
@@ -214,7 +216,7 @@ def _array(vectors: Sequence[bytes]) -> Vectors:
         return np.zeros((0, 0), dtype=np.float32)
     array = np.stack([np.frombuffer(vector, dtype="<f4") for vector in vectors])
     if not np.isfinite(array).all():
-        raise ModelFileError("The model returned a vector that is not made of finite numbers.")
+        raise ModelFileError("The model returned a vector with non-finite numbers.")
     return array
 
 
@@ -247,7 +249,7 @@ def _native_inputs(given: Any) -> list[Input]:
 
 
 def _openai_inputs(given: Any) -> list[Input]:
-    """A text, texts, token ids, or lists of token ids."""
+    """A text, several texts, token ids, or several lists of token ids."""
     if isinstance(given, str):
         return [RawText(given)]
     if isinstance(given, list) and given:
@@ -265,4 +267,4 @@ def _openai_inputs(given: Any) -> list[Input]:
 
 def _check_count(inputs: list[Any]) -> None:
     if len(inputs) > MAX_INPUTS:
-        raise RequestError(f"input has {len(inputs):,} texts; at most {MAX_INPUTS:,} are taken")
+        raise RequestError(f"input has {len(inputs):,} texts; at most {MAX_INPUTS:,} are accepted")

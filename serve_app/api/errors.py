@@ -1,4 +1,7 @@
-"""Error bodies in the words of the protocol that the path belongs to."""
+"""Error bodies in the format of the protocol that the request path belongs to."""
+
+from collections.abc import Callable
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -6,46 +9,63 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from serve_app.api.openai import error_body
+from serve_app.api import anthropic_reply, openai
 from serve_app.api.refusals import Refusal, refusal
 
-_OPENAI_PREFIX = "/v1/"
 LONGEST_PATH = 80
+_COMPATIBLE = "/v1/"
+
+ErrorBody = Callable[[Refusal], dict[str, Any]]
+
+
+def _native_body(refused: Refusal) -> dict[str, Any]:
+    return {"error": refused.message}
+
+
+# By the prefix of paths that end with a slash; the first match counts.
+_BODIES: tuple[tuple[str, ErrorBody], ...] = (
+    ("/v1/messages/", anthropic_reply.error_body),
+    (_COMPATIBLE, openai.error_body),
+    ("/", _native_body),
+)
 
 
 def error_response(path: str, refused: Refusal) -> Response:
-    body = error_body(refused) if _openai(path) else {"error": refused.message}
+    body = _body_of(path)(refused)
     return JSONResponse(body, status_code=refused.status, headers=refused.headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """For what an endpoint raises before it has an answer to send."""
+    """Handles exceptions of endpoints that were raised before the response started."""
     return error_response(route_path(request.scope), refusal(error))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods: plain text on the native protocol, in OpenAI's an error
-    body; for an unknown path it lists the endpoints that are served."""
+    """Unknown paths and wrong methods: plain text for the native protocol, an error body for the
+    others; for an unknown path it lists the served endpoints.
+    """
     assert isinstance(error, HTTPException)
-    if not _openai(route_path(request.scope)):
+    body = _body_of(route_path(request.scope))
+    if body is _native_body:
         return PlainTextResponse(error.detail, error.status_code, headers=error.headers)
     message = f"{error.detail}: {request.method} {request.url.path[:LONGEST_PATH]}"
     if error.status_code == 404:
-        message += f" is not served; the endpoints are {', '.join(_openai_endpoints(request))}"
+        message += f" is not served; the endpoints are {', '.join(_compatible_endpoints(request))}"
     refused = Refusal(error.status_code, message)
-    return JSONResponse(error_body(refused), error.status_code, headers=error.headers)
+    return JSONResponse(body(refused), error.status_code, headers=error.headers)
 
 
 def route_path(scope: Scope) -> str:
-    """The path below the prefix that the application is served at."""
+    """The path below the prefix at which the application is mounted."""
     prefix, path = scope.get("root_path", ""), scope["path"]
     return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
 
 
-def _openai_endpoints(request: Request) -> list[str]:
+def _body_of(path: str) -> ErrorBody:
+    path = f"{path}/"
+    return next((body for prefix, body in _BODIES if path.startswith(prefix)), _native_body)
+
+
+def _compatible_endpoints(request: Request) -> list[str]:
     routes = (route for route in request.app.routes if isinstance(route, Route))
-    return [route.path_format for route in routes if _openai(route.path)]
-
-
-def _openai(path: str) -> bool:
-    return path.startswith(_OPENAI_PREFIX)
+    return [route.path_format for route in routes if route.path.startswith(_COMPATIBLE)]

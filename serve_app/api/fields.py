@@ -1,10 +1,10 @@
-"""Reading request bodies: typed fields, fields that are ignored or refused, errors by name."""
+"""Parses request bodies: typed fields, ignored or refused fields, errors that name the field."""
 
 import asyncio
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -19,14 +19,15 @@ from serve_app.api.bodies import BodyLimits, BodyReceiver
 from serve_app.config.options import Options, read_options
 from serve_app.logs import get_logger
 
-# Clients choose the names of ignored fields: so many of them are logged, each cut to that length.
+# Clients choose the names of ignored fields: so many are logged, cut to LONGEST_NAME.
 MOST_LOGGED = 64
 LONGEST_NAME = 64
-# Messages of a request, parts of a message, and the like.
+# Limit for lists: messages of a request, parts of a message, and others.
 MAX_ITEMS = 2048
-# Reading a body of this size takes less than a millisecond. Larger ones are read in a thread: one,
-# since each call into C holds the GIL, which others would have to wait for as well.
+# Parsing a body within both limits takes less than a millisecond. Others are parsed in one thread,
+# since each call into C holds the GIL, for which further threads would have to wait as well.
 INLINE_BYTES = 64 * 1024
+INLINE_OBJECTS = 256
 _NEUTRAL = "neutral"
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -34,9 +35,11 @@ log = get_logger()
 
 
 class FirstError(FailFast):
-    """Validation of a list ends at its first invalid item: errors cost more than items."""
+    """Stops the validation of a list at its first invalid item, because errors cost more than
+    items.
+    """
 
-    __hash__ = object.__hash__  # pydantic's has none, which unions of annotated types need
+    __hash__ = object.__hash__  # unions of annotated types need it, pydantic's class lacks it
 
 
 Item = TypeVar("Item")
@@ -44,22 +47,22 @@ Items = Annotated[list[Item], FirstError(), MaxLen(MAX_ITEMS)]
 
 
 def harmless() -> Any:
-    """A field that cannot change the answer: read and left alone."""
+    """A field that cannot change the response: parsed and ignored."""
     return Field(default=None)
 
 
 def unserved(*neutral: Any) -> Any:
-    """A field that would change the answer and is not served yet.
+    """A field that would change the response and is not supported yet.
 
-    Only the values that mean "off" are accepted: those given, null, and the empty ones.
+    Accepts only values that mean "off": null, empty values, and `neutral`.
     """
     return Field(default=None, json_schema_extra={_NEUTRAL: list(neutral)})
 
 
 class Body(BaseModel):
-    """A JSON object of a request. Null means absent; `BodyReader` handles unknown fields.
+    """A JSON object of a request. Null means absent. `BodyReader` handles unknown fields.
 
-    `holds_images`: whether some of its bytes may be images, which `image_bytes` counts.
+    `holds_images`: whether the object can contain images, whose size `image_bytes` returns.
     """
 
     holds_images: ClassVar[bool] = False
@@ -71,7 +74,7 @@ class Body(BaseModel):
         return _without_nulls(raw)
 
     def image_bytes(self) -> int:
-        """Of the images in this object, as the JSON text has them."""
+        """Size of the images in this object, encoded as in the JSON text."""
         return 0
 
 
@@ -79,10 +82,10 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 class BodyReader:
-    """Reads the request bodies of one ingress within `limits`.
+    """Parses the request bodies of one ingress within `limits`.
 
-    Fields and options that no protocol defines are ignored, as Ollama and vLLM do, and logged once
-    for each name. `strict`: they are refused.
+    Fields and options that no protocol defines are ignored, as in Ollama and vLLM, and logged once
+    per name. With `strict` they are refused.
     """
 
     def __init__(self, limits: BodyLimits, *, strict: bool = False) -> None:
@@ -93,10 +96,12 @@ class BodyReader:
         self._logged: set[str] = set()
 
     async def read(self, kind: type[AnyBody], request: Request) -> AnyBody:
-        """RequestError names the field that is wrong, missing, or not served."""
+        """The parsed body. Raises RequestError that names the field that is wrong, missing or
+        unsupported.
+        """
         async with self._receiver.received(request, images=kind.holds_images) as data:
             parse = partial(self._parsed, kind, data)
-            if len(data) <= INLINE_BYTES:
+            if len(data) <= INLINE_BYTES and data.count(b"{") <= INLINE_OBJECTS:
                 return parse()
             return await asyncio.get_running_loop().run_in_executor(self._thread, parse)
 
@@ -112,18 +117,19 @@ class BodyReader:
         return body
 
     def options(self, raw: Mapping[str, Any]) -> Options:
-        """Native options by name; RequestError as in `read_options`."""
+        """Native options by name. Raises RequestError as `read_options` does."""
         return read_options(raw, unknown=lambda name: self._unknown("option", "options.", name))
 
     def _check(self, body: BaseModel, place: str) -> None:
-        """Unserved fields and unknown ones, here and in the objects within."""
+        """Handles unsupported and unknown fields of an object and of the objects in it."""
         for name in islice(body.model_extra or (), MOST_LOGGED):
             self._unknown("field", place, name)
-        for name, info in type(body).model_fields.items():
-            if name not in body.model_fields_set:
+        given = body.model_fields_set
+        for name, neutral in _fields(type(body)):
+            if name not in given:
                 continue
             value = getattr(body, name)
-            if _refused(value, info):
+            if neutral is not None and _refused(value, neutral):
                 raise RequestError(f'field "{place}{name}" is not served yet')
             if isinstance(value, BaseModel):
                 self._check(value, f"{place}{name}.")
@@ -149,7 +155,9 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 def token_ids(values: list[Any]) -> tuple[int, ...] | None:
-    """None unless they are integers that may name tokens, at least one. There may be many."""
+    """The values as token ids; None unless there is at least one and all are integers in [0,
+    2**31).
+    """
     try:
         return msgspec.convert(values, tuple[TokenId, ...]) or None
     except msgspec.ValidationError:
@@ -157,7 +165,7 @@ def token_ids(values: list[Any]) -> tuple[int, ...] | None:
 
 
 def _decoded(data: bytearray) -> dict[str, Any]:
-    """The body as a JSON object, whatever its declared type."""
+    """The body as a JSON object, whatever its Content-Type."""
     if not data or data.isspace():
         raise RequestError("missing request body")
     try:
@@ -165,7 +173,7 @@ def _decoded(data: bytearray) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"invalid JSON: {error}") from None
     if not isinstance(raw, dict):
-        raise RequestError("invalid request body: a JSON object is wanted")
+        raise RequestError("invalid request body: it must be a JSON object")
     return raw
 
 
@@ -175,12 +183,20 @@ def _without_nulls(value: Any) -> Any:
     return {name: item for name, item in value.items() if item is not None}
 
 
-def _refused(value: Any, info: FieldInfo) -> bool:
+@cache
+def _fields(kind: type[BaseModel]) -> tuple[tuple[str, list[Any] | None], ...]:
+    """Each field with its neutral values; None for a field that is served or harmless."""
+    return tuple((name, _neutral_values(info)) for name, info in kind.model_fields.items())
+
+
+def _neutral_values(info: FieldInfo) -> list[Any] | None:
     extra = info.json_schema_extra
-    if not isinstance(extra, dict) or _NEUTRAL not in extra:
-        return False
+    return extra.get(_NEUTRAL) if isinstance(extra, dict) else None  # type: ignore[return-value]
+
+
+def _refused(value: Any, neutral: list[Any]) -> bool:
     value = _without_nulls(value)
-    return value not in (None, "", [], {}) and value not in extra[_NEUTRAL]  # type: ignore[operator]
+    return value not in (None, "", [], {}) and value not in neutral
 
 
 def _message(details: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What Ray Serve does not set of uvicorn, on which each ingress replica listens."""
+"""Settings of uvicorn, on which each ingress replica listens, that Ray Serve does not set."""
 
 import ctypes
 from collections.abc import MutableMapping
@@ -6,17 +6,18 @@ from collections.abc import MutableMapping
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# HAProxy takes 16 KiB, so only requests that come past it reach this limit.
+# HAProxy accepts 16 KiB, so only requests that bypass it can reach this limit.
 MAX_HEAD_BYTES = 64 * 1024
-# glibc raises its own limit to that of the largest allocation that was freed, up to 32 MiB, and
-# keeps what is smaller: a few large bodies would leave the process hundreds of megabytes larger.
+# By default glibc raises its threshold to the largest freed allocation, up to 32 MiB, and keeps
+# smaller ones: a few large bodies would leave the process hundreds of megabytes larger.
 MMAP_BYTES = 2**20
 _M_MMAP_THRESHOLD = -3
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses request heads of more than `MAX_HEAD_BYTES` and one read; uvicorn's has no limit, and
-    what it takes for a header grows with the square of the header's length."""
+    """Refuses request heads of more than `MAX_HEAD_BYTES` plus one read. uvicorn has no limit, and
+    its cost grows with the square of a header's length.
+    """
 
     _in_head = False
     _head_bytes = 0
@@ -40,18 +41,19 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def configure(environment: MutableMapping[str, str]) -> None:
-    """To be called before Ray starts the server: it passes neither setting on to uvicorn.
+    """Must be called before Ray starts the server, because Ray passes neither setting to uvicorn.
 
-    By default uvicorn takes the client's address from `X-Forwarded-For` where the peer is on
-    loopback, as HAProxy is. Anybody can send that header through HAProxy.
+    By default uvicorn takes the client's address from `X-Forwarded-For` if the peer is on loopback,
+    as HAProxy is, and any client can send that header through HAProxy.
     """
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedProtocol.__name__}"
     environment.setdefault("FORWARDED_ALLOW_IPS", "")
 
 
 def return_large_allocations() -> None:
-    """From now on, allocations of more than `MMAP_BYTES` go back to the system when freed; without
-    effect where the C library is not glibc."""
+    """Makes glibc return allocations of more than `MMAP_BYTES` to the system when they are freed.
+    Has no effect with other C libraries.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)

@@ -1,6 +1,7 @@
-"""Fetching images by URL: from allowed hosts only, never from inside the network, never for long.
+"""Fetches images by URL: only from allowed hosts, never from internal addresses, within time and
+size limits.
 
-A host's name is resolved once, here; what was checked is what is connected to.
+A host name is resolved once, and the connection is made to the addresses that were checked.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ MAX_URL_CHARACTERS = 4096
 ADDRESSES_TRIED = 4
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
-# Compressed bodies could become anything when unpacked.
+# Compressed bodies could have any size when unpacked.
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "caravan"}
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class ImageFetcher:
-    """Fetches what `settings` allow; all that goes wrong is a RequestError."""
+    """Fetches what `settings` allow. All failures are RequestErrors."""
 
     def __init__(
         self,
@@ -44,18 +45,18 @@ class ImageFetcher:
         self._gate = FairGate(FETCHES_AT_ONCE)
 
     def check(self, url: str) -> None:
-        """Raises RequestError for a URL that would not be fetched; nobody is asked yet."""
+        """Raises RequestError for a URL that would not be fetched. Makes no connection."""
         self._target(url)
 
     async def fetch(self, url: str, *, tenant: str = "") -> bytes:
-        """The body at `url`, redirects followed."""
+        """The body at `url`, after redirects."""
         seconds = self._settings.timeout_s
         try:
             async with asyncio.timeout(seconds), self._gate.place(tenant):
                 return await self._follow(url)
         except TimeoutError:
             raise RequestError(
-                f"the image has not arrived within {seconds:g} seconds; send it as base64 data"
+                f"the image did not arrive within {seconds:g} seconds; send it as base64 data"
             ) from None
 
     async def _follow(self, url: str) -> bytes:
@@ -65,7 +66,7 @@ class ImageFetcher:
                 return answer
             url = answer
         raise RequestError(
-            f"the image's URL is redirected more than {self._settings.max_redirects} times"
+            f"the image's URL was redirected more than {self._settings.max_redirects} times"
         )
 
     def _target(self, url: str) -> "_Target":
@@ -78,7 +79,7 @@ class ImageFetcher:
         return target
 
     async def _ask(self, target: "_Target") -> bytes | str:
-        """The body, or where it is said to be."""
+        """The body, or the URL of a redirect."""
         failure: httpx.HTTPError | None = None
         for address in await self._checked_addresses(target):
             try:
@@ -91,7 +92,7 @@ class ImageFetcher:
         raise _failed(target, failure) from None
 
     async def _checked_addresses(self, target: "_Target") -> list[str]:
-        """One address from inside is enough to distrust the name."""
+        """The addresses of the host. Raises RequestError if one of them is internal."""
         try:
             addresses = await self._resolve(target.host, target.port)
         except (OSError, UnicodeError):
@@ -105,7 +106,7 @@ class ImageFetcher:
         return addresses[:ADDRESSES_TRIED]
 
     async def _ask_at(self, address: str, target: "_Target") -> bytes | str:
-        # A client for each request: no cookie and no connection is of use to another one.
+        # One client per request: neither cookies nor connections may be shared.
         async with (
             httpx.AsyncClient(
                 verify=self._certificates, trust_env=False, timeout=self._settings.timeout_s
@@ -126,7 +127,7 @@ class ImageFetcher:
         if response.status_code != 200:
             raise RequestError(f'"{target.place}" has answered {response.status_code}, not 200')
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise RequestError(f'"{target.place}" has sent the image compressed, unasked')
+            raise RequestError(f'"{target.place}" sent the image compressed, unrequested')
         most = self._settings.max_bytes
         declared = response.headers.get("content-length", "")
         size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
@@ -140,7 +141,7 @@ class ImageFetcher:
                     break
         if size > most:
             raise RequestError(
-                f"the image at the URL is larger than {most:,} bytes, the most that are fetched"
+                f"the image at the URL is larger than {most:,} bytes, the limit for fetched images"
             )
         return b"".join(parts)
 
@@ -151,7 +152,7 @@ class ImageFetcher:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A URL taken apart. `host` as it is resolved, in ASCII and small letters."""
+    """The parts of a URL. `host` is in ASCII and lower case, as it is resolved."""
 
     url: httpx.URL
     host: str
@@ -163,7 +164,7 @@ class _Target:
 
     @property
     def place(self) -> str:
-        """The host, with the port where that is not the scheme's own."""
+        """The host, with the port unless it is the scheme's default."""
         return self.host if self.standard else f"{self.host}:{self.port}"
 
     @property
@@ -178,19 +179,21 @@ def _target(url: str) -> _Target:
         parsed = httpx.URL(url)
         host = parsed.raw_host.decode("ascii").lower().rstrip(".")
     except (httpx.InvalidURL, ValueError):
-        raise RequestError("the image's URL is none") from None
+        raise RequestError("the image's URL is invalid") from None
     if parsed.scheme not in _PORTS or not host:
         raise RequestError("the image's URL does not begin with https:// or http:// and a host")
     if parsed.userinfo:
-        raise RequestError("the image's URL has a user or password in it, which is not sent on")
+        raise RequestError("the image's URL has a user or password in it, which is not supported")
     port = _PORTS[parsed.scheme] if parsed.port is None else parsed.port
     if not 0 < port < 2**16:
-        raise RequestError(f"the image's URL has the port {port}, which there cannot be")
+        raise RequestError(f"the image's URL has the port {port}, which is not a valid port")
     return _Target(parsed, host, port)
 
 
 def _covers(allowed: str, target: _Target) -> bool:
-    """`name`, `*.name` for all below it, each with `:port` for another port than the scheme's."""
+    """Whether a pattern allows the target: `name`, `*.name` for all names below it, each with
+    `:port` for another port than the scheme's default.
+    """
     name, port = _split_port(allowed.lower())
     if not (target.standard if port is None else target.port == port):
         return False
@@ -209,11 +212,11 @@ def _split_port(allowed: str) -> tuple[str, int | None]:
 def _redirected(target: _Target, response: httpx.Response) -> str:
     location = response.headers.get("location")
     if not location:
-        raise RequestError(f'"{target.place}" redirects the image\'s URL to nowhere')
+        raise RequestError(f'"{target.place}" sent a redirect without a URL')
     try:
         found = target.url.join(location)
     except (httpx.InvalidURL, ValueError):
-        raise RequestError(f'"{target.place}" redirects the image\'s URL to none') from None
+        raise RequestError(f'"{target.place}" redirects to an invalid URL') from None
     if target.url.scheme == "https" and found.scheme == "http":
         raise RequestError(
             f'"{target.place}" redirects the image\'s URL from https:// to http://, which is not '

@@ -1,7 +1,8 @@
-"""The HTTP surface as one ASGI application: routes, who may use them, error bodies."""
+"""The HTTP application: routes, middleware, error handlers."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,9 +14,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from runtime.errors import CaravanError
+from serve_app.api.anthropic import AnthropicMessages
 from serve_app.api.auth import RequireKey, RequireManagementKey
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.connections import WholeForHttp10
+from serve_app.api.connections import CloseUnreadBody, WholeForHttp10
 from serve_app.api.cross_site import (
     LOCAL_ORIGINS,
     RefuseForeignHost,
@@ -38,49 +40,76 @@ from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.tenant import TenantByAddress
 from serve_app.api.through_proxy import ThroughProxy
+from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.on_demand.management import Management
+from serve_app.on_demand.management import ModelManagement
 
 VERSION = "0.1.0"
-# The release of Ollama whose API is served. Clients ask for a minimum: 0.6.4 (VS Code), 0.13.4
-# (Codex). It is the last one without /v1/messages, which is not served; nor is its /v1/responses.
+# The Ollama release whose API is served. Clients require a minimum: 0.6.4 (VS Code), 0.13.4
+# (Codex). 0.13.5 is the last release without /v1/messages, which is served here; its
+# /v1/responses is not.
 OLLAMA_VERSION = "0.13.5"
 
 
-def ingress_app(
-    backend: ChatBackend,
-    management: Management | None = None,
-    *,
-    api_keys: tuple[ApiKey, ...] | None,
-    allowed_origins: tuple[str, ...] = (),
-    allowed_hosts: tuple[str, ...] | None = None,
-    concurrent_requests: int | None = None,
-    processes: int = 1,
-    clock: Callable[[], float] = time.monotonic,
-    body_limits: BodyLimits,
-    strict_fields: bool = False,
-    image_rules: ImageRules,
-    proxy_secret: str | None = None,
-) -> Starlette:
-    """`concurrent_requests`: of one tenant, over all `processes` of the ingress.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressOptions:
+    """Access, limits and request formats of the HTTP surface.
 
-    `proxy_secret`: what HAProxy adds to each request; None: requests come from anywhere.
+    `api_keys`: None on a server without API keys. `concurrent_requests`: the limit of one tenant,
+    over all `processes` of the ingress. `proxy_secret`: the secret that HAProxy adds to each
+    request; None: requests are accepted without it.
     """
+
+    api_keys: tuple[ApiKey, ...] | None
+    body_limits: BodyLimits
+    image_rules: ImageRules
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
+    concurrent_requests: int | None = None
+    processes: int = 1
+    clock: Callable[[], float] = time.monotonic
+    strict_fields: bool = False
+    proxy_secret: str | None = None
+
+    @classmethod
+    def of(
+        cls, settings: AppSettings, api_keys: tuple[ApiKey, ...] | None, proxy_secret: str | None
+    ) -> "IngressOptions":
+        return cls(
+            api_keys=api_keys,
+            body_limits=BodyLimits.of(settings),
+            image_rules=ImageRules.of(settings),
+            allowed_origins=settings.allowed_origins,
+            allowed_hosts=settings.allowed_hosts,
+            concurrent_requests=settings.concurrent_requests,
+            processes=settings.ingress_replicas,
+            strict_fields=settings.strict_fields,
+            proxy_secret=proxy_secret,
+        )
+
+
+def ingress_app(
+    backend: ChatBackend, options: IngressOptions, management: ModelManagement | None = None
+) -> Starlette:
+    """The ASGI application of one ingress process."""
+    api_keys, concurrent_requests = options.api_keys, options.concurrent_requests
     limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
     default = Limits(concurrent_requests=concurrent_requests)
-    limiter = Limiter(default, limits, processes=processes, clock=clock)
-    bodies = BodyReader(body_limits, strict=strict_fields)
-    images = ImageReader(backend, image_rules)
+    limiter = Limiter(default, limits, processes=options.processes, clock=options.clock)
+    bodies = BodyReader(options.body_limits, strict=options.strict_fields)
+    images = ImageReader(backend, options.image_rules)
+    secret = options.proxy_secret
     return Starlette(
         routes=[
             *_plain_routes(),
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
             *_openai_routes(backend, images, bodies),
+            *_anthropic_routes(backend, images, bodies),
         ],
         middleware=[
-            *([] if proxy_secret is None else [Middleware(ThroughProxy, secret=proxy_secret)]),
-            *_middleware(api_keys, limiter, allowed_origins, allowed_hosts),
+            *([] if secret is None else [Middleware(ThroughProxy, secret=secret)]),
+            *_middleware(api_keys, limiter, options.allowed_origins, options.allowed_hosts),
         ],
         exception_handlers={CaravanError: on_error, HTTPException: on_http_error},
     )
@@ -92,10 +121,11 @@ def _middleware(
     allowed_origins: tuple[str, ...],
     allowed_hosts: tuple[str, ...] | None,
 ) -> list[Middleware]:
-    """From the outside in. Pages get the headers of CORS with errors too, so that they can read
-    them, and preflights, which carry no keys, are answered before keys are asked for."""
+    """Outermost first. CORS headers are added to error responses too, so that pages can read them;
+    preflight requests, which carry no key, are answered before keys are checked.
+    """
     origins = origin_pattern((*LOCAL_ORIGINS, *allowed_origins))
-    middleware = [Middleware(WholeForHttp10)]
+    middleware = [Middleware(CloseUnreadBody), Middleware(WholeForHttp10)]
     if api_keys is None:
         remedy = "see `allowed_origins`"
         middleware.append(Middleware(RefuseForeignOrigin, allowed=origins, remedy=remedy))
@@ -143,10 +173,11 @@ def _ollama_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
 
 
 def _management_routes(
-    management: Management | None, bodies: BodyReader, *, keyed: bool
+    management: ModelManagement | None, bodies: BodyReader, *, keyed: bool
 ) -> list[Route]:
-    """Only keys with `manage` may manage models; without keys only local pages may, whatever
-    `allowed_origins` says."""
+    """With API keys, only keys with `manage` may manage models. Without keys, only local pages may,
+    whatever `allowed_origins` permits.
+    """
     models = OllamaManagement(management, bodies)
     remedy = "without API keys only local pages may manage models"
     allowed = origin_pattern(LOCAL_ORIGINS)
@@ -160,7 +191,7 @@ def _management_routes(
             ("POST", "/api/copy", models.copy),
             ("DELETE", "/api/delete", models.delete),
             ("HEAD", "/api/blobs/{digest}", models.has_blob),
-            ("POST", "/api/blobs/{digest}", models.bring_blob),
+            ("POST", "/api/blobs/{digest}", models.upload_blob),
             ("POST", "/api/push", models.push),
         )
     ]
@@ -178,6 +209,11 @@ def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.one),
     ]
+
+
+def _anthropic_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> list[Route]:
+    messages = AnthropicMessages(backend, images, bodies)
+    return [Route("/v1/messages", messages.create, methods=["POST"])]
 
 
 async def _running(request: Request) -> Response:

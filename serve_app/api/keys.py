@@ -1,7 +1,7 @@
-"""API keys: a name, a hash and limits each, from a file or the environment.
+"""API keys: each has a name, a hash and limits, and is read from a file or the environment.
 
-The keys themselves are never stored or passed on: Ray writes the arguments of applications to its
-logs, its dashboard and its state.
+Only hashes are stored and passed on, because Ray writes the arguments of applications to its logs,
+its dashboard and its state.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from serve_app.config.sections import Count, Section
 from serve_app.config.settings import canonical_name, source_path
 
 ENVIRONMENT = "CARAVAN_API_KEYS"
-# Scanners for leaked secrets, and people, recognise a key by its beginning.
+# Secret scanners, and people, recognise a key by its prefix.
 PREFIX = "sk-caravan-"
 KEY_BYTES = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@\-]{0,63}$"
 MODEL_PATTERN = r"^[A-Za-z0-9_*.\-/:]{1,256}$"
-# Others may not read it, nor the group write it. The group may read: Kubernetes mounts secrets as
-# files of root that are readable for the pod's group.
+# No access for others, no write access for the group. The group may read, because Kubernetes mounts
+# secrets as files owned by root that the pod's group can read.
 _FORBIDDEN_MODE = 0o027
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELD = re.compile(r"[a-z0-9_]{1,32}")
@@ -37,7 +37,7 @@ _FIELD = re.compile(r"[a-z0-9_]{1,32}")
 
 @dataclass(frozen=True, slots=True)
 class AllowedModels:
-    """The models that a request may use: names, in which `*` stands for any text. None: all."""
+    """Name patterns of the models that a request may use; `*` matches any text. None: all."""
 
     patterns: tuple[str, ...] | None = None
 
@@ -52,10 +52,10 @@ ALL_MODELS = AllowedModels()
 
 
 class ApiKey(Section):
-    """What one key permits. `sha256`: of the key, in hexadecimal.
+    """The permissions of one key. `sha256` is the hash of the key in hexadecimal.
 
-    `manage`: whether it may pull, create, copy and delete models. `models`: as in AllowedModels.
-    The limits are those of `serve_app.api.limits`, over all processes of the ingress.
+    `manage` permits pulling, creating, copying and deleting models. `models` are patterns as in
+    AllowedModels. The limits are those of `serve_app.api.limits`, over all ingress processes.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -74,14 +74,14 @@ class ApiKey(Section):
         if not _HASH.fullmatch(value):
             raise ValueError(
                 "it must be the SHA-256 of the key, 64 digits 0-9 and a-f; `caravan key new` "
-                "prints it. The key itself does not belong here"
+                "prints it. Do not put the key itself here"
             )
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.manage and self.models is not None:
-            raise ValueError("manage and models exclude each other: managing concerns all models")
+            raise ValueError("manage and models exclude each other: managers may use all models")
         return self
 
     @property
@@ -89,7 +89,7 @@ class ApiKey(Section):
         return AllowedModels(self.models)
 
     def limits(self, concurrent_requests: int | None) -> Limits:
-        """`concurrent_requests`: the limit where the key states none."""
+        """The key's limits; `concurrent_requests` applies where the key states none."""
         concurrent = self.concurrent_requests or concurrent_requests
         return Limits(self.requests_per_minute, self.tokens_per_minute, concurrent)
 
@@ -99,23 +99,23 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """A fast hash suffices: a key has 256 random bits, so it cannot be guessed. Slow hashes
-    are for passwords, and would cost every request."""
+    """The SHA-256 of a key. A slow hash, as for passwords, is not needed: a key has 256 random bits
+    and cannot be guessed.
+    """
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> tuple[ApiKey, ...] | None:
-    """The keys of `api_keys_file`, or of the environment. None: none are configured, the server is
-    open.
+    """The keys of `api_keys_file` or of the environment; None if neither is set.
 
-    ConfigurationError never quotes what it has read, which may be a key by mistake.
+    A ConfigurationError never quotes what was read, since it may contain a key.
     """
     text = environment.get(ENVIRONMENT)
     if path is None:
         return None if text is None else _parsed(text, ENVIRONMENT)
     if text is not None:
         raise ConfigurationError(
-            f"`api_keys_file` and the environment variable {ENVIRONMENT} exclude each other."
+            f"`api_keys_file` and the variable {ENVIRONMENT} are both set; use one of them."
         )
     return _parsed(_content(source_path(path)), f"`api_keys_file` {path}")
 

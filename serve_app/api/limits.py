@@ -1,26 +1,26 @@
-"""Limits of tenants: requests at once, requests and tokens per minute. Plain values, no HTTP."""
+"""Limits of tenants: concurrent requests, requests and tokens per minute. No HTTP here."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 MINUTE_S = 60.0
-# Rounding must not make a request wait that comes exactly when the budget allows it.
+# Tolerates rounding for a request that arrives exactly when the bucket admits it.
 EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None: unlimited."""
+    """Limits of one tenant. None: unlimited."""
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrent_requests: int | None = None
 
     def share(self, processes: int) -> "Limits":
-        """The limits of one of so many processes, which do not exchange their counts.
+        """The limits for one of `processes` processes, which do not exchange their counts.
 
-        The shares of concurrent requests are rounded up, so that each process admits at least one.
+        Concurrent requests are rounded up, so that each process admits at least one.
         """
         concurrent = self.concurrent_requests
         return Limits(
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The name of the limit that refuses a request, and the time until it admits one again."""
+    """The limit that refuses a request, and the seconds until it admits the next one."""
 
     limit: str
     retry_after_s: float
@@ -41,7 +41,7 @@ class Reached:
 class Bucket:
     """A token bucket that holds one minute's worth, at least 1, and starts full.
 
-    Costs that are known afterwards may overdraw it; `clock` gives seconds.
+    Costs that become known later may overdraw it. `clock` returns seconds.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
@@ -59,11 +59,11 @@ class Bucket:
         return self._level
 
     def take(self, amount: float) -> None:
-        """A negative amount is given back."""
+        """Removes `amount`; a negative amount is added."""
         self._level = min(self.capacity, self.level - amount)
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until it holds this amount."""
+        """Seconds until the bucket holds `amount`."""
         missing = amount - self.level
         return missing / self._per_s if missing > EPSILON else 0.0
 
@@ -73,7 +73,7 @@ class Bucket:
 
 
 class TenantLimits:
-    """The limits of one tenant, and what it has used of them."""
+    """The limits of one tenant and their current use."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.concurrent_limit = limits.concurrent_requests
@@ -84,8 +84,9 @@ class TenantLimits:
         self._logged_at: float | None = None
 
     def reached(self, *, counted: bool) -> Reached | None:
-        """The limit that a request would exceed now. One that is not `counted` has no part in the
-        limits per minute."""
+        """The limit that a request would exceed now. Requests that are not `counted` are exempt
+        from the limits per minute.
+        """
         if self.concurrent_limit is not None and self.running >= self.concurrent_limit:
             return Reached("concurrent_requests", 0.0)
         if not counted:
@@ -112,7 +113,7 @@ class TenantLimits:
             self.tokens.take(tokens)
 
     def log_due(self) -> bool:
-        """Whether a refusal is to be logged: one in each minute."""
+        """Whether to log a refusal: at most one per minute."""
         now = self._clock()
         due = self._logged_at is None or now - self._logged_at >= MINUTE_S
         if due:
@@ -121,15 +122,15 @@ class TenantLimits:
 
     @property
     def forgettable(self) -> bool:
-        """Whether a new state would be the same."""
+        """Whether the state equals that of a new tenant."""
         return not self.running and self.requests is None and self.tokens is None
 
 
 class Limiter:
     """The limits of all tenants in one of `processes` processes.
 
-    `tenants`: limits by name; all others have `default`. States without use are not kept, so that
-    changing client addresses take no memory.
+    `tenants` maps names to limits; all other tenants have `default`. States that equal a new one
+    are dropped, so that clients with changing addresses use no memory.
     """
 
     def __init__(
@@ -146,8 +147,9 @@ class Limiter:
         self._states: dict[str, TenantLimits] = {}
 
     def begin(self, tenant: str, *, counted: bool) -> tuple[TenantLimits, Reached | None]:
-        """The tenant's state, and the limit that refuses the request. None: it has begun, and
-        `end` must follow."""
+        """The tenant's state, and the limit that refuses the request. If that is None, the request
+        is admitted and `end` must follow.
+        """
         state = self._states.get(tenant)
         if state is None:
             limits = self._tenants.get(tenant, self._default)
@@ -165,7 +167,7 @@ class Limiter:
 
     @property
     def tracked(self) -> int:
-        """How many tenants it keeps a state of."""
+        """Number of tenants that have a state."""
         return len(self._states)
 
 

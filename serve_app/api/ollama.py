@@ -1,9 +1,11 @@
-"""The native protocol: /api/chat and /api/generate."""
+"""Ollama's protocol: /api/chat and /api/generate."""
 
 import dataclasses
 import json
 import time
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
@@ -11,21 +13,25 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from model_zoo.chat.messages import ImagePart, Message
+from model_zoo.chat.formats.events import CallAborted, CallEnd, Event, Text, Thinking
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
+from serve_app.api.json_values import check_value
 from serve_app.api.keys import AllowedModels
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
+from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, Unread, check_total
 from serve_app.api.tenant import tenant_id
+from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
@@ -40,21 +46,33 @@ NOTHING = RawText("")
 Context = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FirstError()]
 
 
+class CalledFunction(Body):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    index: Any = harmless()
+
+
+class MessageCall(Body):
+    id: str | None = None
+    function: CalledFunction
+    type: Any = harmless()
+
+
 class ChatMessage(Body):
     role: str
     content: str = ""
-    thinking: Any = unserved()
+    thinking: str | None = None
     images: Items[str] = Field(default_factory=list)
-    tool_calls: Any = unserved()
-    tool_name: Any = unserved()
-    tool_call_id: Any = unserved()
+    tool_calls: Items[MessageCall] = Field(default_factory=list)
+    tool_name: str | None = None
+    tool_call_id: str | None = None
 
     def image_bytes(self) -> int:
         return sum(map(len, self.images))
 
 
 class _Generation(Body):
-    """What /api/chat and /api/generate have in common."""
+    """Fields common to /api/chat and /api/generate."""
 
     model: str = ""
     stream: bool = True
@@ -64,14 +82,14 @@ class _Generation(Body):
     logprobs: bool = False
     top_logprobs: int = 0
     format: Any = unserved()
-    truncate: Any = harmless()  # what does not fit is refused, so nothing is ever cut
-    shift: Any = harmless()  # an answer always ends where the context is full
+    truncate: Any = harmless()  # prompts that do not fit are refused, never truncated
+    shift: Any = harmless()  # generation always ends when the context is full
 
 
 class ChatBody(_Generation):
     holds_images: ClassVar[bool] = True
     messages: Items[ChatMessage] = Field(default_factory=list)
-    tools: Any = unserved()
+    tools: Items[Tool] = Field(default_factory=list)
 
     def image_bytes(self) -> int:
         return sum(message.image_bytes() for message in self.messages)
@@ -86,7 +104,7 @@ class GenerateBody(_Generation):
     template: Any = unserved()
     context: Context = Field(default_factory=list)
     images: Items[str] = Field(default_factory=list)
-    width: Any = harmless()  # of images that are generated, which no model here does
+    width: Any = harmless()  # image generation, which no supported model does
     height: Any = harmless()
     steps: Any = harmless()
 
@@ -103,19 +121,21 @@ class OllamaChat:
         self._bodies = bodies
 
     async def chat(self, request: Request) -> Response:
-        encoder = NativeEncoder("message")
         body = await self._bodies.read(ChatBody, request)
+        tools = declared(body.tools)
+        encoder = NativeEncoder("message", tools)
         model = await self._served(body, allowed_models(request))
         if not body.messages:
             return await self._loaded(model, body, encoder, tenant_id(request))
         self._images.check_count(sum(len(each.images) for each in body.messages))
         unread: list[Unread] = []
         for index, each in enumerate(body.messages):
-            _check_role(index, each)
+            _check_calls(index, each)
             unread += _unread(f"messages[{index}].images", each.images)
         task = self._task(model, body, request)
         messages = await self._messages(model, body.messages, unread, task.tenant)
-        return self._reply(task, body, Conversation(messages, _thinking(body)), encoder)
+        prompt = Conversation(messages, _thinking(body), tools=tools)
+        return self._reply(task, body, prompt, encoder)
 
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
@@ -140,7 +160,7 @@ class OllamaChat:
     async def _loaded(
         self, model: ServedModel, body: _Generation, encoder: "NativeEncoder", tenant: str
     ) -> Response:
-        """Nothing to answer: such a request asks to load the model, or to unload it."""
+        """Handles a request without content, which loads or unloads the model."""
         keep_s = keep_alive_s(body.keep_alive)
         if keep_s == 0:
             await self._backend.unload(model)
@@ -155,9 +175,10 @@ class OllamaChat:
         unread: list[Unread],
         tenant: str,
     ) -> tuple[Message, ...]:
-        """`unread`: the images of all messages."""
+        """`unread`: the images of all messages, in order."""
         images = iter(await self._images.read(model, unread, tenant=tenant))
-        found = [_message(each, [next(images) for _ in each.images]) for each in messages]
+        names = {call.id: call.function.name for each in messages for call in each.tool_calls}
+        found = [_message(each, [next(images) for _ in each.images], names) for each in messages]
         check_total(part for each in found if type(each.content) is tuple for part in each.images)
         return tuple(found)
 
@@ -172,7 +193,9 @@ class OllamaChat:
         return Conversation(messages, _thinking(body), tuple(body.context))
 
     def _task(self, model: ServedModel, body: _Generation, request: Request) -> ChatTask:
-        """The task but for its prompt: what can be refused is, before images are read."""
+        """The task without its prompt. Everything that can be refused is checked before images are
+        read.
+        """
         options = self._bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
         return ChatTask(
             id=uuid.uuid4().hex,
@@ -196,29 +219,40 @@ class OllamaChat:
 
 
 class NativeEncoder:
-    """One answer as lines of JSON; `field` holds the text: "message" (chat) or "response"."""
+    """One response as JSON lines; `field` holds the text: "message" (chat) or "response"."""
 
     stream_type = "application/x-ndjson"
-    heartbeat = b" "  # of the next line
+    heartbeat = b" "  # start of the next line
 
-    def __init__(self, field: str) -> None:
+    def __init__(self, field: str, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.model = ""
         self._field = field
         self._begun_ns = time.monotonic_ns()
         self._tokens: list[int] = []
+        self._reader = ReplyReader(tools)
+        self._collected = Collected()
 
     def piece(self, delta: ChatDelta) -> bytes:
         self._tokens += delta.tokens
-        lines = []
-        if delta.text or delta.logprobs:
-            lines.append(self._text(delta) | {"done": False})
+        parts = [part for event in self._reader.read(delta) if (part := self._part(event))]
+        if not parts and delta.logprobs:
+            parts = [Part()]
+        lines = [self._said(part) | {"done": False} for part in parts]
+        if lines and delta.logprobs:
+            lines[0]["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
         if delta.finish is not None:
-            lines.append(self._text(ChatDelta()) | self._end(delta))
+            lines.append(self._said(Part()) | self._end(delta))
         return b"".join(_line(line) for line in lines)
 
     def whole(self, delta: ChatDelta) -> bytes:
         self._tokens += delta.tokens
-        return _line(self._text(delta) | self._end(delta)).rstrip()
+        collected = self._collected
+        for event in self._reader.read(delta):
+            collected.add(event)
+        said = self._said(Part(collected.text, collected.thinking, tuple(collected.calls.items())))
+        if delta.logprobs:
+            said["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
+        return _line(said | self._end(delta)).rstrip()
 
     def broken(self, refusal: Refusal) -> bytes:
         return _line({"error": refusal.message})
@@ -228,17 +262,30 @@ class NativeEncoder:
 
     def empty(self, model: str, done_reason: str) -> dict[str, Any]:
         self.model = model
-        return self._text(ChatDelta()) | {"done": True, "done_reason": done_reason}
+        return self._said(Part()) | {"done": True, "done_reason": done_reason}
 
-    def _text(self, delta: ChatDelta) -> dict[str, Any]:
-        text: Any = delta.text
-        if self._field == "message":
-            text = {"role": "assistant", "content": delta.text}
+    def _part(self, event: Event) -> "Part | None":
+        """What a line says of an event. Calls are sent when they are complete."""
+        call = self._collected.add(event)
+        match event:
+            case Text(text) | CallAborted(_, text):
+                return Part(text)
+            case Thinking(text):
+                return Part(thinking=text)
+            case CallEnd(index) if call is not None:
+                return Part(calls=((index, call),))
+        return None
+
+    def _said(self, part: "Part") -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        reply = {"model": self.model, "created_at": now, self._field: text}
-        if delta.logprobs:
-            reply["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
-        return reply
+        reply: dict[str, Any] = {"model": self.model, "created_at": now}
+        thinking = {"thinking": part.thinking} if part.thinking else {}
+        if self._field != "message":
+            return reply | {self._field: part.text} | thinking
+        message: dict[str, Any] = {"role": "assistant", "content": part.text} | thinking
+        if part.calls:
+            message["tool_calls"] = [_called(index, call) for index, call in part.calls]
+        return reply | {"message": message}
 
     def _end(self, delta: ChatDelta) -> dict[str, Any]:
         assert delta.finish is not None
@@ -265,29 +312,50 @@ class NativeEncoder:
         return {name: value for name, value in metrics.items() if value}
 
 
-def _check_role(index: int, message: ChatMessage) -> None:
-    if message.role.lower() == "tool":
-        raise RequestError(f'field "messages[{index}].role" is "tool", which is not served yet')
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one line says; `calls` with their indices."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[tuple[int, Call], ...] = ()
+
+
+def _called(index: int, call: Call) -> dict[str, Any]:
+    arguments = json.loads(call.arguments)
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+
+
+def _check_calls(index: int, message: ChatMessage) -> None:
+    for number, call in enumerate(message.tool_calls):
+        place = f"messages[{index}].tool_calls[{number}].function.arguments"
+        check_value(place, call.function.arguments, max_bytes=MAX_ARGUMENTS_BYTES)
 
 
 def _unread(place: str, images: list[str]) -> list[Unread]:
     return [Unread(f"{place}[{index}]", text) for index, text in enumerate(images)]
 
 
-def _message(message: ChatMessage, images: list[ImagePart]) -> Message:
+def _message(
+    message: ChatMessage, images: list[ImagePart], names: dict[str | None, str]
+) -> Message:
+    """`names`: the functions' names by the ids of calls."""
     content = with_images(message.content, images) if images else message.content
-    return Message(message.role.lower(), content)
+    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls)
+    role = message.role.lower()
+    if role != "tool":
+        return Message(role, content, message.thinking, calls)
+    name = message.tool_name or names.get(message.tool_call_id)
+    return Message(role, content, tool_name=name, tool_call_id=message.tool_call_id)
 
 
-def _thinking(body: _Generation) -> bool | None:
+def _thinking(body: _Generation) -> bool | str | None:
     if isinstance(body.think, str) and body.think not in ("high", "medium", "low", "max"):
         raise RequestError(
             f'invalid think value: "{body.think}" (must be "high", "medium", "low", "max", true, '
             "or false)"
         )
-    if body.think:
-        raise RequestError('field "think" is not served yet (only false is)')
-    return None if body.think is None else False
+    return body.think
 
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The native protocol's management of models: pull, create, copy, delete, and files for create."""
+"""Ollama's protocol for managing models: pull, create, copy, delete, uploads for create."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -22,8 +22,13 @@ from serve_app.api.refusals import ForbiddenError, Refusal, refusal
 from serve_app.api.reply import SingleReply
 from serve_app.api.tenant import tenant_of
 from serve_app.logs import get_logger
-from serve_app.on_demand.definitions import Materials, blob_digest, of_fields, of_modelfile
-from serve_app.on_demand.management import Management
+from serve_app.on_demand.definitions import (
+    BaseResolver,
+    blob_digest,
+    definition_from_fields,
+    definition_from_modelfile,
+)
+from serve_app.on_demand.management import ModelManagement
 
 NDJSON = "application/x-ndjson"
 
@@ -31,7 +36,7 @@ log = get_logger()
 
 
 class _NamedBody(Body):
-    """A model, under either of the names that the field has had."""
+    """A model name, under either of the two field names."""
 
     model: str = ""
     name: str = ""
@@ -91,26 +96,26 @@ class CreateBody(_NamedBody):
 
 
 class OllamaManagement:
-    """Answers the endpoints; `management` None where this is not served."""
+    """The endpoints; `management` is None where the server does not manage models."""
 
-    def __init__(self, management: Management | None, bodies: BodyReader) -> None:
+    def __init__(self, management: ModelManagement | None, bodies: BodyReader) -> None:
         self._management = management
         self._bodies = bodies
 
     async def pull(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(PullBody, request)
-        return await _told(management.pull(body.named), stream=body.stream)
+        return await _report(management.pull(body.named), stream=body.stream)
 
     async def create(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(CreateBody, request)
-        name, definition = body.named, _definition(body, management.material)
+        name, definition = body.named, _definition(body, management.base_of)
         images = sum(len(message.images) for message in body.messages)
-        if images:  # `/save` of Ollama's command line sends those of the session
+        if images:  # `/save` of Ollama's command line sends the session's messages
             reason = "models keep the text of messages only"
             log.info("images not kept", model=name, images=images, reason=reason)
-        return await _told(management.create(name, definition), stream=body.stream)
+        return await _report(management.create(name, definition), stream=body.stream)
 
     async def copy(self, request: Request) -> Response:
         management = self._allowed()
@@ -123,10 +128,10 @@ class OllamaManagement:
         return _done(partial(management.delete, body.named))
 
     async def has_blob(self, request: Request) -> Response:
-        held = await self._allowed().holds(request.path_params["digest"])
+        held = await self._allowed().has_blob(request.path_params["digest"])
         return Response(status_code=200 if held else 404)
 
-    async def bring_blob(self, request: Request) -> Response:
+    async def upload_blob(self, request: Request) -> Response:
         management = self._allowed()
         stated = request.headers.get("content-length", "")
         size = int(stated) if stated.isdigit() else None
@@ -134,13 +139,13 @@ class OllamaManagement:
         try:
             new = await management.upload(digest, size, request.stream(), tenant=tenant)
         except ClientDisconnect:
-            raise RequestError("the file did not come whole") from None
+            raise RequestError("the file is incomplete") from None
         return Response(status_code=201 if new else 200)
 
     async def push(self, request: Request) -> Response:
-        raise ForbiddenError("models are not pushed from here")
+        raise ForbiddenError("this server does not push models")
 
-    def _allowed(self) -> Management:
+    def _allowed(self) -> ModelManagement:
         if self._management is None:
             raise ForbiddenError(
                 "models are not managed through this server; `on_demand` with API keys or with "
@@ -149,50 +154,51 @@ class OllamaManagement:
         return self._management
 
 
-def _definition(body: CreateBody, materials: Materials) -> Definition:
+def _definition(body: CreateBody, resolve_base: BaseResolver) -> Definition:
     if body.modelfile:
         said = {name for name in type(body).model_fields if getattr(body, name)}
         others = said - {"model", "name", "stream", "modelfile", "quantize", "quantization"}
         if others:
             raise RequestError(f"'modelfile' and '{sorted(others)[0]}' exclude each other")
-        definition = of_modelfile(body.modelfile, materials)
+        definition = definition_from_modelfile(body.modelfile, resolve_base)
         return replace(definition, quantize=body.quantize or body.quantization or None)
     licenses = [body.license] if isinstance(body.license, str) else body.license
-    return of_fields(
+    return definition_from_fields(
         base=body.base or None,
-        files={_flat(name): blob_digest(digest) for name, digest in body.files.items()},
+        files={_file_name(name): blob_digest(digest) for name, digest in body.files.items()},
         parameters=body.parameters,
         template=body.template,
         system=body.system,
         messages=[_message(index, each) for index, each in enumerate(body.messages)],
         licenses=licenses,
         quantize=body.quantize or body.quantization,
-        materials=materials,
+        resolve_base=resolve_base,
     )
 
 
 def _message(index: int, message: ModelMessage) -> Message:
     role = message.role.lower()
     if role not in ROLES:
-        raise RequestError(f'field "messages[{index}].role" is none of {", ".join(ROLES)}')
+        raise RequestError(f'field "messages[{index}].role" must be one of {", ".join(ROLES)}')
     return Message(role, message.content)
 
 
-def _flat(name: str) -> str:
-    """The file's own name: where it lay does not matter. RequestError for what is no such path."""
+def _file_name(name: str) -> str:
+    """The file's base name. Raises RequestError for invalid paths."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         raise RequestError("file path must be relative")
     if path.suffix.lower() in (".safetensors", ".json", ".bin", ".pth"):
         raise RequestError(
-            f"file {name[:80]}: only GGUF is taken here; `caravan convert` makes it of a checkpoint"
+            f"file {name[:80]}: only GGUF is accepted; `caravan convert` converts checkpoints"
         )
     return path.name
 
 
 def _done(work: Callable[[], Awaitable[None]]) -> Response:
-    """An empty reply once `work` is done. A copy may import files, a deletion may wait for the
-    model to be unloaded; both end when the client leaves."""
+    """An empty reply once `work` is done. A copy may import files, and a deletion may wait until
+    the model is unloaded; both are cancelled when the client disconnects.
+    """
 
     async def nothing() -> bytes:
         await work()
@@ -201,13 +207,13 @@ def _done(work: Callable[[], Awaitable[None]]) -> Response:
     return SingleReply(nothing, _refused, media_type=None)
 
 
-async def _told(steps: AsyncGenerator[PullProgress, None], *, stream: bool) -> Response:
-    """Errors before the first step have their status."""
+async def _report(steps: AsyncGenerator[PullProgress, None], *, stream: bool) -> Response:
+    """Streams the steps, or replies with the last. Errors before the first step set the status."""
     if stream:
         first = await anext(steps)
         return StreamingResponse(_lines(first, steps), media_type=NDJSON)
-    # Pulls fail late, e.g. for want of room, and Ollama's clients overlook the error in a single
-    # reply whose status is 200.
+    # Pulls can fail late, for example on a full disk, and Ollama's clients ignore an error in a
+    # single reply with status 200.
     return SingleReply(partial(_last, steps), _refused)
 
 

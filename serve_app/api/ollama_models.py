@@ -1,4 +1,4 @@
-"""The native protocol's view of the served models: /api/tags, /api/show, /api/ps."""
+"""Ollama's protocol for listing models: /api/tags, /api/show, /api/ps."""
 
 import json
 from dataclasses import replace
@@ -17,11 +17,11 @@ from serve_app.api.keys import AllowedModels
 from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import ServedModel
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_registry import ServedModel
 
-# Of a model that stays; clients want a date all the same.
+# For a model without expiry; clients require a date.
 NEVER = "2318-01-01T00:00:00Z"
 
 
@@ -42,11 +42,11 @@ class OllamaModels:
         self._bodies = bodies
 
     async def tags(self, request: Request) -> Response:
-        models = await self._backend.catalogue.listed(allowed_models(request))
+        models = await self._backend.registry.listed(allowed_models(request))
         return JSONResponse({"models": [_tag(model) for model in models]})
 
     async def ps(self, request: Request) -> Response:
-        loaded = await self._backend.catalogue.loaded(allowed_models(request))
+        loaded = await self._backend.registry.loaded(allowed_models(request))
         return JSONResponse({"models": [_running(each) for each in loaded]})
 
     async def show(self, request: Request) -> Response:
@@ -56,7 +56,7 @@ class OllamaModels:
         return JSONResponse(_shown(card, model.options.over(card.options)))
 
     async def _named(self, name: str, allowed: AllowedModels) -> ServedModel:
-        """RequestError for what cannot be the name of any model."""
+        """The model name. Raises RequestError for an invalid one."""
         try:
             return await self._backend.model(name, allowed)
         except ModelNotFoundError:
@@ -65,12 +65,12 @@ class OllamaModels:
 
 
 def tagged(name: str) -> str:
-    """The name with its tag; `latest` where none was given."""
+    """The name with its tag, `latest` by default."""
     return name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
 
 
 def parameter_size(count: int) -> str:
-    """Such as "8.0B", "134.52M", "30K"."""
+    """The number as text, such as "8.0B", "134.52M", "30K"."""
     if count >= 10**9:
         return f"{count / 10**9:.1f}B"
     if count >= 10**6:
@@ -91,7 +91,7 @@ def _tag(model: ListedModel) -> dict[str, Any]:
 
 
 def _running(loaded: LoadedModel) -> dict[str, Any]:
-    """`replicas`: how many processes of the cluster have it; the sizes are those of all."""
+    """`replicas`: number of processes that have it loaded; sizes are summed over them."""
     model = loaded.model
     return {
         "name": tagged(model.name),
@@ -121,7 +121,7 @@ def _details(card: ModelCard | ListedModel) -> dict[str, Any]:
 
 def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
     parameters = _parameters(card, options)
-    # Clients look there for the context that requests get; `model_info` has the trained one.
+    # Clients read the served context length here; `model_info` has the trained one.
     served = replace(options, num_ctx=min(options.num_ctx or LONGEST, card.context_tokens))
     messages = [Message(role, content) for role, content in card.messages]
     system = {} if card.system is None else {"system": card.system}
@@ -154,9 +154,9 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
 
 
 def _parameters(card: ModelCard, options: Options) -> list[tuple[str, Any]]:
-    """What a Modelfile would say: the model's own parameters, with what `options` say otherwise.
+    """The parameters in Modelfile format: the model's own, overridden by `options`.
 
-    A list gives an element each.
+    A list yields one line per element.
     """
     stated, own = options.said(), card.options.said()
     changed = {name for name, value in stated.items() if own.get(name) != value}

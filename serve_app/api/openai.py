@@ -1,27 +1,30 @@
-"""What the OpenAI-compatible endpoints share: common fields, frames, accounting, the model list."""
+"""Shared by the OpenAI-compatible endpoints: common fields, frames, token usage, the model list."""
 
 import json
 import time
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api.access import allowed_models
+from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
 from serve_app.api.refusals import Refusal
 from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import ServedModel
 from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, PromptSource
 
 FINGERPRINT = "fp_caravan"
 
 
-# The sampling options of both completion endpoints, the last three vLLM's, with Ollama's names.
+# Sampling options of both completion endpoints with Ollama's names; the last three are vLLM's.
 _SAMPLING = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -65,7 +68,7 @@ class VllmExtras(Body):
     guided_grammar: Any = unserved()
     cache_salt: Any = unserved()
     spaces_between_special_tokens: Any = harmless()
-    length_penalty: Any = harmless()  # of beam search
+    length_penalty: Any = harmless()  # beam search
     priority: Any = harmless()
     request_id: Any = harmless()
 
@@ -83,8 +86,7 @@ class Common(VllmExtras):
     frequency_penalty: Any = None
     max_tokens: Any = None
     stop: Any = None
-    n: Any = unserved(1)
-    best_of: Any = unserved(1)
+    n: Any = None
     echo: Any = unserved(False)
     response_format: Any = unserved({"type": "text"})
     logit_bias: Any = unserved()
@@ -103,7 +105,9 @@ class Common(VllmExtras):
 
 
 def configured(body: Common, model: ServedModel, max_tokens: int | None) -> Options:
-    """The request's options over the model's configured ones over the protocol's."""
+    """The options of a request: its own, then the model's configured ones, then the protocol's
+    defaults.
+    """
     values = {
         option: number(name, value, OPENAI_BOUNDS[name])
         for name, option in _SAMPLING.items()
@@ -139,42 +143,101 @@ def task_for(
     )
 
 
-class Accounting:
-    """The facts around an answer: id, time, model, what it cost."""
-
-    def __init__(self, model: str, answer_id: str) -> None:
-        self._facts = {"id": answer_id, "created": int(time.time()), "model": model}
-
-    def frame(self, kind: str) -> dict[str, Any]:
-        return {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
-
-    def usage(self, delta: ChatDelta) -> dict[str, Any]:
-        usage = delta.usage
-        if usage is None:
-            return {}
-        counts = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
-        return {"usage": counts}
-
-    def reply(self, kind: str, choices: list[dict[str, Any]], delta: ChatDelta) -> bytes:
-        return encoded(self.frame(kind) | {"choices": choices} | self.usage(delta))
-
-
 class StreamEncoder:
-    """Server-sent events, and this protocol's errors."""
+    """Server-sent events, and the error format of this protocol."""
 
     stream_type = "text/event-stream"
-    heartbeat = b":\n\n"  # a comment
+    heartbeat = b":\n\n"  # an SSE comment
 
     def broken(self, refusal: Refusal) -> bytes:
         return event(error_body(refusal))
 
     def refused(self, refusal: Refusal) -> bytes:
         return encoded(error_body(refusal))
+
+
+class ChoiceEncoder(Protocol):
+    """Encodes the deltas of one choice."""
+
+    def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
+        """The choice as in each of the chunks for a delta."""
+
+    def whole(self, delta: ChatDelta) -> dict[str, Any]:
+        """The choice as in a single reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyKind:
+    """Names of an endpoint's objects, and the prefix of their ids."""
+
+    whole: str
+    chunk: str
+    prefix: str
+
+
+class ChoicesEncoder(StreamEncoder):
+    """The choices of one response, streamed or whole, with its metadata and token usage.
+
+    `choices`: an encoder for each. `best_of` selects them from the answers to a single reply.
+    """
+
+    def __init__(
+        self,
+        kind: ReplyKind,
+        model: str,
+        task_id: str,
+        choices: Sequence[ChoiceEncoder],
+        *,
+        usage_wanted: bool,
+        best_of: BestOf | None = None,
+    ) -> None:
+        self._kind = kind
+        self._facts = {
+            "id": f"{kind.prefix}-{task_id}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._choices = choices
+        self._usage_wanted = usage_wanted
+        self._best_of = best_of
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        events = [
+            event(self._frame(self._kind.chunk, [chunk]))
+            for index, part in delta.choices or ((0, delta),)
+            for chunk in self._choices[index].chunks(part)
+        ]
+        if delta.finish is not None:
+            if self._usage_wanted:
+                events.append(event(self._frame(self._kind.chunk, []) | _usage(delta)))
+            events.append(b"data: [DONE]\n\n")
+        return b"".join(events)
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        answers = whole_choices(delta)
+        if self._best_of is not None:
+            answers = self._best_of.select(answers)
+        choices = [
+            choice.whole(answer) for choice, answer in zip(self._choices, answers, strict=True)
+        ]
+        return encoded(self._frame(self._kind.whole, choices) | _usage(delta))
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        names = {"object": kind, "system_fingerprint": FINGERPRINT}
+        return {**self._facts, **names, "choices": choices}
+
+
+def _usage(delta: ChatDelta) -> dict[str, Any]:
+    usage = delta.usage
+    if usage is None:
+        return {}
+    counts = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+    return {"usage": counts}
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
@@ -209,7 +272,7 @@ class OpenAIModels:
         self._backend = backend
 
     async def list(self, request: Request) -> Response:
-        models = await self._backend.catalogue.listed(allowed_models(request))
+        models = await self._backend.registry.listed(allowed_models(request))
         return JSONResponse({"object": "list", "data": [_entry(model) for model in models]})
 
     async def one(self, request: Request) -> Response:

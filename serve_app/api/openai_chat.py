@@ -1,7 +1,5 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -10,39 +8,73 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from model_zoo.chat.messages import ImagePart, Message
+from model_zoo.chat.formats.events import (
+    CallAborted,
+    CallArguments,
+    CallBegin,
+    Event,
+    Text,
+    Thinking,
+)
+from model_zoo.chat.messages import Message, ToolCall
+from runtime.engine.request import FinishReason
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
+from serve_app.api.choices import choice_count, choice_tasks, generate_choices
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
+from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
-    Accounting,
+    ChoicesEncoder,
     Common,
-    StreamEncoder,
+    ReplyKind,
     configured,
-    event,
     task_for,
     token_entry,
 )
 from serve_app.api.reply import Reply
-from serve_app.api.request_images import ImageReader, Unread, from_url
+from serve_app.api.reply_reader import Call, Collected, ReplyReader
+from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
 from serve_app.api.tenant import tenant_id
+from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
 
-# "developer" is the newer name of the same role.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+# "developer" is the newer name of "system".
+_ROLES = {"developer": "system"}
 
 
-# Variables that the server itself sets, and what would replace the template.
+# Variables that the server sets, and names that would replace the template.
 _RESERVED = frozenset(
     {"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"}
     | {"continue_final_message", "chat_template", "tokenize"}
 )
+KIND = ReplyKind("chat.completion", "chat.completion.chunk", "chatcmpl")
 MAX_NAME_CHARACTERS = 256
 MAX_VARIABLES_BYTES = 64 * 1024
-MAX_VARIABLES_DEPTH = 32
-_TOO_DEEP = f'field "chat_template_kwargs" is nested more than {MAX_VARIABLES_DEPTH} deep'
+# OpenAI's levels of effort and those of templates.
+EFFORTS: dict[str, bool | str] = {
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "max": "max",
+    "xhigh": "max",
+    "ultra": "max",
+}
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str = "{}"
+
+
+class MessageCall(Body):
+    id: str | None = None
+    function: CalledFunction
+    type: Any = harmless()
+    index: Any = harmless()
 
 
 class ChatMessage(Body):
@@ -52,15 +84,15 @@ class ChatMessage(Body):
     refusal: Any = harmless()
     annotations: Any = harmless()
     audio: Any = unserved()
-    reasoning: Any = unserved()
-    reasoning_content: Any = unserved()
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     function_call: Any = unserved()
-    tool_calls: Any = unserved()
-    tool_call_id: Any = unserved()
+    tool_calls: Items[MessageCall] = Field(default_factory=list)
+    tool_call_id: str | None = None
 
     @property
     def images(self) -> list[Any]:
-        """What the parts with images have as their URL."""
+        """The URLs of image parts."""
         if isinstance(self.content, str):
             return []
         images = (part.get("image_url") for part in self.content if _is_image(part))
@@ -74,11 +106,12 @@ class ChatBody(Common):
     holds_images: ClassVar[bool] = True
     messages: Items[ChatMessage]
     max_completion_tokens: Any = None
+    best_of: Any = unserved(1)
     logprobs: bool = False
     top_logprobs: Any = None
-    reasoning_effort: Any = unserved("none")
-    reasoning: Any = unserved({"effort": "none"})
-    tools: Any = unserved()
+    reasoning_effort: str | None = None
+    reasoning: dict[str, Any] = Field(default_factory=dict)
+    tools: Items[Tool] = Field(default_factory=list)
     tool_choice: Any = unserved("none", "auto")
     functions: Any = unserved()
     function_call: Any = unserved("none", "auto")
@@ -88,8 +121,8 @@ class ChatBody(Common):
     moderation: Any = unserved()
     parallel_tool_calls: Any = harmless()
     prediction: Any = harmless()
-    verbosity: Any = harmless()  # no model here is made for it
-    # Of vLLM:
+    verbosity: Any = harmless()  # no supported model uses it
+    # vLLM's:
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: Any = unserved()
     chat_template: Any = unserved()
@@ -118,98 +151,161 @@ class OpenAIChat:
         if not body.messages:
             raise RequestError("[] is too short - 'messages'")
         self._images.check_count(sum(len(each.images) for each in body.messages))
-        drafts = [_draft(index, each) for index, each in enumerate(body.messages)]
+        drafts = _drafts(body.messages)
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
+        count = choice_count("n", body.n)
         variables = _variables(body.chat_template_kwargs)
         unread = [image for draft in drafts for image in draft.images]
         tenant = tenant_id(request)
         images = iter(await self._images.read(model, unread, tenant=tenant))
         messages = tuple(draft.message(images) for draft in drafts)
-        prompt = Conversation(messages, _thinking(body), variables=variables)
+        tools = () if body.tool_choice == "none" else declared(body.tools)
+        prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
         task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant)
-        encoder = ChatEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
-        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+        choices = [ChatChoice(index, ReplyReader(tools)) for index in range(count)]
+        encoder = ChoicesEncoder(KIND, body.model, task.id, choices, usage_wanted=body.usage_wanted)
+        deltas = generate_choices(self._backend, choice_tasks(task, [prompt], count), count)
+        return Reply(deltas, encoder, stream=body.stream)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A message whose images are yet to be read."""
+class ChatChoice:
+    """One choice of a chat completion. `reader` separates its parts."""
 
-    role: str
-    content: str | tuple[str | Unread, ...]
-    name: str | None = None
-
-    @property
-    def images(self) -> list[Unread]:
-        parts = () if isinstance(self.content, str) else self.content
-        return [part for part in parts if isinstance(part, Unread)]
-
-    def message(self, images: Iterator[ImagePart]) -> Message:
-        """Takes as many of `images` as it has."""
-        if isinstance(self.content, str):
-            return Message(self.role, self.content, name=self.name)
-        parts = (part if isinstance(part, str) else next(images) for part in self.content)
-        return Message(self.role, tuple(parts), name=self.name)
-
-
-class ChatEncoder(StreamEncoder):
-    """One chat answer, streamed or whole."""
-
-    def __init__(self, model: str, task_id: str, *, usage_wanted: bool) -> None:
-        self._accounting = Accounting(model, f"chatcmpl-{task_id}")
-        self._usage_wanted = usage_wanted
+    def __init__(self, index: int, reader: ReplyReader) -> None:
+        self._index = index
+        self._reader = reader
+        self._collected = Collected()
         self._begun = False
 
-    def piece(self, delta: ChatDelta) -> bytes:
-        events = []
-        if delta.text or delta.logprobs or not self._begun:
-            role = {} if self._begun else {"role": "assistant"}
-            self._begun = True
-            events.append(self._chunk(role | {"content": delta.text}, None, delta.logprobs))
+    def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
+        parts = [part for event in self._reader.read(delta) if (part := self._part(event))]
+        if not parts and (delta.logprobs or not self._begun):
+            parts = [{"content": ""}]
+        logprobs, chunks = delta.logprobs, []
+        for part in parts:
+            chunks.append(self._chunk(self._role() | part, None, logprobs))
+            logprobs = ()
         if delta.finish is not None:
-            events.append(self._chunk({}, delta.finish.value))
-            if self._usage_wanted:
-                events.append(event(self._frame([]) | self._accounting.usage(delta)))
-            events.append(b"data: [DONE]\n\n")
-        return b"".join(events)
+            chunks.append(self._chunk({}, self._finish(delta)))
+        return chunks
 
-    def whole(self, delta: ChatDelta) -> bytes:
-        assert delta.finish is not None
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": delta.text},
-            "finish_reason": delta.finish.value,
+    def whole(self, delta: ChatDelta) -> dict[str, Any]:
+        collected = self._collected
+        for each in self._reader.read(delta):
+            collected.add(each)
+        calls = [_whole_call(call) for call in collected.calls.values()]
+        message: dict[str, Any] = {"role": "assistant", "content": collected.text}
+        if collected.thinking:
+            message |= _thought(collected.thinking)
+        if calls:
+            message |= {"content": collected.text or None, "tool_calls": calls}
+        return {
+            "index": self._index,
+            "message": message,
+            "finish_reason": self._finish(delta),
             "logprobs": _content(delta.logprobs),
         }
-        return self._accounting.reply("chat.completion", [choice], delta)
+
+    def _part(self, event: Event) -> dict[str, Any] | None:
+        """What a chunk says of an event."""
+        self._collected.add(event)
+        match event:
+            case Text(text) | CallAborted(_, text):
+                return {"content": text}
+            case Thinking(text):
+                return _thought(text)
+            case CallBegin(index, name):
+                called = {"name": name, "arguments": ""}
+                call = {"id": self._collected.calls[index].id, "type": "function"}
+                return {"tool_calls": [{"index": index, **call, "function": called}]}
+            case CallArguments(index, piece):
+                return {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+        return None
+
+    def _role(self) -> dict[str, Any]:
+        role = {} if self._begun else {"role": "assistant"}
+        self._begun = True
+        return role
+
+    def _finish(self, delta: ChatDelta) -> str:
+        assert delta.finish is not None
+        called = delta.finish is FinishReason.STOP and self._collected.calls
+        return "tool_calls" if called else delta.finish.value
 
     def _chunk(
-        self, said: dict[str, str], finish: str | None, logprobs: tuple[TokenLogprob, ...] = ()
-    ) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "delta": said, "finish_reason": finish}
+        self, said: dict[str, Any], finish: str | None, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": self._index, "delta": said, "finish_reason": finish}
         if logprobs:
             choice["logprobs"] = _content(logprobs)
-        return event(self._frame([choice]))
-
-    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._accounting.frame("chat.completion.chunk") | {"choices": choices}
+        return choice
 
 
-def _draft(index: int, message: ChatMessage) -> Draft:
+def _thought(text: str) -> dict[str, str]:
+    """Under the names that OpenRouter and Ollama (`reasoning`) and DeepSeek and vLLM use."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _whole_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _drafts(messages: list[ChatMessage]) -> list[Draft]:
+    """The messages with the calls that they make and answer."""
+    names: dict[str, str] = {}
+    drafts = []
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        calls = tuple(
+            _call(f"{place}.tool_calls[{n}]", c) for n, c in enumerate(message.tool_calls)
+        )
+        names |= {call.id: call.name for call in calls if call.id is not None}
+        drafts.append(_draft(index, message, calls, names))
+    return drafts
+
+
+def _call(place: str, call: MessageCall) -> ToolCall:
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(
+            f'invalid tool call arguments: field "{place}.function.arguments" must be a JSON object'
+        )
+    check_value(f"{place}.function.arguments", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+    return ToolCall(call.function.name, arguments, call.id)
+
+
+def _draft(
+    index: int, message: ChatMessage, calls: tuple[ToolCall, ...], names: dict[str, str]
+) -> Draft:
+    """`names`: the functions' names by the ids of the calls so far."""
     role = message.role.lower()
-    if role in ("tool", "function"):
-        raise RequestError(f'field "messages[{index}].role" is "{role}", which is not served yet')
+    if role == "function":
+        raise RequestError(
+            f'field "messages[{index}].role" is "function", which is not served; use "tool"'
+        )
     if message.name is not None and len(message.name) > MAX_NAME_CHARACTERS:
         raise RequestError(
             f'field "messages[{index}].name" has {len(message.name):,} characters; at most '
-            f"{MAX_NAME_CHARACTERS} are taken"
+            f"{MAX_NAME_CHARACTERS} are accepted"
         )
     content = _content_of(f"messages[{index}].content", message.content)
-    return Draft(_ROLES.get(role, role), content, message.name)
+    parts = Message(
+        _ROLES.get(role, role),
+        thinking=message.reasoning_content or message.reasoning,
+        tool_calls=calls,
+        tool_name=names.get(message.tool_call_id or "") if role == "tool" else None,
+        tool_call_id=message.tool_call_id if role == "tool" else None,
+        name=message.name,
+    )
+    return Draft(parts, content)
 
 
 def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unread, ...]:
-    """Texts side by side are set apart by a blank line, as messages of their own would be."""
+    """Adjacent texts are separated by a blank line, like separate messages."""
     if isinstance(content, str):
         return content
     parts: list[str | Unread] = []
@@ -240,7 +336,7 @@ def _part(place: str, part: Any) -> str | Unread:
 
 
 def _image(place: str, image: Any) -> Unread:
-    """`detail` beside the URL is left alone: the model decides at which size it sees."""
+    """`detail` is ignored: the model determines the resolution."""
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str):
         raise RequestError(f'invalid image input: field "{place}" must have a URL, a string')
@@ -248,7 +344,7 @@ def _image(place: str, image: Any) -> Unread:
 
 
 def _max_tokens(body: ChatBody) -> int | None:
-    """The newer name wins; both are checked."""
+    """The newer field wins; both are validated."""
     values = [
         int(number(name, value, OPENAI_BOUNDS[name]))
         for name in ("max_completion_tokens", "max_tokens")
@@ -257,37 +353,27 @@ def _max_tokens(body: ChatBody) -> int | None:
     return values[0] if values else None
 
 
-def _thinking(body: ChatBody) -> bool | None:
-    return False if body.reasoning_effort == "none" or body.reasoning else None
+def _thinking(body: ChatBody) -> bool | str | None:
+    """Whether and how much to think; `reasoning.effort` wins over `reasoning_effort`."""
+    effort = body.reasoning.get("effort", body.reasoning_effort)
+    if effort is None:
+        return None
+    if effort not in EFFORTS:
+        raise RequestError(
+            f"invalid reasoning value: {effort!r} (must be one of {', '.join(EFFORTS)})"
+        )
+    return EFFORTS[effort]
 
 
 def _variables(given: dict[str, Any]) -> dict[str, Any]:
-    """Of the chat template. RequestError for reserved ones, and for more than is taken."""
+    """Template variables of the request. Raises RequestError for reserved names and oversized
+    values.
+    """
     reserved = sorted(_RESERVED & given.keys())
     if reserved:
         raise RequestError(f'field "chat_template_kwargs.{reserved[0]}" cannot be set by a request')
-    try:
-        size = len(msgspec.json.encode(given))
-    except RecursionError:
-        raise RequestError(_TOO_DEEP) from None
-    if size > MAX_VARIABLES_BYTES:
-        raise RequestError(
-            f'field "chat_template_kwargs" has {size:,} bytes as JSON; at most '
-            f"{MAX_VARIABLES_BYTES:,} are taken"
-        )
-    _check_value(given, depth=0)
+    check_value("chat_template_kwargs", given, max_bytes=MAX_VARIABLES_BYTES)
     return given
-
-
-def _check_value(value: Any, *, depth: int) -> None:
-    """What crosses processes as it is: no deep nesting, no integer of more than 64 bits."""
-    if depth > MAX_VARIABLES_DEPTH:
-        raise RequestError(_TOO_DEEP)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise RequestError('field "chat_template_kwargs" has a number that needs more than 64 bits')
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in items:
-        _check_value(item, depth=depth + 1)
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible protocol: /v1/completions, for prompts that no template touches."""
+"""The OpenAI-compatible protocol: /v1/completions, for prompts without a chat template."""
 
 import codecs
 from typing import Any
@@ -8,13 +8,13 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
+from serve_app.api.choices import BestOf, choice_count, choice_tasks, generate_choices
 from serve_app.api.fields import BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import (
-    Accounting,
+    ChoicesEncoder,
     Common,
-    StreamEncoder,
+    ReplyKind,
     configured,
-    event,
     task_for,
 )
 from serve_app.api.reply import Reply
@@ -30,9 +30,12 @@ from serve_app.gateway.tasks import (
     TokenLogprob,
 )
 
+KIND = ReplyKind("text_completion", "text_completion", "cmpl")
+
 
 class CompletionBody(Common):
     prompt: Any = None
+    best_of: Any = None
     logprobs: Any = None
     suffix: Any = unserved()
     add_special_tokens: Any = unserved(True)
@@ -49,57 +52,61 @@ class OpenAICompletions:
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(CompletionBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        options = configured(body, model, _count(body, "max_tokens"))
+        prompts = _prompts(body.prompt)
+        n = choice_count("n", body.n, prompts=len(prompts))
+        logprobs = _count(body, "logprobs")
+        best_of = _best_of(body, n, prompts=len(prompts))
+        per_prompt = n if best_of is None else best_of.candidates
         task = task_for(
             model,
-            options,
-            _prompt(body.prompt),
-            logprobs=_count(body, "logprobs"),
+            configured(body, model, _count(body, "max_tokens")),
+            prompts[0],
+            logprobs=0 if best_of is not None and logprobs is None else logprobs,
             tenant=tenant_id(request),
         )
-        encoder = CompletionEncoder(body.model, task.id, usage_wanted=body.usage_wanted)
-        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+        encoder = ChoicesEncoder(
+            KIND,
+            body.model,
+            task.id,
+            [CompletionChoice(index) for index in range(len(prompts) * n)],
+            usage_wanted=body.usage_wanted,
+            best_of=best_of,
+        )
+        tasks = choice_tasks(task, prompts, per_prompt)
+        deltas = generate_choices(self._backend, tasks, per_prompt)
+        return Reply(deltas, encoder, stream=body.stream)
 
 
-class CompletionEncoder(StreamEncoder):
-    """One completion, streamed or whole."""
+class CompletionChoice:
+    """One choice of a completion."""
 
-    def __init__(self, model: str, task_id: str, *, usage_wanted: bool) -> None:
-        self._accounting = Accounting(model, f"cmpl-{task_id}")
-        self._usage_wanted = usage_wanted
+    def __init__(self, index: int) -> None:
+        self._index = index
         self._characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def piece(self, delta: ChatDelta) -> bytes:
-        events = []
+    def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
+        chunks = []
         if delta.text or delta.logprobs:
-            events.append(self._chunk([self._choice(delta, None)]))
+            chunks.append(self._choice(delta, None))
         if delta.finish is not None:
-            events.append(self._chunk([self._choice(ChatDelta(), delta.finish.value)]))
-            if self._usage_wanted:
-                events.append(self._chunk([], self._accounting.usage(delta)))
-            events.append(b"data: [DONE]\n\n")
-        return b"".join(events)
+            chunks.append(self._choice(ChatDelta(), delta.finish.value))
+        return chunks
 
-    def whole(self, delta: ChatDelta) -> bytes:
+    def whole(self, delta: ChatDelta) -> dict[str, Any]:
         assert delta.finish is not None
-        choice = self._choice(delta, delta.finish.value)
-        return self._accounting.reply("text_completion", [choice], delta)
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        frame = self._accounting.frame("text_completion") | {"choices": choices}
-        return event(frame | (usage or {}))
+        return self._choice(delta, delta.finish.value)
 
     def _choice(self, delta: ChatDelta, finish: str | None) -> dict[str, Any]:
         return {
-            "index": 0,
+            "index": self._index,
             "text": delta.text,
             "finish_reason": finish,
             "logprobs": self._logprobs(delta.logprobs),
         }
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
-        """The older format: parallel lists. Offsets count whole characters before a token."""
+        """The legacy format: parallel lists. Offsets count the whole characters before a token."""
         if not logprobs:
             return None
         offsets = []
@@ -118,7 +125,9 @@ class CompletionEncoder(StreamEncoder):
 
 
 def _label(candidate: Candidate) -> str:
-    """The token's text, or as OpenAI has it its bytes where these are no text by themselves."""
+    """The token's text, or OpenAI's `bytes:\\x…` notation if its bytes are not valid UTF-8 on their
+    own.
+    """
     try:
         candidate.raw.decode()
     except UnicodeDecodeError:
@@ -126,17 +135,36 @@ def _label(candidate: Candidate) -> str:
     return candidate.text
 
 
-def _prompt(prompt: Any) -> PromptSource:
-    """Text, token ids, or a list of exactly one of these."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        return _prompt(prompt[0])
+def _prompts(prompt: Any) -> list[PromptSource]:
+    """A text or token ids, or a list of these."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return [_prompt(f"prompt[{index}]", item) for index, item in enumerate(prompt)]
+    return [_prompt("prompt", prompt)]
+
+
+def _prompt(place: str, prompt: Any) -> PromptSource:
     if isinstance(prompt, str):
         return RawText(prompt)
     if isinstance(prompt, list) and (ids := token_ids(prompt)):
         return TokenIds(ids)
-    if isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
-        raise RequestError('field "prompt" holds several prompts, which is not served yet')
-    raise RequestError('field "prompt" must be a string or a list of token ids')
+    raise RequestError(f'field "{place}" must be a string or a list of token ids')
+
+
+def _best_of(body: CompletionBody, n: int, *, prompts: int) -> BestOf | None:
+    """None if there are no more candidates than choices."""
+    if body.best_of is None:
+        return None
+    candidates = choice_count("best_of", body.best_of, prompts=prompts)
+    if candidates < n:
+        raise RequestError(
+            f'field "best_of" is {candidates}; it must be at least "n", which is {n}'
+        )
+    if candidates > n and body.stream:
+        raise RequestError(
+            f'field "best_of" is {candidates}; with "stream" it must be equal to "n", which is {n}'
+        )
+    wanted = body.logprobs is not None
+    return BestOf(n, candidates, logprobs_wanted=wanted) if candidates > n else None
 
 
 def _count(body: CompletionBody, name: str) -> int | None:

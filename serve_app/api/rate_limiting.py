@@ -1,4 +1,6 @@
-"""Limits of tenants on HTTP: 429 with Retry-After, `x-ratelimit-*` headers, tokens of answers."""
+"""Applies the limits of tenants to HTTP: 429 with Retry-After, `x-ratelimit-*` headers, token
+counts.
+"""
 
 import math
 from collections.abc import AsyncGenerator
@@ -14,13 +16,13 @@ from serve_app.api.refusals import RETRY_AFTER_S, Refusal
 from serve_app.gateway.tasks import ChatDelta
 from serve_app.logs import get_logger
 
-# Those of OpenAI, which clients and proxies read.
+# OpenAI's headers, which clients and proxies read.
 HEADERS = tuple(
     f"x-ratelimit-{value}-{kind}"
     for value in ("limit", "remaining", "reset")
     for kind in ("requests", "tokens")
 )
-# These read what is known already; the limits per minute do not count them.
+# Requests without inference: the limits per minute do not count them.
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATE = "limits"
 
@@ -28,10 +30,9 @@ log = get_logger()
 
 
 class LimitRequests:
-    """Answers 429 to requests beyond the limits of their tenant, before anything else is done.
+    """Middleware: answers 429 to requests beyond the limits of their tenant.
 
-    A request holds its place among the concurrent ones until its answer ends, is cut, or its
-    client has left.
+    A request counts as concurrent until its response ends, fails, or the client disconnects.
     """
 
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
@@ -61,8 +62,9 @@ class LimitRequests:
 def metered(
     deltas: AsyncGenerator[ChatDelta, None], scope: Scope
 ) -> AsyncGenerator[ChatDelta, None]:
-    """The same deltas; their tokens are charged to the tenant of the request as they come, so that
-    an answer that is cut is charged as far as it came."""
+    """Passes the deltas on and charges their tokens to the tenant as they arrive, so that a
+    cancelled response is charged for what was generated.
+    """
     state: TenantLimits | None = scope.get("state", {}).get(_STATE)
     return deltas if state is None or state.tokens is None else _charged(deltas, state)
 
@@ -74,7 +76,7 @@ async def _charged(
     async with aclosing(deltas):
         async for delta in deltas:
             completion += len(delta.tokens)
-            if delta.usage is not None:  # in the first delta and in the last one
+            if delta.usage is not None:  # set in the first and the last delta
                 prompt = delta.usage.prompt_tokens
                 if delta.finish is not None:
                     completion = delta.usage.completion_tokens
@@ -95,7 +97,7 @@ def _refusal(tenant: str, reached: Reached) -> Refusal:
 
 
 def _with_headers(send: Send, state: TenantLimits) -> Send:
-    """Sends the state of the limits per minute with the status."""
+    """Adds the state of the limits per minute to the response headers."""
     if state.requests is None and state.tokens is None:
         return send
 

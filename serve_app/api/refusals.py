@@ -1,4 +1,4 @@
-"""Which HTTP status an exception becomes, and what the client is told."""
+"""Maps exceptions to HTTP status codes and messages for clients."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ UNAVAILABLE_RETRY_AFTER_S = 30
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 
-# An absolute path of at least two parts, its last one apart; not what follows a URL's host.
+# An absolute path of at least two parts, with the last part as a group; not the path of a URL.
 _PATH = re.compile(r"(?<![\w:/.~-])/(?:[^\s/:;,'\"`()]+/)+([^\s/:;,'\"`()]+)")
 
 
@@ -28,27 +28,27 @@ log = get_logger()
 
 
 class BodyTooLargeError(RequestError):
-    """The request's body is larger than the server reads."""
+    """The request body is larger than the limit."""
 
 
 class SlowBodyError(RequestError):
-    """The request's body comes more slowly than the server waits for."""
+    """The request body arrives more slowly than the limit."""
 
 
 class QuotaError(RequestError):
-    """The tenant has used up its part of what the server can do at once."""
+    """The tenant has used up its share of a resource."""
 
 
 class ForbiddenError(RequestError):
-    """The server or the client's key does not permit the request."""
+    """The server's configuration or the client's key does not permit the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status, the words for the client, and the seconds after which trying again is sensible.
+    """A status, a message for the client, and the seconds after which a retry makes sense.
 
-    `kind` and `code`: the `type` and `code` of OpenAI's error body, where the status does not say
-    enough.
+    `kind` and `code`: the `type` and `code` of OpenAI's error body, where the status does not
+    determine them.
     """
 
     status: int
@@ -60,14 +60,15 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        # The rest of a slow body would keep the connection in use.
+        # Otherwise the rest of a slow body would occupy the connection.
         return headers | ({"connection": "close"} if self.status == 408 else {})
 
 
 def refusal(error: Exception) -> Refusal:
-    """Only this project's own exceptions are told in their words; others could say too much.
+    """The refusal for an exception. Only messages of this project's exceptions are sent to clients;
+    others could reveal internals.
 
-    Of files on the server clients see the name, such as a blob's digest, without its directory.
+    Of paths on the server, clients see the file name only, such as a blob's digest.
     """
     match error:
         case BodyTooLargeError():
@@ -86,7 +87,7 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(503, _without_directories(error), UNAVAILABLE_RETRY_AFTER_S)
         case OverloadedError():
             return Refusal(503, f"{BUSY}: {error}", RETRY_AFTER_S)
-        case StorageFullError():  # for full disks and quotas: RFC 4331, section 6
+        case StorageFullError():  # full disk or quota: RFC 4331, section 6
             return Refusal(507, _without_directories(error))
         case CaravanError():
             return Refusal(500, _without_directories(error))
@@ -94,8 +95,9 @@ def refusal(error: Exception) -> Refusal:
 
 
 def explained(what: str, error: Exception) -> CaravanError:
-    """Why `what` could not be loaded, in one line. Exceptions that are not of this project are
-    logged with their traceback."""
+    """An error in one line that says why `what` could not be loaded. Exceptions of other packages
+    are logged with their traceback.
+    """
     if isinstance(error, CaravanError):
         return error
     log.error("unforeseen error", what=what, traceback="".join(format_exception(error)))

@@ -1,8 +1,9 @@
-"""Answers as ASGI responses: the status waits for the first delta; a client may leave any time.
+"""Generated replies as ASGI responses: the status is sent with the first delta, and clients may
+disconnect at any time.
 
-Proxies cut connections that are silent for long, and some notice only by writing that a client has
-left, such as Serve's HAProxy where the body came after the headers (it splices). So streams, and
-in the end single replies too, send bytes without meaning while they wait. Their status is 200 then.
+Proxies close connections that are silent for long, and some notice a closed client only when they
+write, such as Serve's HAProxy when it splices. Therefore streams, and eventually single replies
+too, send meaningless bytes while they wait; their status is then 200.
 """
 
 import asyncio
@@ -22,20 +23,20 @@ from serve_app.api.refusals import Refusal, refusal
 from serve_app.gateway.tasks import ChatDelta, merge
 
 JSON = "application/json; charset=utf-8"
-# A stream that was silent for so long sends something that its readers pass over.
+# A stream that was silent for this long sends a heartbeat.
 QUIET_S = 15.0
-# A single reply keeps its status for so long after the first token, then sends blanks. Clients that
-# give up sooner are computed for until then; few have so short a timeout.
+# For this long after the first token, a single reply can still change its status; then it sends
+# blanks. A client with a shorter timeout is noticed only then.
 SINGLE_QUIET_S = 10.0
 HEARTBEAT_S = 1.0
-# Common proxies (nginx, load balancers of AWS) cut a connection that is silent for a minute.
+# Common proxies (nginx, AWS load balancers) close connections that are silent for a minute.
 PROXY_QUIET_S = 45.0
 
 logger = logging.getLogger(__name__)
 
 
-class Encoder(Protocol):
-    """One request's answer in the words of one protocol."""
+class ReplyEncoder(Protocol):
+    """Encodes the deltas of one request in the format of one protocol."""
 
     @property
     def stream_type(self) -> str:
@@ -43,26 +44,26 @@ class Encoder(Protocol):
 
     @property
     def heartbeat(self) -> bytes:
-        """What a stream may say between its pieces, and means nothing."""
+        """Bytes that a stream may send at any time and that clients ignore."""
 
     def piece(self, delta: ChatDelta) -> bytes:
-        """What a stream says for this delta; the delta with `finish` ends the stream."""
+        """The bytes of a stream for one delta; the delta with `finish` ends the stream."""
 
     def whole(self, delta: ChatDelta) -> bytes:
-        """The single reply."""
+        """The body of a single reply."""
 
     def broken(self, refusal: Refusal) -> bytes:
-        """How a stream that has begun ends when it cannot be continued."""
+        """The end of a stream that failed after it had started."""
 
     def refused(self, refusal: Refusal) -> bytes:
-        """The body of an error status."""
+        """The body of an error response."""
 
 
 class Reply(Response):
-    """Sends what a generation produces, and leaves the generation when the client leaves."""
+    """Sends the output of a generation, and ends the generation when the client disconnects."""
 
     def __init__(
-        self, deltas: AsyncGenerator[ChatDelta, None], encoder: Encoder, *, stream: bool
+        self, deltas: AsyncGenerator[ChatDelta, None], encoder: ReplyEncoder, *, stream: bool
     ) -> None:
         self._deltas = deltas
         self._encoder = encoder
@@ -96,22 +97,23 @@ class Reply(Response):
         async with _Line(send, head, self._encoder.heartbeat, quiet_s=QUIET_S) as line:
             try:
                 async for delta in deltas:
-                    await line.say(self._encoder.piece(delta))
+                    await line.write(self._encoder.piece(delta))
             except Exception as error:
                 failure = error
         if failure is not None and not line.begun:
             await _refuse(failure, self._encoder.refused, send)
             return
         if failure is not None:
-            await send(_body(self._encoder.broken(_told(failure)), more=True))
+            await send(_body(self._encoder.broken(_logged_refusal(failure)), more=True))
         await send(_body(b"", more=False))
 
 
 class SingleReply(Response):
-    """The body that `work` makes, or `refused` of its error.
+    """The body that `work` returns, or `refused` of its error.
 
-    The status is sent with the body, or before a proxy that announces itself would time out.
-    `media_type`: None for a reply without content, which may be blank. An error is always JSON.
+    The status is sent with the body, or earlier if a proxy that announces itself would time out.
+    `media_type` is None for a reply without content, which may consist of blanks. Errors are always
+    JSON.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class SingleReply(Response):
 
 
 async def _until_left(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Runs `answer`, and cancels it when the client leaves."""
+    """Runs `answer`; cancels it when the client disconnects."""
     answering = asyncio.create_task(answer)
     draining = asyncio.create_task(_client_left(receive))
     try:
@@ -155,10 +157,10 @@ async def _send_single(
     quiet_s: float,
     media_type: str | None = JSON,
 ) -> None:
-    """Sends `body`, which is JSON or empty, or what `refused` makes of its error.
+    """Sends `body`, which is JSON or empty, or the error body from `refused`.
 
-    After `quiet_s` of waiting, blanks are sent, with which JSON may begin; the status is 200 then,
-    also of an error.
+    After `quiet_s` of waiting, blanks are sent, which may precede JSON. The status is then 200,
+    even for an error.
     """
     head = _start(200, JSON, {})
     async with _Line(send, head, b" ", quiet_s=quiet_s, heartbeat_s=HEARTBEAT_S) as line:
@@ -166,8 +168,8 @@ async def _send_single(
         try:
             data = await body
         except Exception as error:
-            told = _told(error)
-            status, headers, data = told.status, told.headers, refused(told)
+            reason = _logged_refusal(error)
+            status, headers, data = reason.status, reason.headers, refused(reason)
             media_type = JSON
     if line.begun:
         await send(_body(data, more=False))
@@ -176,9 +178,10 @@ async def _send_single(
 
 
 class _Line:
-    """A connection for an answer. The status is sent with the first bytes, which may be a
-    `heartbeat`: one is sent after `quiet_s` without other bytes, then every `heartbeat_s` (None:
-    `quiet_s`)."""
+    """The sending side of a response. The status is sent with the first bytes, which may be a
+    heartbeat: one is sent after `quiet_s` without other bytes, then every `heartbeat_s` (None:
+    `quiet_s`).
+    """
 
     def __init__(
         self,
@@ -196,22 +199,22 @@ class _Line:
         self._quiet_s = quiet_s
         self._heartbeat_s = quiet_s if heartbeat_s is None else heartbeat_s
         self._turn = asyncio.Lock()
-        self._said = False  # anything, lately
+        self._wrote = False  # something was sent since the last heartbeat
 
     async def __aenter__(self) -> Self:
         self._beating = asyncio.create_task(self._keep_heartbeat())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        async with self._turn:  # a message is sent whole or not at all
+        async with self._turn:  # never cancel in the middle of a message
             self._beating.cancel()
 
-    async def say(self, piece: bytes) -> None:
+    async def write(self, piece: bytes) -> None:
         async with self._turn:
             if not self.begun:
                 self.begun = True
                 await self._send(self._head)
-            self._said = True
+            self._wrote = True
             if piece:
                 await self._send(_body(piece, more=True))
 
@@ -219,15 +222,15 @@ class _Line:
         wait_s = self._quiet_s
         while True:
             await asyncio.sleep(wait_s)
-            if not self._said:
-                await self.say(self._heartbeat)
+            if not self._wrote:
+                await self.write(self._heartbeat)
                 wait_s = self._heartbeat_s
-            self._said = False
+            self._wrote = False
 
 
 async def _refuse(error: Exception, refused: Callable[[Refusal], bytes], send: Send) -> None:
-    told = _told(error)
-    await _send_complete(told.status, told.headers, refused(told), send)
+    reason = _logged_refusal(error)
+    await _send_complete(reason.status, reason.headers, refused(reason), send)
 
 
 async def _send_complete(
@@ -237,7 +240,7 @@ async def _send_complete(
     await send(_body(data, more=False))
 
 
-def _told(error: Exception) -> Refusal:
+def _logged_refusal(error: Exception) -> Refusal:
     if not isinstance(error, CaravanError):
         logger.error("a request failed", exc_info=error)
     return refusal(error)

@@ -1,25 +1,25 @@
-"""Images of requests: base64 and URLs become bytes, and what cannot be an image is refused.
+"""Images of requests: turns base64 and URLs into bytes and refuses what cannot be an image.
 
-Only their first bytes are looked at here; decoding them is the model replica's part.
+Only the first bytes are checked here; the model replica decodes images.
 """
 
 import asyncio
 import binascii
 import re
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from model_zoo.chat.messages import ImagePart
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from runtime.errors import RequestError
 from serve_app.api.image_fetching import ImageFetcher
 from serve_app.config.settings import AppSettings, ImageUrlSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.model_registry import ServedModel
 
 VISION = "vision"
-MAX_REQUEST_BYTES = 96 * 2**20  # of all images of a request, as they cross the direct stream
+MAX_REQUEST_BYTES = 96 * 2**20  # all images of one request, as sent to the replica
 PIECE_CHARACTERS = 2**20
 _MAGICS = (png.MAGIC, jpeg.MAGIC, *gif.MAGICS, bmp.MAGIC)
 _DATA_URI = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
@@ -27,7 +27,7 @@ _DATA_URI = re.compile(r"data:(image/[\w.+-]+)?(;[\w-]+=[^;,]*)*;base64,", re.IG
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """How many images a request may bring, of how many bytes each, and what may be fetched."""
+    """Limits for images: how many per request, bytes of each, and which URLs may be fetched."""
 
     most: int = 16
     most_bytes: int = 16 * 2**20
@@ -40,25 +40,45 @@ class ImageRules:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """An image as a request has it: base64, or a URL where it is `linked`; `place` is its field."""
+    """An image as the request has it: base64, or a URL if `linked`. `place` names its field."""
 
     place: str
     text: str
     linked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message whose images have not been read yet; `parts` is all of it but the content."""
+
+    parts: Message
+    content: str | tuple[str | Unread, ...]
+
+    @property
+    def images(self) -> list[Unread]:
+        parts = () if isinstance(self.content, str) else self.content
+        return [part for part in parts if isinstance(part, Unread)]
+
+    def message(self, images: Iterator[ImagePart]) -> Message:
+        """The message with its images, which are taken from the iterator."""
+        if isinstance(self.content, str):
+            return replace(self.parts, content=self.content)
+        parts = (part if isinstance(part, str) else next(images) for part in self.content)
+        return replace(self.parts, content=tuple(parts))
+
+
 class ImageReader:
-    """Reads the images of requests within `rules`. RequestError names the field and the reason."""
+    """Reads the images of requests within `rules`. RequestErrors name the field and the reason."""
 
     def __init__(self, backend: ChatBackend, rules: ImageRules) -> None:
         self._backend = backend
         self._rules = rules
-        # One, since decoding holds the GIL, which others would have to wait for as well.
+        # One thread, since decoding holds the GIL, for which further threads would wait as well.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
     def check_count(self, count: int) -> None:
-        """RequestError when a request may not have so many images."""
+        """Raises RequestError if a request may not have `count` images."""
         if count > self._rules.most:
             raise RequestError(
                 f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
@@ -67,7 +87,7 @@ class ImageReader:
     async def read(
         self, model: ServedModel, images: Sequence[Unread], *, tenant: str
     ) -> list[ImagePart]:
-        """Everything that can be refused is, before anybody is asked for an image by its URL."""
+        """The images' bytes. Checks that need no network precede all fetches."""
         if not images:
             return []
         self.check_count(len(images))
@@ -122,14 +142,14 @@ class ImageReader:
         try:
             data = _from_base64(text)
         except ValueError as error:
-            raise RequestError(f'field "{image.place}" is no base64 data: {error}') from None
+            raise RequestError(f'field "{image.place}" is not base64 data: {error}') from None
         self._check(image.place, data)
         return data
 
     def _check(self, place: str, data: bytes) -> None:
         self._check_size(place, len(data))
         if not data.startswith(_MAGICS) and not webp.is_webp(data):
-            raise RequestError(f'field "{place}" is no PNG, JPEG, WebP, GIF or BMP image')
+            raise RequestError(f'field "{place}" is not a PNG, JPEG, WebP, GIF or BMP image')
 
     def _check_size(self, place: str, size: int) -> None:
         if size > self._rules.most_bytes:
@@ -140,7 +160,7 @@ class ImageReader:
 
 
 def from_url(place: str, url: str) -> Unread:
-    """What OpenAI's clients call a URL: an address, or the image itself as a data URI."""
+    """An image from OpenAI's `image_url.url`: an address, or the image itself as a data URI."""
     if url[:5].lower() == "data:":
         head = _DATA_URI.match(url)
         if head is None:
@@ -158,7 +178,7 @@ def from_url(place: str, url: str) -> Unread:
 
 
 def _plain_base64(text: str) -> str:
-    """Without line breaks, and with the characters that software may write otherwise in a URL."""
+    """The text without line breaks, with the URL-safe alphabet and percent escapes replaced."""
     text = text.replace("\r", "").replace("\n", "")
     for character in "+/=" if "%" in text else "":
         code = f"%{ord(character):X}"
@@ -167,7 +187,9 @@ def _plain_base64(text: str) -> str:
 
 
 def _from_base64(text: str) -> bytes:
-    """ValueError where it is none. In pieces: others get the GIL between them."""
+    """The decoded bytes; ValueError if the text is not base64. Decodes in pieces, so that other
+    threads get the GIL in between.
+    """
     pieces = []
     for begin in range(0, len(text), PIECE_CHARACTERS):
         piece = binascii.a2b_base64(text[begin : begin + PIECE_CHARACTERS], strict_mode=True)
@@ -178,7 +200,9 @@ def _from_base64(text: str) -> bytes:
 
 
 def check_total(images: Iterable[ImagePart]) -> None:
-    """An image that stands in several places counts each time, since it is sent on so often."""
+    """Raises RequestError if the images have too many bytes together. An image that occurs several
+    times counts each time, because it is sent each time.
+    """
     total = sum(len(image.data) for image in images)
     if total > MAX_REQUEST_BYTES:
         raise RequestError(
@@ -188,7 +212,7 @@ def check_total(images: Iterable[ImagePart]) -> None:
 
 
 async def _together(fetches: Sequence[Coroutine[None, None, bytes]]) -> list[bytes]:
-    """All of them at once; the first that fails ends the others."""
+    """Runs all fetches concurrently; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fetch) for fetch in fetches]

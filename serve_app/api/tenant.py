@@ -1,4 +1,4 @@
-"""Which tenant a request belongs to: limits, queues and caches are kept apart by tenant."""
+"""The tenant of a request. Limits, queues and caches are separate for each tenant."""
 
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 ID_BYTES = 16
-# Requests that tell nothing of their sender, such as those over a Unix socket, share one tenant.
+# Requests without a client address, such as those over a Unix socket, share one tenant.
 UNKNOWN = "unknown"
 _HOST_BITS = 64
 
 
 class TenantByAddress:
-    """Middleware for servers without API keys: each client address is a tenant of its own."""
+    """Middleware for servers without API keys: each client address is a tenant."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,10 +25,10 @@ class TenantByAddress:
 
 
 def client_address(scope: Scope) -> str:
-    """The address of the client of an HTTP scope; of IPv6 the network, since a host has as many
-    addresses of it as it likes.
+    """The client address of an HTTP scope; for IPv6 its /64 network, since one host has many
+    addresses.
 
-    `ThroughProxy` has set the client where HAProxy tells it; else it is the peer.
+    `ThroughProxy` has set the client where HAProxy reports it; otherwise it is the peer.
     """
     client = scope.get("client")
     if not client:
@@ -55,8 +55,8 @@ def tenant_of(request: Request) -> str:
 
 
 def tenant_id(request: Request) -> str:
-    """A digest of the tenant's name, which is the same in all processes.
+    """A digest of the tenant's name, equal in all processes.
 
-    Tasks carry this: a client address is personal data.
+    Tasks carry the digest because a client address is personal data.
     """
     return blake2b(tenant_of(request).encode(), digest_size=ID_BYTES).hexdigest()

@@ -1,7 +1,7 @@
-"""Requests that come through HAProxy: the client's address, and a proof that it was HAProxy.
+"""Accepts only requests that came through HAProxy, and takes the client's address from it.
 
-Replicas of the ingress listen on ports of their own. HAProxy (`serve_app.haproxy`) adds two headers
-to each request, one of them a secret that it shares with the replicas.
+Ingress replicas listen on ports of their own. HAProxy (`serve_app.haproxy`) adds two headers to
+each request: the client's address and a secret that it shares with the replicas.
 """
 
 import hmac
@@ -15,10 +15,10 @@ from serve_app.haproxy import CLIENT_HEADER, SECRET_HEADER
 
 
 class ThroughProxy:
-    """Answers 403 to requests without the secret. To those with it gives the address of the client
-    instead of HAProxy's, and takes both headers away.
+    """Middleware: answers 403 to requests without the secret; sets the client's address for the
+    others and removes both headers.
 
-    Ray answers HAProxy's health checks before they come here.
+    Ray answers HAProxy's health checks before this middleware.
     """
 
     def __init__(self, app: ASGIApp, secret: str) -> None:

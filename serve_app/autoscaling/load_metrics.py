@@ -1,24 +1,23 @@
-"""How much of what a replica can bear it bears: 1.0 where it just meets the targets.
+"""What replicas report to autoscaling, and which share of a replica's capacity that takes.
 
-Plain numbers and the standard library only. The sum over all replicas is how many of them the load
-takes.
+Standard library only: Serve's controller runs this module without the rest of the project.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-
-History = Sequence["Report"]  # of one replica, the oldest first, with one report or more
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a replica says of itself, `at` in seconds; 0 where there is nothing to say.
+class ScalingMetrics:
+    """One report of a replica, taken at `at` seconds of the replica's clock; 0 means unknown.
 
-    `queued_images` are being encoded or wait for it. `kv_occupancy`: of pages. `room_used`: of what
-    a process has for models on demand, by those that are at work; `room_lacking`: by those that
-    were refused lately, since others had it. `ttft_s` and `ttft_queue_s`: see `throughput`.
-    Totals are since the replica's start.
+    Work is counted in prompt tokens by model replicas and in images by vision encoders.
+    `work_per_s` is the measured speed; without it, the speed follows from `work_total`.
+    `kv_occupancy` is the used share of the KV cache's pages. `model_memory` is reported by
+    on-demand processes: the share of their memory that models in use take, plus the shares of
+    models that were recently refused for lack of memory. Totals count from the replica's start.
     """
 
     at: float
@@ -26,154 +25,83 @@ class Report:
     waiting: float = 0.0
     slots: float = 0.0
     kv_occupancy: float = 0.0
-    room_used: float = 0.0
-    room_lacking: float = 0.0
-    queued_tokens: float = 0.0
-    tokens_per_s: float = 0.0
-    computed_tokens_total: float = 0.0
-    queued_images: float = 0.0
-    encoded_images_total: float = 0.0
-    ttft_s: float = 0.0
-    ttft_queue_s: float = 0.0
-    first_tokens_total: float = 0.0
+    model_memory: float = 0.0
+    queued_work: float = 0.0
+    work_per_s: float = 0.0
+    work_total: float = 0.0
     steps_total: float = 0.0
 
     @property
     def requests(self) -> float:
-        return self.running + self.waiting + self.queued_images
+        return self.running + self.waiting
 
 
-MEASURES = tuple(each.name for each in fields(Report) if each.name != "at")
+METRIC_NAMES = tuple(each.name for each in fields(ScalingMetrics) if each.name != "at")
+History = Sequence[ScalingMetrics]  # reports of one replica, oldest first, at least one
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """What a replica should bear.
+class ScalingTargets:
+    """The load at which a replica is full.
 
-    `load`: of its speed, what may be taken by prompts that arrive.
+    `queue_s`: the time that queued work takes. `sequence_occupancy`: the share of slots that
+    running and waiting requests take. `kv_occupancy`: the used share of the KV cache's pages.
     """
 
     queue_s: float = 5.0
-    ttft_s: float | None = 10.0
     sequence_occupancy: float = 0.9
     kv_occupancy: float = 0.9
-    load: float = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Of one replica, 0 where unknown."""
+class LoadShares(NamedTuple):
+    """The load of one replica by each signal, as a share of its target: at 1.0 it is full."""
 
-    tokens_per_s: float = 0.0
-    images_per_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What waits on a replica, and does so until that replica gets to it."""
-
-    tokens: float = 0.0
-    images: float = 0.0
-    requests: float = 0.0
-
-    def least(self, other: "Backlog") -> "Backlog":
-        return Backlog(
-            min(self.tokens, other.tokens),
-            min(self.images, other.images),
-            min(self.requests, other.requests),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """What a request that arrives would have to wait for: prompts and images that are queued,
-    places for sequences, pages of cache, room for its model."""
-
-    prompts: float = 0.0
-    images: float = 0.0
+    queue: float = 0.0
     sequences: float = 0.0
     memory: float = 0.0
-    room: float = 0.0
 
 
-def backlog(report: Report) -> Backlog:
-    return Backlog(report.queued_tokens, report.queued_images, report.waiting)
-
-
-def pressure(
-    report: Report, speeds: Speeds, targets: Targets, *, without: Backlog | None = None
-) -> Pressure:
-    """`without`: what of its backlog is not to count."""
-    less = without or Backlog()
-    tokens_per_s = report.tokens_per_s or speeds.tokens_per_s
-    requests = report.running + report.waiting - less.requests
-    return Pressure(
-        prompts=_share(report.queued_tokens - less.tokens, tokens_per_s * targets.queue_s),
-        images=_share(report.queued_images - less.images, speeds.images_per_s * targets.queue_s),
-        sequences=_share(requests, report.slots * targets.sequence_occupancy),
-        memory=report.kv_occupancy * growth(report.running, requests) / targets.kv_occupancy,
-        # Full of models that are used is no lack: the next one may never be asked for.
-        room=report.room_used + report.room_lacking,
+def load_shares(
+    metrics: ScalingMetrics, targets: ScalingTargets, *, work_per_s: float
+) -> LoadShares:
+    """`work_per_s`: the replica's speed, 0 if unknown; then its queue is not counted."""
+    kv_occupancy = metrics.kv_occupancy * kv_growth(metrics.running, metrics.requests)
+    return LoadShares(
+        queue=_share(metrics.queued_work, work_per_s * targets.queue_s),
+        sequences=_share(metrics.requests, metrics.slots * targets.sequence_occupancy),
+        memory=max(kv_occupancy / targets.kv_occupancy, metrics.model_memory),
     )
 
 
-def growth(running: float, requests: float) -> float:
-    """Projected KV usage if every queued request were running."""
+def kv_growth(running: float, requests: float) -> float:
+    """The factor by which KV usage grows once every queued request is running."""
     return requests / running if running else 1.0
 
 
-def arriving(history: History, speeds: Speeds, targets: Targets) -> float:
-    """What takes a replica's speed: the prompts that came in the time of its history.
+def throughput_share(history: History, *, work_per_s: float) -> float:
+    """The share of the replica's speed that the work done during its history took.
 
-    A burst that came at once is given `queue_s`, like any queue.
+    Where load and capacity are in balance queues are short, so that queues alone would suggest
+    that fewer replicas suffice.
     """
     first, last = history[0], history[-1]
-    came = (last.computed_tokens_total + last.queued_tokens) - (
-        first.computed_tokens_total + first.queued_tokens
-    )
-    tokens_per_s = last.tokens_per_s or speeds.tokens_per_s
-    return _share(came, tokens_per_s * max(targets.queue_s, targets.load * (last.at - first.at)))
+    return _share(last.work_total - first.work_total, work_per_s * (last.at - first.at))
 
 
-def late(histories: Mapping[str, History], targets: Targets) -> float:
-    """How many replicas the times to the first token ask for, of as many as there are.
+def measured_speed(history: History) -> float:
+    """Work per second: as reported, else the work done between reports with queued work.
 
-    More of them shorten the wait for the first step alone, which goes down as they go up. They are
-    doubled at most: what is measured is as old as the wait that it tells of.
+    0 if no work was queued. Work that takes longer than the history counts as one unit.
     """
-    heard = [
-        h[-1] for h in histories.values() if h[-1].first_tokens_total > h[0].first_tokens_total
-    ]
-    if not heard or targets.ttft_s is None:
-        return 0.0
-    ttft_s = sum(report.ttft_s for report in heard) / len(heard)
-    queue_s = sum(report.ttft_queue_s for report in heard) / len(heard)
-    excess_s = ttft_s - targets.ttft_s
-    if excess_s <= 0 or queue_s < targets.ttft_s / 4:
-        return 0.0
-    return len(histories) * queue_s / max(queue_s - excess_s, queue_s / 2)
-
-
-def encoding(history: History, since: float) -> tuple[float, float]:
-    """Images encoded, and the seconds that took, while there were more, after `since`."""
-    images = seconds = 0.0
+    if history[-1].work_per_s:
+        return history[-1].work_per_s
+    done = seconds = 0.0
     for before, after in pairwise(history):
-        if before.at >= since and before.queued_images and after.queued_images:
-            images += after.encoded_images_total - before.encoded_images_total
+        if before.queued_work and after.queued_work:
+            done += after.work_total - before.work_total
             seconds += after.at - before.at
-    return images, seconds
-
-
-def active_at(history: History) -> float | None:
-    """When the replica was last seen with work, or to have had some since the report before."""
-    if history[-1].requests:
-        return history[-1].at
-    for before, after in pairwise(reversed(history)):
-        if before.steps_total != after.steps_total or after.requests:
-            return before.at
-    return None
+    return max(done, 1.0) / seconds if seconds else 0.0
 
 
 def _share(part: float, whole: float) -> float:
-    """0 where the whole is not known."""
     return max(0.0, part) / whole if whole > 0 else 0.0

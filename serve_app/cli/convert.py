@@ -1,14 +1,14 @@
-"""`caravan convert`: a folder as the Hub has it becomes a GGUF file."""
+"""`caravan convert`: a checkpoint of the Hugging Face Hub to GGUF."""
 
 from pathlib import Path
 
 import click
 
-from model_zoo.convert.convert import convert as write
+from model_zoo.convert.convert_folder import convert as write
 from model_zoo.convert.mapping import FLAVOURS, LLAMA_CPP
 from model_zoo.convert.recipes import RECIPES
-from serve_app.cli.options import json_option
-from serve_app.cli.progress import counted, reporter
+from serve_app.cli.progress import counted, progress_reporter
+from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import print_written
 
 
@@ -21,19 +21,19 @@ from serve_app.cli.terminal import print_written
     type=click.Choice(list(RECIPES), case_sensitive=False),
     default="f16",
     show_default=True,
-    help="Of the weights in the file.",
+    help="Type of the weights.",
 )
 @click.option(
     "--flavour",
     type=click.Choice(list(FLAVOURS)),
     default=LLAMA_CPP,
     show_default=True,
-    help="Whose names for tensors and metadata the file has, where the two differ.",
+    help="Names of tensors and metadata, where llama.cpp and Ollama differ.",
 )
 @json_option
 def convert(folder: Path, out: Path, recipe: str, flavour: str, as_json: bool) -> None:
-    """Convert a folder with config.json, safetensors and a tokenizer into a GGUF file."""
-    with reporter(as_json=as_json) as progress:
+    """Convert a folder with config.json, safetensors and a tokenizer to a GGUF file."""
+    with progress_reporter(as_json=as_json) as progress:
         paths = write(
             folder, out, type=recipe, flavour=flavour, progress=counted(progress, "converting")
         )

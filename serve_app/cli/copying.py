@@ -4,8 +4,8 @@ import click
 
 from model_zoo.store import creation
 from model_zoo.store.store import Store
-from serve_app.cli.options import json_option, store_option
 from serve_app.cli.remove import stored_name
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import harmless, print_json
 
 
@@ -15,13 +15,13 @@ from serve_app.cli.terminal import harmless, print_json
 @store_option
 @json_option
 def copy(source: str, destination: str, store: Store, as_json: bool) -> None:
-    """Give a model in the store a second name, which takes no room.
+    """Give a model of the store a second name, without copying its files.
 
-    What NEW meant before, it means no more.
+    If NEW is the name of a model, that name is reassigned.
     """
     name, new = stored_name(source), stored_name(destination)
     creation.copy(name, new, store)
     if as_json:
         print_json({"copied": str(name), "to": str(new)}, line=True)
     else:
-        click.echo(harmless(f"{name}: is {new} too"))
+        click.echo(harmless(f"{name}: copied to {new}"))

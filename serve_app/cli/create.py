@@ -1,4 +1,4 @@
-"""`caravan create`: a model by a Modelfile."""
+"""`caravan create`: a model from a Modelfile."""
 
 import dataclasses
 from pathlib import Path
@@ -9,16 +9,17 @@ import click
 from model_zoo.convert.recipes import RECIPES
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.split import further_parts
+from model_zoo.sources.pull import Progress
 from model_zoo.store import creation
 from model_zoo.store.definition import Definition
 from model_zoo.store.importing import import_file
 from model_zoo.store.store import Store
 from runtime.errors import RequestError
-from serve_app.cli.options import json_option, store_option
-from serve_app.cli.progress import Reporter, reporter
+from serve_app.cli.progress import progress_reporter
 from serve_app.cli.remove import stored_name
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_json
-from serve_app.on_demand.definitions import named_base, of_modelfile
+from serve_app.on_demand.definitions import definition_from_modelfile, named_base
 
 
 @click.command("create")
@@ -30,32 +31,34 @@ from serve_app.on_demand.definitions import named_base, of_modelfile
     type=click.File(encoding="utf-8"),
     default="Modelfile",
     show_default=True,
-    help="Where the Modelfile is; - for standard input.",
+    help="Path of the Modelfile; - for standard input.",
 )
 @click.option(
     "-q",
     "--quantize",
     "recipe",
     type=click.Choice(list(RECIPES), case_sensitive=False),
-    help="Make weights of 16 or 32 bits smaller.",
+    help="Quantise weights of 16 or 32 bits.",
 )
 @store_option
 @json_option
 def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_json: bool) -> None:
-    """Make a model by a Modelfile.
+    """Create a model from a Modelfile.
 
-    Its FROM names a model of the store, one that is elsewhere, which is pulled, or a GGUF file; of
-    a split model the first part. PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and LICENSE say
-    what is to differ. Files are copied into the store.
+    FROM names a model of the store, a model to pull, or a GGUF file (the first part of a split
+    one). PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and LICENSE override or extend it. Files
+    are copied into the store.
     """
     new = stored_name(name)
     try:
         text = modelfile.read()
     except UnicodeDecodeError as error:
-        raise RequestError(f"{modelfile.name}: is no text: {error}.") from None
+        raise RequestError(f"{modelfile.name}: is not UTF-8 text: {error}.") from None
     folder = Path(getattr(modelfile, "name", "")).parent
-    with reporter(as_json=as_json) as progress:
-        definition = of_modelfile(text, lambda stated: _material(stated, folder, store, progress))
+    with progress_reporter(as_json=as_json) as progress:
+        definition = definition_from_modelfile(
+            text, lambda stated: _resolve_base(stated, folder, store, progress)
+        )
         definition = dataclasses.replace(definition, quantize=recipe)
         model = creation.create(new, definition, store, progress=progress)
     size = model.manifest.size_bytes
@@ -65,8 +68,8 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
         click.echo(harmless(f"{model.name}: {byte_size(size)}"))
 
 
-def _material(stated: str, folder: Path, store: Store, progress: Reporter) -> Definition:
-    """A file where one lies there, seen from the Modelfile; else the name of a model."""
+def _resolve_base(stated: str, folder: Path, store: Store, progress: Progress) -> Definition:
+    """The base of a FROM line: a path relative to the Modelfile, or else the name of a model."""
     path = folder / Path(stated).expanduser()
     if not (path.is_file() or stated.startswith((".", "/", "~"))):
         return Definition(base=named_base(stated))

@@ -1,4 +1,4 @@
-"""What a model is, as its files and its manifest say, whether or not it can be served."""
+"""Facts about a model from its files and its manifest, whether or not it can be served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from runtime.quant.block_types import BlockType
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
-    """Where a model lies: `stored` None for a file that is in no store."""
+class LocatedModel:
+    """The files of a model; `stored`: None for a file outside the store."""
 
     file: Path
     projector: Path | None
@@ -28,8 +28,8 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """The chat template in use and where it is from; `problem`: why it cannot be used."""
+class TemplateFacts:
+    """The chat template and its origin; `problem`: why it cannot be used."""
 
     source: str | None
     origin: str | None
@@ -47,7 +47,7 @@ class TypeTotal:
 
 
 class ModelFacts:
-    """The facts of one GGUF file; ModelFileError when it is none, or names no architecture."""
+    """Facts of one GGUF file. ModelFileError for other files or without an architecture."""
 
     def __init__(self, path: Path) -> None:
         self.file = UnreadFile.open(path)
@@ -66,7 +66,7 @@ class ModelFacts:
         return sum(info.elements for info in self.file.tensors.values())
 
     def size(self, key: str) -> int | None:
-        """A number of the architecture such as `context_length`; None where none is stated."""
+        """A number of the architecture such as `context_length`; None if absent."""
         value = self.file.metadata.get(self.metadata.full_key(key))
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -102,33 +102,35 @@ class ModelFacts:
         return None
 
 
-def locate(text: str, store: Store) -> Location:
-    """The model that a name, a path or a source means; a path is one where such a file is.
+def locate(text: str, store: Store) -> LocatedModel:
+    """Resolves a path, a name or a source; a path is a text that exists or looks like one.
 
-    StoreError says that the store has none; whether there is such a file shows when it is opened.
+    StoreError if the store does not have the model. A path is not checked.
     """
     source = parse_source(text)
     if not isinstance(source, PathSource):
         return _stored(store, source.name)
     if source.path.is_file() or text.endswith(".gguf") or text.startswith((".", "/", "~")):
-        return Location(source.path, None, None)
+        return LocatedModel(source.path, None, None)
     return _stored(store, ModelName.parse(text))
 
 
-def _stored(store: Store, name: ModelName) -> Location:
+def _stored(store: Store, name: ModelName) -> LocatedModel:
     model = store.open(name)
-    return Location(model.files[0], next(iter(model.projectors), None), model)
+    return LocatedModel(model.files[0], next(iter(model.projectors), None), model)
 
 
-def _template(file: GGUFFile, architecture: str) -> Template:
+def _template(file: GGUFFile, architecture: str) -> TemplateFacts:
     try:
         tokenizer = load_tokenizer(file.metadata, architecture=architecture)
         chosen = choose_template(file.metadata, tokenizer, architecture=architecture)
     except CaravanError as error:
         source = _text(file.metadata.get("tokenizer.chat_template"))
-        return Template(source, None if source is None else "file", str(error))
+        return TemplateFacts(source, None if source is None else "file", str(error))
     return (
-        Template(None, None) if chosen is None else Template(chosen.template.source, chosen.origin)
+        TemplateFacts(None, None)
+        if chosen is None
+        else TemplateFacts(chosen.template.source, chosen.origin)
     )
 
 
@@ -137,12 +139,12 @@ def _text(value: Any) -> str | None:
 
 
 def texts_of(stored: StoredModel, store: Store, kind: str) -> list[str]:
-    """What the manifest has of one kind beside the model, such as "license" or "system"."""
+    """The texts of the layers of one kind, such as "license" or "system"."""
     return [store.text(layer) for layer in stored.manifest.of_kind(kind)]
 
 
 def tensor_list(file: GGUFFile) -> list[Mapping[str, Any]]:
-    """Each tensor as JSON tells it: the shape as GGUF counts, fastest dimension first."""
+    """Each tensor for JSON; shapes as in GGUF, the fastest dimension first."""
     return [
         {
             "name": info.name,

@@ -1,4 +1,4 @@
-"""`caravan import`: models that Ollama has on this machine, taken over without a copy."""
+"""`caravan import`: models of Ollama on this machine, without copying them."""
 
 import os
 from pathlib import Path
@@ -10,11 +10,11 @@ from model_zoo.sources.pull import Progress
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import SourceError
-from serve_app.cli.options import json_option, store_option
-from serve_app.cli.progress import reporter
+from serve_app.cli.progress import progress_reporter
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import harmless, print_json
 
-# Where the service that Ollama's installer sets up keeps its models.
+# The models of the service that Ollama's installer creates.
 SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")
 
 
@@ -23,15 +23,15 @@ SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")
 @store_option
 @json_option
 def import_(arguments: tuple[str, ...], store: Store, as_json: bool) -> None:
-    """Take over models of Ollama, all of them or those named, without a copy.
+    """Import all models of Ollama, or those named, without copying their files.
 
-    FOLDER is where Ollama keeps them; otherwise $OLLAMA_MODELS, or else ~/.ollama/models and that
-    of its service, /usr/share/ollama/.ollama/models. Removing a model here leaves Ollama's alone.
-    Files are taken as they are: `caravan verify` compares them with their digests.
+    FOLDER is Ollama's folder of models; default: $OLLAMA_MODELS, or else ~/.ollama/models and that
+    of its service, /usr/share/ollama/.ollama/models. Removing an imported model does not remove it
+    from Ollama. Files are not read: `caravan verify` compares them with their digests.
     """
     folders, names = _split(arguments)
     imported: list[ModelName] = []
-    with reporter(as_json=as_json) as progress:
+    with progress_reporter(as_json=as_json) as progress:
         for name in names:
             imported.append(_import_one(name, folders, store, progress))
         for folder in folders if not names else ():
@@ -44,7 +44,7 @@ def import_(arguments: tuple[str, ...], store: Store, as_json: bool) -> None:
 
 
 def _import_one(name: str, folders: list[Path], store: Store, progress: Progress) -> ModelName:
-    """From the first folder that has it; SourceError tells why none gives it."""
+    """Imports from the first folder that has the model; SourceError has the reason of each."""
     refusals = []
     for folder in folders:
         try:
@@ -56,7 +56,7 @@ def _import_one(name: str, folders: list[Path], store: Store, progress: Progress
 
 
 def _split(arguments: tuple[str, ...]) -> tuple[list[Path], tuple[str, ...]]:
-    """The folders to look in, and the names to look for."""
+    """The folders and the names."""
     if arguments and (arguments[0].startswith((".", "/", "~")) or Path(arguments[0]).is_dir()):
         return [Path(arguments[0]).expanduser()], arguments[1:]
     own = default_folder(os.environ)
@@ -64,5 +64,5 @@ def _split(arguments: tuple[str, ...]) -> tuple[list[Path], tuple[str, ...]]:
         return [own], arguments
     folders = [folder for folder in (own, SERVICE_FOLDER) if folder.is_dir()]
     if not folders:
-        raise SourceError(f"Ollama has no models in {own} or {SERVICE_FOLDER}; name the folder.")
+        raise SourceError(f"Neither {own} nor {SERVICE_FOLDER} exists; name Ollama's folder.")
     return folders, arguments

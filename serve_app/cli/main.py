@@ -1,4 +1,4 @@
-"""The command `caravan`: its subcommands, and what becomes of errors and interrupts."""
+"""The command `caravan`: its subcommands, error messages and exit statuses."""
 
 import errno
 import sys
@@ -11,33 +11,39 @@ from typing import Any
 import click
 
 from runtime.errors import CaravanError
-from serve_app.cli.options import wants_json
+from serve_app.cli.shared_options import wants_json
 from serve_app.cli.terminal import harmless, print_error
 
 INTERRUPTED = 130
 
-# name -> ("module:command", what it does); a module is imported when its command is used, since
-# some need a tensor library and most do not.
+# name -> ("module:command", help). A module is imported when its command is used, because few of
+# them need a tensor library.
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "pull": ("serve_app.cli.pull:pull", "Fetch models into the store."),
-        "import": ("serve_app.cli.imports:import_", "Take over models of Ollama, without a copy."),
-        "list": ("serve_app.cli.listing:list_", "List the models in the store; also `ls`."),
+        "import": (
+            "serve_app.cli.imports:import_",
+            "Import models of Ollama without copying them.",
+        ),
+        "list": ("serve_app.cli.list_models:list_", "List the models in the store; also `ls`."),
         "show": ("serve_app.cli.show:show", "Show what a model is and what memory it needs."),
-        "verify": ("serve_app.cli.verify:verify", "Read models to the end; say what is damaged."),
-        "convert": ("serve_app.cli.convert:convert", "Make a GGUF file of a Hugging Face folder."),
-        "quantize": ("serve_app.cli.quantize:quantize", "Make a GGUF file smaller."),
-        "create": ("serve_app.cli.create:create", "Make a model of another one, or of files."),
+        "verify": (
+            "serve_app.cli.verify:verify",
+            "Check the files of models against their digests.",
+        ),
+        "convert": ("serve_app.cli.convert:convert", "Convert a Hugging Face folder to GGUF."),
+        "quantize": ("serve_app.cli.quantize:quantize", "Quantise a GGUF file."),
+        "create": ("serve_app.cli.create:create", "Create a model from a Modelfile."),
         "cp": ("serve_app.cli.copying:copy", "Give a model a second name."),
         "rm": ("serve_app.cli.remove:remove", "Remove models from the store."),
-        "key": ("serve_app.cli.keys:key", "Make API keys for a server."),
+        "key": ("serve_app.cli.keys:key", "Create API keys for a server."),
     }
 )
 ALIASES: Mapping[str, str] = MappingProxyType({"ls": "list"})
 
 
-class Failure(click.ClickException):
-    """Exit status 1, and one line that says why; `as_json`: an object, on standard output."""
+class CommandFailed(click.ClickException):
+    """Exit status 1 and one line of text; with `as_json` an object on standard output."""
 
     def __init__(self, message: str, *, as_json: bool = False) -> None:
         super().__init__(message)
@@ -48,7 +54,7 @@ class Failure(click.ClickException):
 
 
 class Commands(click.Group):
-    """Subcommands by the table above; errors meant for a person become one line each."""
+    """The subcommands of the table above; expected errors become one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -66,7 +72,7 @@ class Commands(click.Group):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = get_close_matches(args[0], [*COMMANDS, *ALIASES], n=1)
             hint = f"; did you mean `{near[0]}`?" if near else "."
-            ctx.fail(f"There is no command {harmless(args[0])!r}{hint}")
+            ctx.fail(f"No such command: {harmless(args[0])!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -77,23 +83,23 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CaravanError as error:
-            raise Failure(str(error), as_json=wants_json(ctx)) from None
+            raise CommandFailed(str(error), as_json=wants_json(ctx)) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read this has gone; click knows what to do
+            if error.errno == errno.EPIPE:  # the reader of a pipe has exited; click handles that
                 raise
             place = f"{error.filename}: " if error.filename else ""
             problem = f"{place}{error.strerror or error}."
-            raise Failure(problem, as_json=wants_json(ctx)) from None
+            raise CommandFailed(problem, as_json=wants_json(ctx)) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="caravan", prog_name="caravan")
 def caravan() -> None:
-    """Models in GGUF: fetch, look at, check, make and remove them.
+    """Pull, inspect, check, create and remove GGUF models.
 
-    A model is named as in `llama3.2:1b` or `hf://org/repo:Q4_K_M`.
+    Names of models: `llama3.2:1b`, `hf://org/repo:Q4_K_M`.
     """
 
 

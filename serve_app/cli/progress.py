@@ -1,17 +1,16 @@
-"""How far something is: bars on a terminal, plain lines elsewhere, or JSON, one object a line."""
+"""Progress: bars on a terminal, plain lines elsewhere, or JSON, one object a line."""
 
 import sys
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
+import rich.progress
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    Progress,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -19,74 +18,59 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from model_zoo.sources.pull import PullProgress
+from model_zoo.sources.pull import Progress, PullProgress
 from serve_app.cli.terminal import byte_size, harmless, print_json
 
 LINE_EVERY_S = 5.0
 JSON_EVERY_S = 0.1
-MOST_BARS = 10
-_WHOLE = "in all"
+MAX_BARS = 10
+_TOTAL = "total"
 
 
-class Reporter(Protocol):
-    """Hears of each step; a context, so that a bar leaves the terminal as it found it."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-    def __call__(self, step: PullProgress) -> None: ...
-
-
-def reporter(*, as_json: bool) -> Reporter:
-    """JSON goes to standard output; what people read to standard error."""
+@contextmanager
+def progress_reporter(*, as_json: bool) -> Iterator[Progress]:
+    """A function that writes steps: JSON to standard output, or text to standard error."""
     if as_json:
-        return Steps(write_json, every_s=JSON_EVERY_S)
-    if sys.stderr.isatty():
-        return Bars(Console(stderr=True))
-    return Steps(write_line, every_s=LINE_EVERY_S)
+        yield StepWriter(write_json, every_s=JSON_EVERY_S)
+    elif sys.stderr.isatty():
+        with bars_on(Console(stderr=True)) as bars:
+            yield bars
+    else:
+        yield StepWriter(write_line, every_s=LINE_EVERY_S)
 
 
-def counted(report: Reporter, status: str) -> Callable[[int, int], None]:
-    """For work that tells of one count of bytes, done and in all."""
+@contextmanager
+def bars_on(console: Console) -> Iterator["ProgressBars"]:
+    """Progress bars; the terminal is restored at the end."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with rich.progress.Progress(*columns, console=console) as bars:
+        yield ProgressBars(bars)
 
-    def tell(done: int, total: int) -> None:
+
+def counted(report: Progress, status: str) -> Callable[[int, int], None]:
+    """For work that reports one count of bytes, done and total."""
+
+    def completed(done: int, total: int) -> None:
         report(PullProgress(status, total=total, completed=done))
 
-    return tell
+    return completed
 
 
-class Bars:
-    """A bar for each blob or other work, and from the second on, one above them for all."""
+class ProgressBars:
+    """A bar for each blob or other work; if there are several, one above them for the total."""
 
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._whole = self._bars.add_task(_WHOLE, total=None, visible=False)
+    def __init__(self, bars: rich.progress.Progress) -> None:
+        self._bars = bars
+        self._total = self._bars.add_task(_TOTAL, total=None, visible=False)
         self._tasks: dict[str, TaskID] = {}
         self._totals: dict[str, tuple[int, int]] = {}
         self._status = ""
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
 
     def __call__(self, step: PullProgress) -> None:
         if step.total:
@@ -95,7 +79,7 @@ class Bars:
             self._totals[key] = (step.total, step.completed)
             total, completed = map(sum, zip(*self._totals.values(), strict=True))
             several = len(self._totals) > 1
-            self._bars.update(self._whole, total=total, completed=completed, visible=several)
+            self._bars.update(self._total, total=total, completed=completed, visible=several)
         elif step.status != self._status:
             self._bars.console.print(Text(harmless(step.status)))
             self._status = step.status
@@ -108,32 +92,21 @@ class Bars:
         self._bars.update(self._tasks[key], description=title, total=total, completed=completed)
 
     def _hide_if_many(self) -> None:
-        """No more bars than a small terminal has lines; those that are full go first."""
-        shown = [task for task in self._bars.tasks if task.visible and task.id != self._whole]
-        full = [task for task in shown if task.finished]
-        for task in full[: max(0, len(shown) + 1 - MOST_BARS)]:
+        """Limits the bars to the lines of a small terminal by hiding complete ones."""
+        shown = [task for task in self._bars.tasks if task.visible and task.id != self._total]
+        complete = [task for task in shown if task.finished]
+        for task in complete[: max(0, len(shown) + 1 - MAX_BARS)]:
             self._bars.update(task.id, visible=False)
 
 
-class Steps:
-    """Passes on what is new, what is complete, and of the rest something now and then."""
+class StepWriter:
+    """Writes new and complete steps at once, and others at most every `every_s` seconds."""
 
     def __init__(self, write: Callable[[PullProgress], None], *, every_s: float) -> None:
         self._write = write
         self._every_s = every_s
         self._last: tuple[str, str | None] | None = None
         self._due = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
 
     def __call__(self, step: PullProgress) -> None:
         kind, now = (step.status, step.digest), time.monotonic()
@@ -146,14 +119,14 @@ class Steps:
 
 def write_line(step: PullProgress) -> None:
     """For logs and pipes."""
-    far = ""
+    share = ""
     if step.total:
-        far = f": {100 * step.completed // step.total}% of {byte_size(step.total)}"
-    click.echo(harmless(step.status) + far, err=True)
+        share = f": {100 * step.completed // step.total}% of {byte_size(step.total)}"
+    click.echo(harmless(step.status) + share, err=True)
 
 
 def write_json(step: PullProgress) -> None:
-    """As Ollama's own `/api/pull` writes it."""
+    """In the format of Ollama's `/api/pull`."""
     document: dict[str, object] = {"status": step.status}
     if step.digest is not None:
         document["digest"] = step.digest

@@ -6,8 +6,8 @@ from model_zoo.sources import pull as pulling
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError, SourceError
-from serve_app.cli.options import json_option, store_option
-from serve_app.cli.progress import reporter
+from serve_app.cli.progress import progress_reporter
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 from serve_app.config.model_sources import named_source
 
@@ -17,12 +17,12 @@ from serve_app.config.model_sources import named_source
 @store_option
 @json_option
 def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
-    """Fetch models into the store, or bring those that are there up to date.
+    """Pull models into the store, or update them.
 
-    A SOURCE is hf://org/repo[:quantisation], hf://org/repo/file.gguf, each with [@revision], or a
-    name of Ollama's registry: llama3.2:1b, ollama://[host/][namespace/]name[:tag]. What is
-    interrupted goes on where it stopped when it is pulled again. When one cannot be had, the others
-    are all the same; the exit status is then 1.
+    A SOURCE is hf://org/repo[:quantisation] or hf://org/repo/file.gguf, each with [@revision], or a
+    name of a registry: llama3.2:1b, ollama://[host/][namespace/]name[:tag]. An interrupted pull
+    resumes when it is repeated. If one model fails, the others are pulled nevertheless; the exit
+    status is then 1.
     """
     failed = False
     for text in sources:
@@ -37,10 +37,10 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
 
 def _pull_one(source: RemoteSource, store: Store, as_json: bool) -> None:
     try:
-        with reporter(as_json=as_json) as progress:
+        with progress_reporter(as_json=as_json) as progress:
             model = pulling.pull(source, store, progress=progress)
     except KeyboardInterrupt:
-        click.echo(f"Interrupted; `caravan pull {source}` goes on from here.", err=True)
+        click.echo(f"Interrupted; `caravan pull {source}` resumes.", err=True)
         raise
     size = model.manifest.size_bytes
     if as_json:
@@ -51,10 +51,10 @@ def _pull_one(source: RemoteSource, store: Store, as_json: bool) -> None:
 
 
 def remote_source(text: str, store: Store) -> RemoteSource:
-    """What to ask for; SourceError when the text cannot mean a model elsewhere."""
+    """The source to pull from. SourceError if the text is a path."""
     source = parse_source(text)
     if isinstance(source, PathSource) and (
         source.path.exists() or text.startswith((".", "/", "~"))
     ):
-        raise SourceError(f"{source.path} is a path; a file is served from where it lies.")
+        raise SourceError(f"{source.path} is a path; files are served without a pull.")
     return named_source(text, store)

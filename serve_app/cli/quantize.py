@@ -1,4 +1,4 @@
-"""`caravan quantize`: a GGUF file again, with smaller weights."""
+"""`caravan quantize`: a GGUF file with quantised weights."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import click
 
 from model_zoo.convert.quantize import quantize_file
 from model_zoo.convert.recipes import RECIPES
-from serve_app.cli.options import json_option
-from serve_app.cli.progress import counted, reporter
+from serve_app.cli.progress import counted, progress_reporter
+from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import print_written
 
 
@@ -19,20 +19,20 @@ from serve_app.cli.terminal import print_written
     "recipe",
     type=click.Choice(list(RECIPES), case_sensitive=False),
     required=True,
-    help="Of the weights in the new file.",
+    help="Type of the weights in the new file.",
 )
 @click.option(
     "--allow-requantize",
     is_flag=True,
-    help="Take a file that is quantised already; it loses quality a second time.",
+    help="Accept a quantised file, which loses quality a second time.",
 )
 @json_option
 def quantize(source: Path, out: Path, recipe: str, allow_requantize: bool, as_json: bool) -> None:
-    """Write a GGUF file again with its weights in smaller blocks.
+    """Quantise the weights of a GGUF file.
 
-    Of a split file give the first part.
+    For a split file, name the first part.
     """
-    with reporter(as_json=as_json) as progress:
+    with progress_reporter(as_json=as_json) as progress:
         path = quantize_file(
             source,
             out,

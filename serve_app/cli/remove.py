@@ -1,4 +1,4 @@
-"""`caravan rm`: models out of the store."""
+"""`caravan rm`: removes models from the store."""
 
 import click
 
@@ -6,7 +6,7 @@ from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
-from serve_app.cli.options import json_option, store_option
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 
 
@@ -15,9 +15,9 @@ from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 @store_option
 @json_option
 def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
-    """Remove models from the store, and of their files those that no other model uses.
+    """Remove models and the files that no other model uses.
 
-    When one cannot be removed, the others are all the same; the exit status is then 1.
+    If one cannot be removed, the others are removed nevertheless; the exit status is then 1.
     """
     failed = False
     for text in names:
@@ -37,6 +37,6 @@ def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
 
 
 def stored_name(text: str) -> ModelName:
-    """The name in the store of a name or of a source."""
+    """The name in the store that a name or a source stands for."""
     source = parse_source(text)
     return ModelName.parse(text) if isinstance(source, PathSource) else source.name

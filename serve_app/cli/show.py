@@ -1,4 +1,4 @@
-"""`caravan show`: what a model is, and what memory it needs."""
+"""`caravan show`: facts about a model, and the memory that it needs."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ import click
 import numpy as np
 
 from model_zoo.gguf.header import MetadataValue
-from model_zoo.sources.resolve import facts as brought
+from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
-from serve_app.cli.facts import Location, ModelFacts, locate, tensor_list, texts_of
-from serve_app.cli.footprint import Footprint, footprint
-from serve_app.cli.options import json_option, store_option
+from serve_app.cli.facts import LocatedModel, ModelFacts, locate, tensor_list, texts_of
+from serve_app.cli.serving_memory import ServingMemory, serving_memory
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import (
     byte_size,
     harmless_lines,
@@ -42,19 +42,20 @@ _SHOWN_ELEMENTS = 4
     "context_tokens",
     type=click.IntRange(min=2),
     metavar="TOKENS",
-    help="Longest prompt and answer together; the model's num_ctx, or 4096, or its own if less.",
+    help="Maximum of prompt and answer together; default: num_ctx of the model, or 4096, "
+    "limited to its trained context.",
 )
-@click.option("--slots", type=click.IntRange(min=1), help="Requests that run at once; 16.")
+@click.option("--slots", type=click.IntRange(min=1), help="Concurrent requests; default: 16.")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
-    help="Where it is to run; what this machine has.",
+    help="Device to serve on; default: that of this machine.",
 )
 @click.option(
     "--projector",
     type=click.Path(path_type=Path),
-    help="The file with its vision model, if it is separate.",
+    help="Separate file with the vision model.",
 )
 @store_option
 @json_option
@@ -67,18 +68,18 @@ def show(
     store: Store,
     as_json: bool,
 ) -> None:
-    """Show what a model is and what memory it needs.
+    """Show facts about a model and the memory that it needs.
 
-    Of a file only the header is read. --context, --slots, --device and --projector say for what the
-    memory is reckoned, as `context_tokens`, `max_sequences`, `device` and `projector` do in a
-    configuration. --json writes all metadata and every tensor.
+    Only the headers of its files are read. --context, --slots, --device and --projector have the
+    meaning of `context_tokens`, `max_sequences`, `device` and `projector` in a configuration.
+    --json writes all metadata and every tensor.
     """
     location = locate(model, store)
     if projector is not None:
         location = replace(location, projector=projector)
     facts = ModelFacts(location.file)
     try:
-        need: Footprint | CaravanError = footprint(
+        need: ServingMemory | CaravanError = serving_memory(
             facts,
             context_tokens=context_tokens,
             own_context_tokens=_own_context(location, store),
@@ -96,10 +97,12 @@ def show(
         _print(document, facts, need)
 
 
-def _own_context(location: Location, store: Store) -> int | None:
-    """What the parameters of a stored model ask for, if that is sound."""
+def _own_context(location: LocatedModel, store: Store) -> int | None:
+    """`num_ctx` of a stored model's parameters, None if absent or invalid."""
     try:
-        parameters = {} if location.stored is None else brought(location.stored, store).parameters
+        parameters = (
+            {} if location.stored is None else resolve_stored(location.stored, store).parameters
+        )
     except CaravanError:
         return None
     options, _ = served_options({"num_ctx": parameters.get("num_ctx")})
@@ -107,7 +110,7 @@ def _own_context(location: Location, store: Store) -> int | None:
 
 
 def _document(
-    location: Location, facts: ModelFacts, need: Footprint | CaravanError, store: Store
+    location: LocatedModel, facts: ModelFacts, need: ServingMemory | CaravanError, store: Store
 ) -> dict[str, Any]:
     stored = location.stored
     refusal = facts.unserved or (str(need) if isinstance(need, CaravanError) else None)
@@ -144,7 +147,7 @@ def _document(
     }
 
 
-def _stored(location: Location, store: Store) -> dict[str, Any]:
+def _stored(location: LocatedModel, store: Store) -> dict[str, Any]:
     stored = location.stored
     assert stored is not None
     return {
@@ -165,7 +168,7 @@ def _stored(location: Location, store: Store) -> dict[str, Any]:
 
 
 def _projector(path: Path) -> dict[str, Any]:
-    """A projector beside the model; one that is damaged says so and hides nothing else."""
+    """Facts of a separate projector, or the error of a damaged one."""
     try:
         facts = ModelFacts(path)
     except CaravanError as error:
@@ -179,10 +182,12 @@ def _projector(path: Path) -> dict[str, Any]:
     }
 
 
-def _print(document: Mapping[str, Any], facts: ModelFacts, need: Footprint | CaravanError) -> None:
+def _print(
+    document: Mapping[str, Any], facts: ModelFacts, need: ServingMemory | CaravanError
+) -> None:
     print_title(shortened(facts.name, _LONGEST_VALUE))
     print_pairs(_summary(document, facts))
-    if isinstance(need, Footprint):
+    if isinstance(need, ServingMemory):
         click.echo()
         print_title(_memory_title(need))
         print_pairs(_memory(need))
@@ -223,7 +228,7 @@ def _summary(document: Mapping[str, Any], facts: ModelFacts) -> Iterator[tuple[s
     if document["stored"] is not None:
         yield from _stored_pairs(document["stored"])
     yield "projector", _projector_line(document)
-    yield "chat template", facts.template.origin or "none: it completes text only"
+    yield "chat template", facts.template.origin or "none: raw prompts only"
     reason = document["unsupported_because"]
     yield "served", "yes" if reason is None else f"no: {shortened(reason, _LONGEST_REASON)}"
 
@@ -234,7 +239,7 @@ def _stored_pairs(stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for text in stored["texts"][kind]:
             yield name, shortened(text, _LONGEST_VALUE)
     if stored["texts"]["template"]:
-        yield "Go template", "not used: only templates in Jinja are"
+        yield "Go template", "not used; only Jinja templates are"
 
 
 def _license(document: Mapping[str, Any]) -> str:
@@ -254,20 +259,20 @@ def _projector_line(document: Mapping[str, Any]) -> str:
     return f"{projector['path']}, {projector['architecture']}, {projector['quantization']}, {size}"
 
 
-def _memory_title(need: Footprint) -> str:
-    requests = "one request" if need.slots == 1 else f"{need.slots} requests at once"
+def _memory_title(need: ServingMemory) -> str:
+    requests = "one request" if need.slots == 1 else f"{need.slots} concurrent requests"
     return f"Memory on {need.device}, for {requests} of {need.context_tokens:,} tokens"
 
 
-def _memory(need: Footprint) -> Iterator[tuple[str, str]]:
+def _memory(need: ServingMemory) -> Iterator[tuple[str, str]]:
     yield "weights", _weights(need)
     yield "KV cache", f"{byte_size(need.cache_bytes)} in {need.kv_dtype}"
     yield "activations", byte_size(need.activation_bytes)
     if need.vision_bytes:
         yield "images", f"{byte_size(need.vision_bytes)}, to encode them and for their features"
     yield "sampling", byte_size(need.sampler_bytes)
-    yield "in all", byte_size(need.total_bytes)
-    yield "at least", f"{byte_size(need.least_bytes)}, with a cache for one request"
+    yield "total", byte_size(need.total_bytes)
+    yield "minimum", f"{byte_size(need.least_bytes)}, with a cache for one request"
     if need.whole_context_cache_bytes is not None:
         size, most = byte_size(need.whole_context_cache_bytes), need.whole_context_tokens
         yield "whole context", f"a KV cache of {size} for one request of {most:,} tokens"
@@ -275,23 +280,23 @@ def _memory(need: Footprint) -> Iterator[tuple[str, str]]:
         yield "available here", f"{byte_size(need.available_bytes)}; {_verdict(need)}"
 
 
-def _weights(need: Footprint) -> str:
+def _weights(need: ServingMemory) -> str:
     size = byte_size(need.weight_bytes)
     vision = need.vision_weight_bytes
-    return f"{size}, {byte_size(vision)} of them to see" if vision else size
+    return f"{size}, {byte_size(vision)} of them for vision" if vision else size
 
 
-def _verdict(need: Footprint) -> str:
+def _verdict(need: ServingMemory) -> str:
     if need.cache_tokens is None:
         return f"it does not fit. {need.refusal}"
     return f"it fits, with a cache of {need.cache_tokens:,} tokens"
 
 
 def _value(value: MetadataValue) -> str:
-    """One line; long arrays and texts by their begin and length."""
+    """One line; long arrays and texts are shortened, with their length."""
     if isinstance(value, list | np.ndarray):
         shown = ", ".join(_element(element) for element in value[:_SHOWN_ELEMENTS])
-        more = f", … ({len(value):,} in all)" if len(value) > _SHOWN_ELEMENTS else ""
+        more = f", … ({len(value):,} elements)" if len(value) > _SHOWN_ELEMENTS else ""
         return f"[{shown}{more}]"
     if isinstance(value, str) and len(value) > _LONGEST_VALUE:
         return f"{shortened(value, _LONGEST_VALUE)} ({len(value):,} characters)"

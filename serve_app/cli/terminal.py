@@ -1,7 +1,7 @@
-"""What reaches a terminal: texts made harmless, sizes, tables and JSON.
+"""Output to a terminal: escaped texts, sizes, tables and JSON.
 
-Names, metadata and templates come from files that anybody may have written: nothing of them is
-shown that moves a cursor, changes a colour or turns the order of what stands on the screen.
+Names, metadata and templates come from untrusted files, so characters that move the cursor, change
+colours or reverse the direction of text are escaped.
 """
 
 import json
@@ -18,24 +18,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Lines are left to the terminal to wrap: cut or folded ones could not be copied, or piped.
+# The terminal wraps lines: truncated or folded ones could not be copied or piped.
 _WIDTH = 100_000
 _SIZES = ("kB", "MB", "GB", "TB")
 
 
 def harmless(text: str) -> str:
-    """One line: whatever is not printable as an escape, such as `\\x1b` and `\\n`."""
+    """One line, with unprintable characters as escapes such as `\\x1b` and `\\n`."""
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def harmless_lines(text: str) -> list[str]:
-    """The same for a text of several lines; tabs stay."""
+    """The same for several lines; tabs are kept."""
     lines = text.replace("\r\n", "\n").split("\n")
     return ["\t".join(map(harmless, line.split("\t"))) for line in lines]
 
 
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def byte_size(count: int) -> str:
@@ -63,7 +63,7 @@ def iso_date(unix_s: float) -> str:
 
 
 def print_error(message: str, *, as_json: bool = False) -> None:
-    """One line on standard error; as JSON an object among the others, on standard output."""
+    """One line on standard error, or one JSON object on standard output."""
     if as_json:
         print_json({"error": message}, line=True)
     else:
@@ -81,7 +81,7 @@ def print_title(text: str) -> None:
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Names in a column, what they stand for beside it; made harmless here."""
+    """Names in one column and values in another, escaped."""
     rows = [(harmless(name), harmless(value)) for name, value in pairs]
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
@@ -89,7 +89,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns whose names end in ">" are aligned to the right; cells are made harmless here."""
+    """A table with escaped cells; columns whose names end in ">" are aligned to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for name in columns:
         right = name.endswith(">")
@@ -104,13 +104,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """One document, or one line of several. All that is not ASCII is escaped, so it is harmless."""
+    """One document, or one of several lines; characters beyond ASCII are escaped."""
     indent = None if line else 2
     click.echo(json.dumps(plain(value), ensure_ascii=True, allow_nan=False, indent=indent))
 
 
 def print_written(paths: Iterable[Path], *, as_json: bool) -> None:
-    """The files that a command has made, and how large they are."""
+    """The files that a command has written, with their sizes."""
     for path in paths:
         size = path.stat().st_size
         if as_json:
@@ -120,7 +120,7 @@ def print_written(paths: Iterable[Path], *, as_json: bool) -> None:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: arrays as lists; numbers that are none as the texts "nan", "inf", "-inf"."""
+    """For JSON: arrays as lists, and non-finite numbers as "nan", "inf", "-inf"."""
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`caravan verify`: every blob of a model, read to its end and compared with its digest."""
+"""`caravan verify`: compares every blob of a model with its digest."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import click
 
-from model_zoo.sources.pull import PullProgress
-from model_zoo.store.manifest import Layer
+from model_zoo.sources.pull import Progress, PullProgress
+from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
-from serve_app.cli.options import json_option, store_option
-from serve_app.cli.progress import Reporter, reporter
+from serve_app.cli.progress import progress_reporter
 from serve_app.cli.remove import stored_name
+from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import harmless, print_json
 
 _READ_BYTES = 4 << 20
@@ -21,38 +21,38 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with a model, or with one blob of it; `layer` None: with its manifest."""
+    """A problem of a model's blob; `layer` None: of its manifest."""
 
     model: ModelName
-    layer: Layer | None
+    layer: ManifestLayer | None
     problem: str
 
 
 @click.command("verify")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--repair", is_flag=True, help="Drop damaged files; the next pull brings them anew.")
+@click.option("--repair", is_flag=True, help="Remove damaged files; the next pull downloads them.")
 @store_option
 @json_option
 def verify(names: tuple[str, ...], repair: bool, store: Store, as_json: bool) -> None:
-    """Read the models named, or all, to their end, and say which files are damaged.
+    """Check the files of the named models, or of all, against their digests.
 
-    The exit status is 1 when any is.
+    The exit status is 1 if a file is damaged.
     """
     models = [stored_name(name) for name in names] or store.names()
-    with reporter(as_json=False) as progress:
+    with progress_reporter(as_json=False) as progress:
         findings = list(_findings(store, models, progress))
     damaged = {f.layer for f in findings if f.layer is not None} if repair else set()
-    dropped = {layer for layer in damaged if store.discard(layer)}
+    removed = {layer for layer in damaged if store.discard(layer)}
     if as_json:
-        print_json(_document(models, findings, dropped))
+        print_json(_document(models, findings, removed))
     else:
-        _print(models, findings, dropped)
+        _print(models, findings, removed)
     if findings:
         raise click.exceptions.Exit(1)
 
 
-def _findings(store: Store, models: list[ModelName], progress: Reporter) -> Iterator[Finding]:
-    """A blob that several models share is read once."""
+def _findings(store: Store, models: list[ModelName], progress: Progress) -> Iterator[Finding]:
+    """Reads a blob that several models share once."""
     known: dict[str, str | None] = {}
     for model in models:
         try:
@@ -68,44 +68,44 @@ def _findings(store: Store, models: list[ModelName], progress: Reporter) -> Iter
                 yield Finding(model, layer, problem)
 
 
-def _problem(store: Store, layer: Layer, progress: Reporter) -> str | None:
+def _problem(store: Store, layer: ManifestLayer, progress: Progress) -> str | None:
     if not store.blob(layer.digest).is_file():
         return "is missing"
     if not store.holds(layer):
         size = store.blob(layer.digest).stat().st_size
         return f"has {size:,} bytes, not {layer.size:,}"
 
-    def tell(completed: int) -> None:
+    def report(completed: int) -> None:
         title = f"reading {layer.digest[7:19]}"
         progress(PullProgress(title, layer.digest, layer.size, completed))
 
-    found = _digest(store, layer, tell)
-    return None if found == layer.digest else f"holds something else, with the digest {found}"
+    found = _digest(store, layer, report)
+    return None if found == layer.digest else f"has the digest {found}"
 
 
-def _digest(store: Store, layer: Layer, tell: Callable[[int], None]) -> str:
+def _digest(store: Store, layer: ManifestLayer, report: Callable[[int], None]) -> str:
     digest, done = hashlib.sha256(), 0
     with store.blob(layer.digest).open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
             done += len(block)
-            tell(done)
+            report(done)
     return f"sha256:{digest.hexdigest()}"
 
 
 def _document(
-    models: list[ModelName], findings: list[Finding], dropped: set[Layer]
+    models: list[ModelName], findings: list[Finding], removed: set[ManifestLayer]
 ) -> list[dict[str, object]]:
     return [
         {
             "name": str(model),
-            "sound": not any(finding.model == model for finding in findings),
+            "valid": not any(finding.model == model for finding in findings),
             "damaged": [
                 {
                     "digest": None if finding.layer is None else finding.layer.digest,
                     "kind": "manifest" if finding.layer is None else finding.layer.kind,
                     "problem": finding.problem,
-                    "dropped": finding.layer in dropped,
+                    "removed": finding.layer in removed,
                 }
                 for finding in findings
                 if finding.model == model
@@ -115,15 +115,15 @@ def _document(
     ]
 
 
-def _print(models: list[ModelName], findings: list[Finding], dropped: set[Layer]) -> None:
+def _print(models: list[ModelName], findings: list[Finding], removed: set[ManifestLayer]) -> None:
     for model in models:
         own = [finding for finding in findings if finding.model == model]
         if not own:
-            click.echo(harmless(f"{model}: sound"))
+            click.echo(harmless(f"{model}: valid"))
         for finding in own:
             if finding.layer is None:
                 click.echo(harmless(f"{model}: {finding.problem}"))
                 continue
             what = f"{finding.layer.kind} {finding.layer.digest}"
-            done = "; dropped, pull the model again" if finding.layer in dropped else ""
+            done = "; removed, pull the model again" if finding.layer in removed else ""
             click.echo(harmless(f"{model}: {what} {finding.problem}{done}"))

@@ -1,4 +1,4 @@
-"""Models that are asked for by name: which of their sources is meant. Paths are never looked at."""
+"""The sources of models that are named in requests or commands. Names are never read as paths."""
 
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
 from model_zoo.store.manifest import SOURCE
@@ -8,9 +8,9 @@ from runtime.errors import RequestError, SourceError
 
 
 def named_source(text: str, store: Store) -> RemoteSource:
-    """SourceError when the text cannot mean a model elsewhere.
+    """The remote source of a model. SourceError if the text does not name one.
 
-    A name without a scheme is one of Ollama's registry, unless the store has it from the Hub.
+    A name without a scheme is in Ollama's registry, unless the store has it from the Hub.
     """
     source = parse_source(text)
     if not isinstance(source, PathSource):
@@ -20,27 +20,25 @@ def named_source(text: str, store: Store) -> RemoteSource:
 
 
 def requested_source(text: str, store: Store) -> RemoteSource:
-    """The same for a client's text; RequestError where it means no model."""
+    """The same for a text in a request; RequestError if it does not name a model."""
     try:
         return named_source(text, store)
     except SourceError as error:
         raise RequestError(f"invalid model name: {error}") from None
 
 
-def sound_name(text: str, told: str = "invalid model name") -> ModelName:
-    """RequestError unless a client's text is a name."""
+def sound_name(text: str, problem: str = "invalid model name") -> ModelName:
+    """A name in a request; RequestError if it is malformed."""
     try:
         return ModelName.parse(text)
     except SourceError as error:
-        raise RequestError(f"{told}: {error}") from None
+        raise RequestError(f"{problem}: {error}") from None
 
 
 def _origin(name: ModelName, store: Store) -> RemoteSource:
-    """Names of the Hub's models do not tell all of a source; their manifests do."""
+    """The source in the manifest of a model from the Hub, whose name does not identify it."""
     stated = store.manifest(name).annotations.get(SOURCE) if store.find(name) else None
     origin = None if stated is None else parse_source(stated)
     if origin is None or isinstance(origin, PathSource):
-        raise SourceError(
-            f"Where {name} comes from is not known; give hf://organisation/repository."
-        )
+        raise SourceError(f"The source of {name} is not known; give hf://organisation/repository.")
     return origin

@@ -1,4 +1,4 @@
-"""The options of a request: their names, types and ranges, and what they mean to the engine."""
+"""Sampling options of requests: names, types, ranges, and their translation for the engine."""
 
 import dataclasses
 import math
@@ -11,19 +11,19 @@ from runtime.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from runtime.errors import RequestError
 
 SEED_LIMIT = 2**63
-LONGEST = 2**63 - 1  # what travels as an integer
+LONGEST = 2**63 - 1  # the largest integer on the wire
 LARGEST = 1e6
-# Stop strings are looked for after every token.
+# Stop strings are searched for after every token.
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was said about drawing and ending; None: nothing.
+    """Options of sampling and of the end of an answer; None: not given.
 
-    `num_predict` below 1: until the context is full. `num_ctx` is at least 1. `seed` -1: a random
-    one. `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
+    `num_predict` below 1: until the context is full. `num_ctx` is at least 1. `seed` -1: random.
+    `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
     """
 
     temperature: float | None = None
@@ -40,15 +40,14 @@ class Options:
     stop: tuple[str, ...] | None = None
 
     def over(self, base: Self) -> Self:
-        """These options, and those of `base` where nothing was said."""
-        said = {name: value for name, value in self._items() if value is not None}
-        return dataclasses.replace(base, **said)
+        """These options, with those of `base` where none is given."""
+        return dataclasses.replace(base, **self.said())
 
     def said(self) -> dict[str, Any]:
         return {name: value for name, value in self._items() if value is not None}
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
-        """`logprobs` as in SamplingParams. A seed is drawn here, so a retry repeats the request."""
+        """`logprobs` as in SamplingParams. A random seed is chosen here, so that retries use it."""
         seed = secrets.randbelow(SEED_LIMIT) if self.seed in (None, -1) else self.seed
         assert seed is not None
         names = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -73,7 +72,7 @@ OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0, repeat_last_n=-1)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The values an option may have."""
+    """The type and range of an option."""
 
     type: type[int] | type[float]
     low: float = -math.inf
@@ -117,16 +116,16 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
 }
 
-# How a model is loaded and how fast it runs is the configuration's business, not a request's;
-# `num_keep` matters only when a context is shifted, which is not done.
+# Accepted without effect: loading and performance are configured on the server, and contexts are
+# never shifted, which `num_keep` is for.
 _HARMLESS = frozenset(
     {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "numa"}
     | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
     | {"mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )
-# Options that would change the answer, with the one value that means "off".
+# Unsupported options that would change the answer, with the value that turns them off.
 _UNSERVED: Mapping[str, Any] = {"typical_p": 1}
-# Options that Ollama has removed and ignores since, likewise.
+# Options that Ollama has removed and ignores, with the value that turns them off.
 _REMOVED: Mapping[str, Any] = {"tfs_z": 1, "mirostat": 0}
 
 
@@ -135,9 +134,9 @@ def _refuse(name: str) -> None:
 
 
 def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _refuse) -> Options:
-    """Native options by name. RequestError names the option, its value and its range.
+    """Ollama's options by name. RequestError names the option, its value and its range.
 
-    `unknown`: called with the name of each option that is not known, or not any more.
+    `unknown`: called with the name of each unknown or removed option.
     """
     values: dict[str, Any] = {}
     for name, value in raw.items():
@@ -152,13 +151,13 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
                 raise RequestError(f'option "{name}" is not served yet (only {_UNSERVED[name]} is)')
         elif name not in _REMOVED or value != _REMOVED[name]:
             unknown(name)
-    if values.get("num_ctx", 1) < 1:  # clients send 0 and -1 for "as the server has it"
+    if values.get("num_ctx", 1) < 1:  # clients send 0 and -1 for the server's default
         del values["num_ctx"]
     return Options(**values)
 
 
 def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:
-    """A model's own parameters as far as they are served, and what is wrong with the others."""
+    """The supported ones of a model's own parameters, and the errors of the others."""
     options, refused = Options(), []
     for name, value in raw.items():
         try:
@@ -169,7 +168,7 @@ def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:
 
 
 def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int | float:
-    """A JSON number of that type within those bounds; a whole option may come as 40.0."""
+    """A JSON number within the bounds. An integer option may be written as 40.0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         wanted = "integer" if bounds.type is int else "float32"
         raise RequestError(f'{noun} "{name}" must be of type {wanted}')
@@ -178,16 +177,16 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
     return bounds.type(value)
 
 
-def stop_strings(value: Any, *, noun: str = "option") -> tuple[str, ...]:
+def stop_strings(value: Any, *, noun: str = "option", name: str = "stop") -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise RequestError(f'{noun} "stop" must be of type array')
+        raise RequestError(f'{noun} "{name}" must be of type array')
     if not all(isinstance(item, str) for item in value):
-        raise RequestError(f'{noun} "stop" must be of an array of strings')
+        raise RequestError(f'{noun} "{name}" must be of an array of strings')
     if not all(value):
-        raise RequestError(f'{noun} "stop" has an empty string, which would end every answer')
+        raise RequestError(f'{noun} "{name}" has an empty string, which would end every answer')
     if len(value) > MAX_STOP_STRINGS or max(map(len, value), default=0) > MAX_STOP_CHARACTERS:
         raise RequestError(
-            f'{noun} "stop" may hold at most {MAX_STOP_STRINGS} strings of '
+            f'{noun} "{name}" may hold at most {MAX_STOP_STRINGS} strings of '
             f"{MAX_STOP_CHARACTERS:,} characters each"
         )
     return tuple(value)

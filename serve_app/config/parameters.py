@@ -1,4 +1,4 @@
-"""Parameters that a model brings: all options of Ollama, also those that are not served here."""
+"""A model's own parameters: all options of Ollama, including those not supported here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from runtime.errors import RequestError
 from serve_app.config.options import BOUNDS, Bounds, number, stop_strings
 
-# Kept and shown beside the options that are served, as Ollama does, which has removed some of them.
+# Stored and shown, but not used. Ollama has removed some of them.
 _KEPT: Mapping[str, Bounds] = {
     "num_keep": Bounds(int),
     "num_batch": Bounds(int),
@@ -28,7 +28,7 @@ _NAMES = frozenset({"stop", *BOUNDS, *_KEPT, *_SWITCHES})
 
 
 def check_parameters(raw: Mapping[str, Any]) -> None:
-    """RequestError names a parameter that is not known, or the type or range that it must have."""
+    """RequestError names an unknown parameter, or the required type or range."""
     for name, value in raw.items():
         if name not in _NAMES:
             raise RequestError(f'option "{name}" is not known')
@@ -43,12 +43,12 @@ def check_parameters(raw: Mapping[str, Any]) -> None:
 
 
 def known_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that Ollama knows, with the values that they have in the store, sound or not."""
+    """The parameters that Ollama knows, with their stored values, valid or not."""
     return {name: value for name, value in raw.items() if name in _NAMES and value is not None}
 
 
 def parameter_of(name: str, text: str) -> Any:
-    """The value as a Modelfile states it, which does not tell its type; unchecked."""
+    """The value of an untyped Modelfile parameter; not checked."""
     if name in _SWITCHES:
         return {"true": True, "false": False}.get(text.lower(), text)
     if name == "stop":

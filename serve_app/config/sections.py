@@ -1,4 +1,4 @@
-"""Sections of the configuration that several others have in common."""
+"""Configuration sections that others share or inherit."""
 
 from typing import Any, Literal, Self
 
@@ -11,26 +11,25 @@ Count = Field(default=None, ge=1)
 
 
 class Section(BaseModel):
-    """Settings that belong together. Keys that are not known are errors."""
+    """A section of the configuration. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class AutoscalingSettings(Section):
-    """How many replicas there are: as many as keep to the targets.
+    """The number of replicas follows the load.
 
-    `target_queue_s`: how long prompts, or images, may queue. `target_ttft_s`: what the time to the
-    first token may be for all but one in twenty, null for any. The two occupancies: of
-    `max_sequences`, and of the cache's pages. More replicas come when a target has been missed for
-    `upscale_delay_s`, as many as it takes; some go when fewer have been enough for
-    `downscale_delay_s`, and the last one after `downscale_to_zero_delay_s` without work (null: the
-    same), 7 intervals at least. Replicas report every `metrics_interval_s`.
+    Targets of one replica: `target_queue_s`, the time that queued prompts (of a vision encoder:
+    images) take; `target_sequence_occupancy`, the share of `max_sequences` that running and waiting
+    requests take; `target_kv_occupancy`, the used share of the KV cache's pages. Replicas are added
+    once a target has been exceeded for `upscale_delay_s`, and stopped once fewer have been enough
+    for `downscale_delay_s`; the last one is stopped after `downscale_to_zero_delay_s` without work
+    (null: `downscale_delay_s`), at least 7 intervals. Replicas report every `metrics_interval_s`.
     """
 
     min_replicas: int = Field(default=1, ge=0)
     max_replicas: int = Field(default=1, ge=1)
     target_queue_s: float = Field(default=5.0, gt=0)
-    target_ttft_s: float | None = Field(default=10.0, gt=0)
     target_sequence_occupancy: float = Field(default=0.9, gt=0, le=1)
     target_kv_occupancy: float = Field(default=0.9, gt=0, le=1)
     upscale_delay_s: float = Field(default=4.0, ge=0)
@@ -46,12 +45,12 @@ class AutoscalingSettings(Section):
 
 
 class EngineSettings(Section):
-    """How a model is computed, and what its requests begin with. None: decided from the model file
-    and the machine.
+    """How a model is computed, and default options of its requests. None: chosen from the model
+    file and the machine.
 
-    `max_image_pixels` and `max_image_frames` are of one image; `image_cache_bytes` is what the
-    features of images may take on the device, `image_memory_bytes` what their files and pixels may
-    take on the host, those of waiting requests and those kept for the next turn.
+    `max_image_pixels` and `max_image_frames`: limits of one image. `image_cache_bytes`: device
+    memory for image features. `image_memory_bytes`: host memory for files and pixels of images, of
+    requests and of recent ones that may recur.
     """
 
     context_tokens: int | None = Field(default=None, ge=2)

@@ -1,4 +1,4 @@
-"""The application's configuration: the `args` of a Serve config file, checked before any start."""
+"""The application's configuration: the `args` of a Serve config file."""
 
 import difflib
 import re
@@ -19,10 +19,10 @@ from model_zoo.sources.reference import HubSource, PathSource, Source, parse_sou
 from runtime.errors import ConfigurationError, SourceError
 from serve_app.config.sections import AutoscalingSettings, Count, EngineSettings, Section
 from serve_app.gateway.failover import FailoverRules
-from serve_app.on_demand.settings import OnDemandModelSettings, OnDemandSettings
+from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
-# What decoders accept of a single file.
+# Limit of the image decoders.
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_RANKS = 256
 MAX_FETCH_S = 300.0  # of an image by URL
@@ -37,11 +37,11 @@ HOST_PATTERN = (
 
 
 class ImageUrlSettings(Section):
-    """Images that are fetched for requests, and from where; without these settings none are.
+    """Fetching of images by URL; without these settings it is refused.
 
-    `allowed_hosts`: names or addresses, `*.name` for all names below it, each with `:port` for
-    another port than the scheme's own. `timeout_s` is for all of one image. `allow_private` lets
-    hosts of this network and this machine be asked; it is meant for tests.
+    `allowed_hosts`: names or addresses, `*.name` for all subdomains, with `:port` for a port other
+    than the scheme's default. `timeout_s`: for one image, including redirects. `allow_private`
+    permits private and loopback addresses.
     """
 
     allowed_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = Field(min_length=1)
@@ -52,10 +52,10 @@ class ImageUrlSettings(Section):
 
 
 class FailoverSettings(Section):
-    """How requests go on when replicas are lost.
+    """Failover of requests to other replicas.
 
-    `max_retries`: how many replicas one request may lose while they are at work on it. `silence_s`:
-    after so long without a sign of life a replica counts as lost; it gives one every second.
+    `max_retries`: how many replicas a request may lose in a row without progress. `silence_s`:
+    time without a heartbeat, sent every second, after which a replica counts as lost.
     """
 
     max_retries: int = Field(default=2, ge=0)
@@ -69,12 +69,11 @@ class FailoverSettings(Section):
 class VisionSettings(Section):
     """Where a model's images are encoded.
 
-    `placement`: "local" in each of its replicas, "pool" by encoders of their own, which all
-    replicas share; "auto" is "pool" once anything is said of these. `timeout_s` is what an image
-    may take there, all included; it ends before an engine that waits for it counts as dead. The
-    others are an encoder's: `replicas` of it, or `autoscaling` by how long images queue; `device`
-    auto is CUDA where `num_gpus` are given; `cache_bytes` are for features that it keeps,
-    `batch_images` at most are encoded in one call.
+    `placement`: "local", in each replica; "pool", by separate encoders that all replicas share;
+    "auto", "pool" if any other key is given. `timeout_s`: of one image in the pool, shorter than
+    the time after which a waiting engine counts as dead. The other keys configure the encoders:
+    `replicas`, or `autoscaling` by the queue of images; `device` auto is CUDA if `num_gpus` is
+    given; `cache_bytes` for cached features; at most `batch_images` per call.
     """
 
     placement: Literal["auto", "local", "pool"] = "auto"
@@ -94,7 +93,7 @@ class VisionSettings(Section):
     def _consistent(self) -> Self:
         given = sorted(self.model_fields_set - {"placement"})
         if self.placement == "local" and given:
-            raise ValueError(f"placement is local, but {given[0]} is for a pool; leave out one")
+            raise ValueError(f"placement is local, but {given[0]} configures a pool; remove one")
         if self.autoscaling is not None and self.replicas is not None:
             raise ValueError("replicas and autoscaling exclude each other")
         return self
@@ -105,7 +104,7 @@ class VisionSettings(Section):
 
     @property
     def encoder(self) -> "VisionSettings":
-        """What is said of the encoders alone: equal for models that may share theirs."""
+        """The settings of the encoders alone, equal for models that can share encoders."""
         return self.model_copy(update={"placement": "pool", "timeout_s": 0.0})
 
     @property
@@ -114,10 +113,10 @@ class VisionSettings(Section):
 
 
 class ParallelSettings(Section):
-    """How many processes compute each replica of a model, on as many devices.
+    """Tensor parallelism of each replica.
 
-    `tensor`: ranks that have a part of each large matrix and of the cache. `placement`: how Ray
-    places them: on as few nodes as it can, on as many, or strictly so.
+    `tensor`: the number of ranks, each with a part of every large matrix and of the KV cache.
+    `placement`: Ray's placement strategy: as few nodes as possible, as many, or strictly so.
     """
 
     tensor: int = Field(default=1, ge=1, le=MAX_RANKS)
@@ -125,11 +124,10 @@ class ParallelSettings(Section):
 
 
 class ModelSettings(EngineSettings):
-    """One served model. None means: decided from the model file and the machine.
+    """One configured model. None: chosen from the model file and the machine.
 
-    `system`: for conversations that bring none; "" for none, even where the model has its own.
-    `tensor_split`, `num_gpu`, `main_gpu`: how one process divides layers among GPUs and the host;
-    see `serve_app.replica.device_map.DeviceMapOptions`.
+    `system`: system prompt of conversations without one; "" disables the model's own.
+    `tensor_split`, `num_gpu`, `main_gpu`: see `serve_app.replica.device_map.DeviceMapOptions`.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -159,7 +157,7 @@ class ModelSettings(EngineSettings):
         source = None if projector is None else _parsed(projector)
         named = source is None or isinstance(source, PathSource)
         if not named and not (isinstance(source, HubSource) and source.file):
-            raise ValueError("it must be the path of a file, or hf://org/repo/file.gguf")
+            raise ValueError("must be the path of a file or hf://org/repo/file.gguf")
         return projector
 
     @model_validator(mode="after")
@@ -168,11 +166,11 @@ class ModelSettings(EngineSettings):
             raise ValueError("replicas and autoscaling exclude each other")
         if self.tensor_split is not None and not sum(self.tensor_split):
             raise ValueError("tensor_split needs a number above 0")
-        staged = sorted(self.model_fields_set & {"tensor_split", "num_gpu", "main_gpu"})
-        if staged and self.parallel.tensor > 1:
-            raise ValueError(f"parallel.tensor and {staged[0]} exclude each other")
-        if staged and self.device == "cpu":
-            raise ValueError(f"device is cpu, but {staged[0]} is for GPUs; leave out one")
+        layer_keys = sorted(self.model_fields_set & {"tensor_split", "num_gpu", "main_gpu"})
+        if layer_keys and self.parallel.tensor > 1:
+            raise ValueError(f"parallel.tensor and {layer_keys[0]} exclude each other")
+        if layer_keys and self.device == "cpu":
+            raise ValueError(f"device is cpu, but {layer_keys[0]} is for GPUs; remove one")
         return self
 
     @property
@@ -181,22 +179,21 @@ class ModelSettings(EngineSettings):
 
     @property
     def brings_options(self) -> bool:
-        """Whether the model may have parameters of its own."""
+        """Whether the model may have its own parameters, as those of a store do."""
         return not isinstance(parse_source(self.source), PathSource)
 
 
 class AppSettings(Section):
-    """The whole application. `max_images` is of one request. `strict_fields`: whether requests are
-    refused for fields and options that are not known, instead of these being ignored.
+    """The whole application.
 
-    `manage_models`: whether clients may pull, create, copy and delete models; None: where there are
-    API keys. `api_keys_file`: see `serve_app.api.keys`. `concurrent_requests`: of an API key that
-    states no limit of its own or, without keys, of a client address. `allowed_origins`: of web
-    pages that may use the server, beside those of the browser's own machine. `allowed_hosts`: names
-    of the server, beside names that outsiders cannot register; None: these alone, or any where
-    there are API keys. See `serve_app.api.cross_site`. `share_caches`: whether the holders of API
-    keys share cached prefixes and images. `max_text_bytes`, `body_budget_bytes`: see
-    `serve_app.api.bodies.BodyLimits`.
+    `max_images`: of one request. `strict_fields`: refuse unknown fields and options instead of
+    ignoring them. `manage_models`: whether clients may pull, create, copy and delete models; None:
+    only with API keys. `api_keys_file`: see `serve_app.api.keys`. `concurrent_requests`: of an API
+    key without its own limit or, without keys, of a client address. `allowed_origins`: web origins
+    that may use the server besides local ones. `allowed_hosts`: host names of the server besides
+    names that cannot be registered; None: only these, or any with API keys. See
+    `serve_app.api.cross_site`. `share_caches`: whether API keys share cached prefixes and images.
+    `max_text_bytes`, `body_budget_bytes`: see `serve_app.api.bodies.BodyLimits`.
     """
 
     on_demand: OnDemandSettings | None = None
@@ -221,12 +218,12 @@ class AppSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_plain_keys(cls, raw: Any) -> Any:
-        """Ray writes `args` to its logs, dashboard and state."""
+        """Refuses keys in `args`, which Ray writes to its logs, dashboard and state."""
         if "api_keys" in raw:
             raise ValueError(
-                "api_keys is not taken here, where Ray's logs would show it; give `api_keys_file`, "
-                "or the environment variable CARAVAN_API_KEYS, with entries that "
-                "`caravan key new NAME` prints"
+                "api_keys is not allowed here, because Ray's logs would show it; use "
+                "`api_keys_file` or the environment variable CARAVAN_API_KEYS, with entries from "
+                "`caravan key new NAME`"
             )
         return raw
 
@@ -236,7 +233,7 @@ class AppSettings(Section):
         for origin in origins:
             if not re.fullmatch(ORIGIN_PATTERN, origin):
                 raise ValueError(
-                    f"{origin!r} is no origin, such as https://chat.example.org without a path, "
+                    f"{origin!r} is not an origin such as https://chat.example.org without a path, "
                     "https://*.example.org:*, chrome-extension://* or *"
                 )
         return origins
@@ -247,8 +244,8 @@ class AppSettings(Section):
         for host in hosts or ():
             if not re.fullmatch(HOST_NAME_PATTERN, host):
                 raise ValueError(
-                    f"{host!r} is no name, such as llm.example.org without a port, *.example.org "
-                    "or *"
+                    f"{host!r} is not a host name such as llm.example.org without a port, "
+                    "*.example.org or *"
                 )
         return hosts
 
@@ -258,12 +255,14 @@ class AppSettings(Section):
         cls, models: tuple[ModelSettings, ...], others: ValidationInfo
     ) -> tuple[ModelSettings, ...]:
         if not models and others.data.get("on_demand") is None:
-            raise ValueError("at least one model is needed, or `on_demand`")
+            raise ValueError("at least one model or `on_demand` is required")
         seen: set[str] = set()
         for model in models:
             name = deployment_name(canonical_name(model.name))
             if name in seen:
-                raise ValueError(f'two models are named "{model.name}", or all but so')
+                raise ValueError(
+                    f'two models have the name "{model.name}" or names that differ only in spelling'
+                )
             seen.add(name)
         return models
 
@@ -271,31 +270,31 @@ class AppSettings(Section):
     @classmethod
     def _manageable(cls, manage: bool | None, others: ValidationInfo) -> bool | None:
         if manage and others.data.get("on_demand") is None:
-            raise ValueError("there is no `on_demand`, whose models could be managed")
+            raise ValueError("there is no `on_demand`, and only its models can be managed")
         return manage
 
     def caches_are_private(self, *, keyed: bool) -> bool:
-        """Without keys all clients share one cache. `keyed`: whether there are API keys."""
+        """Whether each tenant has its own caches. `keyed`: whether the server has API keys."""
         return keyed and not self.share_caches
 
     def models_are_managed(self, *, keyed: bool) -> bool:
-        """`keyed`: whether there are API keys."""
+        """Whether clients may manage models. `keyed`: whether the server has API keys."""
         allowed = keyed if self.manage_models is None else self.manage_models
         return allowed and self.on_demand is not None
 
 
 def canonical_name(name: str) -> str:
-    """What two spellings of one model's name have in common: case, and the tag `latest`."""
+    """The name in lower case and without the tag `latest`: equal for spellings of one name."""
     return name.lower().removesuffix(":latest")
 
 
 def deployment_name(name: str) -> str:
-    """The name as Serve accepts it."""
+    """The model's name with the characters that Serve accepts."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
 def read_settings(args: Mapping[str, Any]) -> AppSettings:
-    """Raises ConfigurationError: one line for each thing that is wrong, with its place."""
+    """The checked settings. ConfigurationError names each invalid key and the reason."""
     try:
         return AppSettings.model_validate(dict(args))
     except ValidationError as error:
@@ -304,9 +303,9 @@ def read_settings(args: Mapping[str, Any]) -> AppSettings:
 
 
 def source_path(source: str) -> Path:
-    """Relative sources are relative to the directory that `serve run` was started in.
+    """A path, relative to the working directory of `serve run`.
 
-    Links are not followed: the parts of a split file are found by the name that was given.
+    Symbolic links are not resolved: the parts of a split file are found by the configured name.
     """
     return Path(source).expanduser().absolute()
 

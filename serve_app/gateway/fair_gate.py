@@ -1,4 +1,4 @@
-"""A semaphore that serves tenants in turn, in front of whatever works on few things at a time."""
+"""A semaphore that admits waiting callers by turns over their tenants."""
 
 import asyncio
 from collections import Counter
@@ -10,10 +10,10 @@ from runtime.errors import OverloadedError
 
 
 class FairGate:
-    """At most `places` holders at a time; who waits is let in as by `FairQueue`.
+    """At most `places` holders at a time; the others are admitted in the order of `FairQueue`.
 
-    `max_waiting`: how many may wait, of whom one tenant has its share alone (`may_enter`); None:
-    any number. `things`: what waits, for error messages. For one event loop.
+    `max_waiting`: limit of waiting callers, of which one tenant may be only a share (`may_enter`);
+    None: no limit. `things`: what is counted, for error messages. For one event loop.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class FairGate:
 
     @property
     def count(self) -> int:
-        """Those that have a place and those that wait."""
+        """Holders and waiting callers."""
         return self._holders.total() + len(self._waiting)
 
     @asynccontextmanager
@@ -40,8 +40,7 @@ class FairGate:
             self.leave(tenant)
 
     async def enter(self, tenant: str) -> None:
-        """Wait for a place, which has to be given back by `leave`. OverloadedError: too many
-        wait."""
+        """Waits for a place, which `leave` gives back. Raises OverloadedError if too many wait."""
         if self._holders.total() < self._places:
             self._holders[tenant] += 1
             return
@@ -62,7 +61,7 @@ class FairGate:
         if not self._holders[tenant]:
             del self._holders[tenant]
         for waiting, turn in self._waiting.in_turn(self._holders):
-            if not turn.done():  # else it is cancelled, and its task has yet to notice that
+            if not turn.done():  # otherwise it is cancelled, and its caller has not run since
                 self._waiting.serve(waiting, turn)
                 self._holders[waiting] += 1
                 turn.set_result(None)
@@ -73,6 +72,6 @@ class FairGate:
             return
         own, total = self._waiting.count(tenant), len(self._waiting)
         if total >= self._max_waiting:
-            raise OverloadedError(f"{self.count:,} {self._things} are at work or wait already")
+            raise OverloadedError(f"{self.count:,} {self._things} are running or waiting already")
         if not may_enter(own, total, self._max_waiting):
-            raise OverloadedError(f"{own:,} {self._things} of this client wait already")
+            raise OverloadedError(f"{own:,} {self._things} of this client are waiting already")

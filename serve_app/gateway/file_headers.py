@@ -1,9 +1,10 @@
-"""What can be told of models without loading them: from manifests and headers of their files."""
+"""List entries of models that are not loaded, from manifests and file headers."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import quantization
@@ -12,18 +13,18 @@ from runtime.errors import CaravanError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import ListedModel
-from serve_app.replica.resolved_model import present_origin
+from serve_app.replica.model_files import local_files
 
-# Architectures that only ever make vectors of texts.
-ENCODERS = frozenset({"bert", "nomic-bert"})
+# Architectures that only embed.
+EMBEDDING_ARCHITECTURES = frozenset({"bert", "nomic-bert"})
 
 
 def listed_file(
-    name: str, path: Path, *, sees: bool, options: Options, stored: StoredModel | None
+    name: str, path: Path, *, has_projector: bool, options: Options, stored: StoredModel | None
 ) -> ListedModel:
-    """A model as lists tell it; ModelFileError when the file is damaged.
+    """The list entry of a model file. Raises ModelFileError if it is damaged.
 
-    `sees`: it has a file with vision beside this one.
+    `has_projector`: the model has a projector file.
     """
     file = GGUFFile.open(path, arrays=False)
     metadata = Metadata(file.metadata, path=file.path)
@@ -38,21 +39,21 @@ def listed_file(
         parameter_count=sum(info.elements for info in file.tensors.values()),
         context_length=metadata.get("context_length", int, 0),
         embedding_length=metadata.get("embedding_length", int, 0),
-        capabilities=_capabilities(metadata, sees=sees),
+        capabilities=_capabilities(metadata, has_projector=has_projector),
         options=options,
     )
 
 
 def listed_model(settings: ModelSettings, environment: Mapping[str, str]) -> ListedModel | None:
-    """A configured model; None unless its files are on this machine, and sound."""
+    """The list entry of a configured model; None if its files are missing here or damaged."""
     try:
-        origin = present_origin(settings, environment)
+        origin = local_files(settings, environment)
         if origin is None:
             return None
         return listed_file(
             settings.name,
             origin.path,
-            sees=origin.projector is not None,
+            has_projector=origin.projector is not None,
             options=origin.options,
             stored=origin.stored,
         )
@@ -60,12 +61,18 @@ def listed_model(settings: ModelSettings, environment: Mapping[str, str]) -> Lis
         return None
 
 
-def _capabilities(metadata: Metadata, *, sees: bool) -> tuple[str, ...]:
-    """As the loaded model would report them, except for an unsupported vision model."""
-    embeds = metadata.architecture in ENCODERS or bool(metadata.get("pooling_type", int, 0))
+def _capabilities(metadata: Metadata, *, has_projector: bool) -> tuple[str, ...]:
+    """As the loaded model reports them, except that an unsupported vision model counts."""
+    embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
+        metadata.get("pooling_type", int, 0)
+    )
+    template = metadata.get("tokenizer.chat_template", str, "")
+    replies = format_of(metadata.get("tokenizer.chat_template.tool_use", str, template))
     found: dict[str, Any] = {
         "completion": not embeds,
-        "vision": sees or metadata.has("vision.block_count"),
+        "vision": has_projector or metadata.has("vision.block_count"),
+        "tools": not embeds and replies.tools,
+        "thinking": not embeds and replies.thinks,
         "embedding": embeds,
     }
     return tuple(name for name, holds in found.items() if holds)

@@ -1,4 +1,4 @@
-"""What lists of models say: of those that can be served, and of those that are loaded."""
+"""Entries of the lists of models: those that can be served and those that are loaded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,9 @@ from serve_app.gateway.model_card import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model that can be served. `digest` hex SHA-256, `modified_at` unix seconds.
+    """A model that can be served. `digest`: hex SHA-256. `modified_at`: unix seconds.
 
-    `options`: those that it brings. `architecture` and what follows are of its file's header.
+    `options`: the model's own. `architecture` and the fields after it come from the file's header.
     """
 
     name: str
@@ -33,19 +33,20 @@ class ListedModel:
         return cls(**{name: getattr(card, name) for name in (*names, *more)})
 
 
-def unknown(name: str) -> ListedModel:
-    """A model that can be asked for, and has to be pulled first.
+def unpulled_model(name: str) -> ListedModel:
+    """A configured model whose files have not been pulled yet.
 
-    Its digest is not known; Ollama's command line needs one of at least twelve characters.
+    Its digest is unknown; Ollama's command line fails on digests of fewer than twelve characters.
     """
     return ListedModel(name, digest="0" * 64, file_bytes=0, modified_at=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory: what it takes there, in bytes, and the part of that on accelerators.
+    """A model in memory: its total bytes, and the part of them on accelerators.
 
-    `expires_at`: unix seconds, None for never. `replicas` have it, of which each has a whole one.
+    `expires_at`: unix seconds, None if it is never unloaded. `replicas`: number of replicas, each
+    with a copy of the model.
     """
 
     model: ListedModel
@@ -57,29 +58,29 @@ class LoadedModel:
 
     @classmethod
     def of(cls, card: ModelCard) -> "LoadedModel":
-        """A model that stays."""
+        """A model that is never unloaded."""
         return cls(
             ListedModel.of(card), card.reserved_bytes, card.device_bytes, card.context_tokens
         )
 
 
-def together(loaded: Iterable[LoadedModel]) -> list[LoadedModel]:
-    """Each model once, with what all its replicas take; what stays longest first."""
-    found: dict[tuple[str, str], LoadedModel] = {}
+def merge_loaded(loaded: Iterable[LoadedModel]) -> list[LoadedModel]:
+    """One entry per model with the sums of its replicas, in descending order of expiry."""
+    merged: dict[tuple[str, str], LoadedModel] = {}
     for each in loaded:
         key = (each.model.name, each.model.digest)
-        found[key] = each if key not in found else _joined(found[key], each)
-    return sorted(found.values(), key=_stays, reverse=True)
+        merged[key] = each if key not in merged else _merged(merged[key], each)
+    return sorted(merged.values(), key=_expiry, reverse=True)
 
 
-def _joined(one: LoadedModel, other: LoadedModel) -> LoadedModel:
+def _merged(one: LoadedModel, other: LoadedModel) -> LoadedModel:
     return replace(
-        max(one, other, key=_stays),
+        max(one, other, key=_expiry),
         reserved_bytes=one.reserved_bytes + other.reserved_bytes,
         device_bytes=one.device_bytes + other.device_bytes,
         replicas=one.replicas + other.replicas,
     )
 
 
-def _stays(loaded: LoadedModel) -> float:
+def _expiry(loaded: LoadedModel) -> float:
     return float("inf") if loaded.expires_at is None else loaded.expires_at

@@ -1,4 +1,4 @@
-"""What clients may know of a served model: a plain value that needs no tensor library to read."""
+"""The description of a served model: a plain value that can be unpickled without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,16 @@ from serve_app.config.options import Options
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The file's facts, then how this application serves it.
+    """Properties of the model's file, then of how this application serves it.
 
-    `digest` hex SHA-256, `modified_at` unix seconds: of the store's manifest, with `file_bytes` of
-    all that belongs to it, where the model is in a store; else of its file. `metadata` holds None
-    for arrays unless they were asked for. `tensors`: name, type and shape in the file's order.
+    `digest` (hex SHA-256), `modified_at` (unix seconds) and `file_bytes` (all files) are those of
+    the manifest if the model is in a store, otherwise of its file. `metadata`: arrays are None
+    unless the card is verbose. `tensors`: name, type and shape in the order of the file.
     `reserved_bytes`: weights, cache and working memory; `device_bytes`: the part of them on an
-    accelerator. `system`, `messages` (role and text of each) and `options`: what conversations
-    begin with, and what requests get that bring none of their own. `parameters`: all options that
-    the model brings by name, with those that are not served. `capabilities`: in Ollama's
-    words, such as "completion" and "embedding". `projector`: like `metadata`, of the file with its
-    vision model, where that is one of its own.
+    accelerator. `system`, `messages` (role and text of each) and `options`: defaults of requests.
+    `parameters`: all options of the model by name, including those that are not served.
+    `capabilities`: in Ollama's terms, such as "completion" and "embedding". `projector`: like
+    `metadata`, of the projector file; None if the model has none.
     """
 
     name: str

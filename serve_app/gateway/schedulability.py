@@ -1,4 +1,4 @@
-"""Which deployments have no place in the cluster, so that their requests are told so at once."""
+"""Detects deployments that no node can host, so that their requests fail at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,8 +10,9 @@ from runtime.errors import ModelUnavailableError
 from serve_app.gateway.listing import ListedModel
 from serve_app.logs import get_logger
 
-LOOK_S = 2.0
-CALM_LOOK_S = 10.0
+# Interval of looking at the cluster, and the interval while every deployment has a replica.
+POLL_S = 2.0
+IDLE_POLL_S = 10.0
 
 Resources = Mapping[str, float]
 
@@ -20,10 +21,10 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a replica of a deployment needs: each bundle on one node, `together` all on the same,
-    `apart` each on another.
+    """Resources of one replica of a deployment: each bundle on one node, `together` all on the same
+    node, `apart` each on a different one.
 
-    `what`: how people call it, such as "model llama3.2:1b".
+    `what`: the name in messages, such as "model llama3.2:1b".
     """
 
     what: str
@@ -34,22 +35,22 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """The cluster at a moment: the resources of each node, those free in all, and by deployment the
-    replicas that run, those that are starting, and what Serve says of it."""
+class ClusterView:
+    """State of the cluster: the resources of each node, the free resources of all nodes together,
+    and by deployment the running and starting replicas and Serve's status message."""
 
     nodes: Sequence[Resources] = ()
     free: Resources = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)
     starting: Mapping[str, int] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)
+    messages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was known when the application was built: what each model needs, by its name, and what
-    its files say, where they were there to be looked at. `encoders`: under which name their need
-    is, of each model that has its images encoded by others."""
+    """What was known when the application was built: the need of each deployment by its name in
+    `Schedulability`, the list entries of models whose files were present, and for each model with
+    an encoder pool the name of its encoder deployment's need."""
 
     needs: Mapping[str, Need] = field(default_factory=dict)
     known: Mapping[str, ListedModel] = field(default_factory=dict)
@@ -57,13 +58,12 @@ class Plan:
 
 
 class Cluster(Protocol):
-    """May fail when the cluster has other worries."""
-
-    async def look(self) -> View: ...
+    async def view(self) -> ClusterView:
+        """May raise any error while the cluster is not available."""
 
 
 class Schedulability:
-    """Looks at the cluster now and then; `needs` by the name under which tasks ask."""
+    """Polls the cluster for deployments that cannot be scheduled; `needs` by model name."""
 
     def __init__(self, needs: Mapping[str, Need], cluster: Cluster) -> None:
         self._needs = needs
@@ -72,94 +72,96 @@ class Schedulability:
         self._waiting: dict[str, set[asyncio.Timeout]] = {name: set() for name in needs}
 
     def problem(self, name: str) -> str | None:
-        """Why no replica can be started, as far as is known."""
+        """Why no replica can be started; None if none is known."""
         return self._problems.get(name)
 
-    def refuse(self, name: str) -> None:
-        """ModelUnavailableError where there is such a reason."""
+    def check(self, name: str) -> None:
+        """Raises ModelUnavailableError if no replica can be started."""
         problem = self._problems.get(name)
         if problem is not None:
             raise ModelUnavailableError(problem)
 
     @asynccontextmanager
-    async def schedulable(self, name: str) -> AsyncIterator[None]:
-        """Raises ModelUnavailableError as soon as no node can host a replica."""
-        self.refuse(name)
-        patience = asyncio.timeout(None)
+    async def wait_schedulable(self, name: str) -> AsyncIterator[None]:
+        """Raises ModelUnavailableError in the body as soon as no node can host a replica."""
+        self.check(name)
+        timeout = asyncio.timeout(None)
         waiting = self._waiting.setdefault(name, set())
-        waiting.add(patience)
+        waiting.add(timeout)
         try:
-            async with patience:
+            async with timeout:
                 yield
         except TimeoutError:
-            if patience.expired():
-                self.refuse(name)
+            if timeout.expired():
+                self.check(name)
             raise
         finally:
-            waiting.discard(patience)
+            waiting.discard(timeout)
 
     async def watch(self) -> None:
-        """For as long as the process lives."""
+        """Polls until cancelled."""
         while True:
             try:
-                view = await self._cluster.look()
-                self.note(view)
-                calm = all(view.running.get(n.deployment) for n in self._needs.values())
+                view = await self._cluster.view()
+                self.update(view)
+                idle = all(view.running.get(n.deployment) for n in self._needs.values())
             except Exception as error:
-                calm = False
+                idle = False
                 reason = f"{type(error).__name__}: {error}"[:300]
-                log.info("the cluster cannot be looked at", reason=reason)
-            await asyncio.sleep(CALM_LOOK_S if calm else LOOK_S)
+                log.info("cluster state unavailable", reason=reason)
+            await asyncio.sleep(IDLE_POLL_S if idle else POLL_S)
 
-    def note(self, view: View) -> None:
+    def update(self, view: ClusterView) -> None:
         for name, need in self._needs.items():
-            problem = problem_of(need, view)
+            problem = find_problem(need, view)
             before = self._problems.pop(name, None)
             if problem is None:
                 if before is not None:
-                    log.info("no more without a place", deployment=need.deployment)
+                    log.info("schedulable again", deployment=need.deployment)
                 continue
             self._problems[name] = problem
             if problem != before:
-                log.error("without a place", deployment=need.deployment, reason=problem)
+                log.error("not schedulable", deployment=need.deployment, reason=problem)
             now = asyncio.get_running_loop().time()
-            for patience in self._waiting[name]:
-                patience.reschedule(now)
+            for timeout in self._waiting[name]:
+                timeout.reschedule(now)
 
 
-def problem_of(need: Need, view: View) -> str | None:
-    """Why no replica can be started now; None where one runs or may yet start.
+def find_problem(need: Need, view: ClusterView) -> str | None:
+    """Why no replica can be started now; None if one runs or may still start.
 
-    Of a model that sleeps nothing is told: to wake it is what makes an autoscaler add nodes.
+    A deployment without starting replicas has no problem: starting one is what makes an autoscaler
+    add nodes.
     """
     if view.running.get(need.deployment) or not view.nodes:
         return None
-    if view.starting.get(need.deployment) and not _fits(need, view.nodes):
+    starting = view.starting.get(need.deployment)
+    if starting and not _fits(need, view.nodes):
         return (
-            f"{need.what} has no place: a replica needs {_needed(need)}; of the cluster's "
+            f"{need.what} cannot be scheduled: a replica needs {_needed(need)}; of the cluster's "
             f"{len(view.nodes)} nodes the largest have {_largest(need, view.nodes)}. It starts as "
-            "soon as there is room, such as a node that an autoscaler adds, whose kinds are not "
-            "known here; or let it need less (`num_gpus`, `num_cpus`, `parallel`)."
+            "soon as a node has room, such as one that an autoscaler adds (its node types are not "
+            "known here); or lower `num_gpus`, `num_cpus` or `parallel`."
         )
-    told = view.told.get(need.deployment, "")
-    # Serve says the same of a process that is slow to start, so there has to be too little free.
+    message = view.messages.get(need.deployment, "")
+    # Serve has the same message for a process that is slow to start, so resources must be short.
     lacking = any(not _holds(view.free, bundle) for bundle in need.bundles)
-    if view.starting.get(need.deployment) and "to be scheduled" in told and lacking:
-        free = _said({name: view.free.get(name, 0.0) for name in _names(need)})
+    if starting and "to be scheduled" in message and lacking:
+        free = _format({name: view.free.get(name, 0.0) for name in _names(need)})
         return (
-            f"{need.what} waits for a place: a replica needs {_needed(need)}; free in the whole "
-            f"cluster are {free}. Others have the rest; stop one of them, or add a node."
+            f"{need.what} waits for resources: a replica needs {_needed(need)}; free in the whole "
+            f"cluster are {free}. Stop another deployment, or add a node."
         )
-    if "failed" in told.lower() and not view.starting.get(need.deployment):
-        return f"{need.what} could not be started: {told.strip().splitlines()[-1][:500]}"
+    if "failed" in message.lower() and not starting:
+        return f"{need.what} could not be started: {message.strip().splitlines()[-1][:500]}"
     return None
 
 
 def _fits(need: Need, nodes: Sequence[Resources]) -> bool:
-    """Whether the bundles would find places on the nodes if these were empty, the largest first."""
+    """True if the bundles fit on the nodes without other load, placed in descending order."""
     rooms = [dict(node) for node in nodes]
     bundles = [_sum(need.bundles)] if need.together else list(need.bundles)
-    for bundle in sorted(bundles, key=lambda each: sorted(each.values(), reverse=True)):
+    for bundle in sorted(bundles, key=_sizes, reverse=True):
         room = next((room for room in rooms if _holds(room, bundle)), None)
         if room is None:
             return False
@@ -168,6 +170,10 @@ def _fits(need: Need, nodes: Sequence[Resources]) -> bool:
         if need.apart:
             room.clear()
     return True
+
+
+def _sizes(bundle: Resources) -> list[float]:
+    return sorted(bundle.values(), reverse=True)
 
 
 def _holds(room: Resources, bundle: Resources) -> bool:
@@ -185,15 +191,15 @@ def _names(need: Need) -> list[str]:
 
 def _needed(need: Need) -> str:
     if len(need.bundles) == 1:
-        return f"{_said(need.bundles[0])} on one node"
+        return f"{_format(need.bundles[0])} on one node"
     where = "each on a node of its own" if need.apart else "each on one node"
     where = "on one node" if need.together else where
-    return f"{len(need.bundles)} times {_said(need.bundles[0])}, {where}"
+    return f"{len(need.bundles)} times {_format(need.bundles[0])}, {where}"
 
 
 def _largest(need: Need, nodes: Sequence[Resources]) -> str:
-    return _said({name: max(node.get(name, 0.0) for node in nodes) for name in _names(need)})
+    return _format({name: max(node.get(name, 0.0) for node in nodes) for name in _names(need)})
 
 
-def _said(resources: Resources) -> str:
+def _format(resources: Resources) -> str:
     return " and ".join(f"{count:g} {name}" for name, count in sorted(resources.items()))

@@ -1,4 +1,4 @@
-"""What a protocol asks of a model and what comes back, as plain values that cross processes."""
+"""Tasks of the protocols and the deltas of their answers: plain values that cross processes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,29 +8,34 @@ from typing import Any
 
 import msgspec
 
+from model_zoo.chat.formats.reply_format import ReplyFormat
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import FinishReason, ResumeState, SamplingParams, Usage
 
-# The prompts are msgspec structs, not dataclasses: a union on the wire needs their tags.
+# The prompts are msgspec structs, because a union on the wire needs tags.
 
 
 class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
-    """Messages for the model's chat template; `thinking` None leaves that to the template.
+    """Messages for the model's chat template; with `thinking` None the template decides.
 
-    `after`: token ids that stand before them, such as the `context` of an earlier answer.
-    `variables`: further variables of the template, JSON values by name.
+    `after`: token ids before the messages, such as the `context` of an earlier answer.
+    `variables`: further variables of the template, JSON values by name. `tools`: the functions
+    that the model may call, as OpenAI describes them. `thinking_optional`: a model that cannot
+    think ignores `thinking` instead of refusing it.
     """
 
     messages: tuple[Message, ...]
-    thinking: bool | None = None
+    thinking: bool | str | None = None
     after: tuple[int, ...] = ()
     variables: dict[str, Any] = {}
+    tools: tuple[dict[str, Any], ...] = ()
+    thinking_optional: bool = False
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
-    """Text that no template touches; the file's own rule decides about the BOS token.
+    """Text without a template; the model file decides about a BOS token.
 
-    Where it has images, image N stands at `[img-N]`, counted from 0.
+    `[img-N]` in the text stands for image N, counted from 0.
     """
 
     text: str
@@ -38,7 +43,7 @@ class RawText(msgspec.Struct, frozen=True, tag="text"):
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag="tokens"):
-    """Token ids, taken as they are."""
+    """Token ids, used unchanged."""
 
     ids: tuple[int, ...]
 
@@ -50,19 +55,18 @@ PromptSource = Conversation | RawText | TokenIds
 class ChatTask:
     """One request to one model.
 
-    `max_tokens` None: until the context is full. `context_tokens` None: all that the model is
-    served with, else a lower limit for this request alone; a higher one is clamped.
-    `penalise_prompt`: whether the presence and frequency penalties count the prompt's tokens too,
-    as llama.cpp's do and OpenAI's do not; the repeat penalty always does. `prompt_wanted`: the last
-    delta tells the prompt's token ids.
+    `max_tokens` None: until the context is full. `context_tokens`: a lower context limit for this
+    request; None or a higher one means the limit of the served model. `penalise_prompt`: the
+    presence and frequency penalties count the prompt's tokens too, as in llama.cpp and unlike
+    OpenAI; the repeat penalty always does. `prompt_wanted`: the last delta has the prompt's ids.
 
-    Whichever replica answers makes the same prompt of it: `now` is the time that templates are
-    told, None leaves that to the replica. `begun`: what another replica has answered already.
+    Every replica makes the same prompt of a task: `now` is the time that templates see; None means
+    the time of the replica. `begun`: the part of the answer that other replicas have produced.
 
-    `keep_alive_s`: how long a model on demand stays loaded after it; None: nothing was said.
+    `keep_alive_s`: how long a model on demand stays loaded afterwards; None if not requested.
 
     `tenant`: a digest of the name of the API key or client address (`tenant_id`); queues serve
-    tenants in turn. `cache_salt`: caches are shared only among tasks with the same one.
+    tenants in turn. `cache_salt`: only tasks with the same salt share caches.
     """
 
     id: str
@@ -83,10 +87,10 @@ class ChatTask:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTask:
-    """Texts of which one model is asked for their vectors.
+    """Texts to embed with one model. They are not cached.
 
-    `truncate`: what is longer than the context is cut at its end, else it is refused.
-    `context_tokens`, `keep_alive_s` and `tenant` as in `ChatTask`. Nothing of it is cached.
+    `truncate`: texts longer than the context are cut at their end, otherwise rejected.
+    `context_tokens`, `keep_alive_s` and `tenant` as in `ChatTask`.
     """
 
     id: str
@@ -103,7 +107,7 @@ Task = ChatTask | EmbeddingTask
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token as clients see it: its text, its exact bytes, its log-probability."""
+    """A token for clients: its text, its exact bytes and its log-probability."""
 
     text: str
     raw: bytes
@@ -112,18 +116,29 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token that was drawn and the most likely ones at its place."""
+    """The sampled token and the most likely ones at its position."""
 
     drawn: Candidate
     top: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ChatDelta:
-    """`runtime.engine.request.Delta` with its log-probabilities spelled out for clients.
+class ReplyOpening:
+    """How to read the text of a reply. `thinks`: the prompt ends within thinking."""
 
-    `prompt`: the prompt's token ids, in the delta with `finish` and where they were wanted.
-    `vectors`: what an `EmbeddingTask` asked for, in its order, each as little-endian float32.
+    format: ReplyFormat
+    thinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDelta:
+    """`runtime.engine.request.Delta` with log-probabilities as clients need them.
+
+    `prompt`: the prompt's token ids, in the delta with `finish` if requested. `vectors`: of an
+    `EmbeddingTask`, in the order of its texts, each as little-endian float32. `opening`: in the
+    first delta of a replica's reply to a conversation; the text may contain thinking and tool calls
+    in that format. `choices`: of a request with several choices, deltas of single choices with
+    their index; `tokens`, `usage` and `finish` are then those of all choices together.
     """
 
     text: str = ""
@@ -134,10 +149,12 @@ class ChatDelta:
     error: str | None = None
     prompt: tuple[int, ...] = ()
     vectors: tuple[bytes, ...] = ()
+    opening: ReplyOpening | None = None
+    choices: "tuple[tuple[int, ChatDelta], ...]" = ()
 
 
 def merge(deltas: list[ChatDelta]) -> ChatDelta:
-    """All deltas of an answer as one."""
+    """Consecutive deltas of an answer as one."""
     last = deltas[-1]
     return ChatDelta(
         "".join(delta.text for delta in deltas),
@@ -148,11 +165,13 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         last.error,
         last.prompt,
         tuple(chain.from_iterable(delta.vectors for delta in deltas)),
+        next((delta.opening for delta in deltas if delta.opening is not None), None),
+        tuple(chain.from_iterable(delta.choices for delta in deltas)),
     )
 
 
-def together(deltas: Iterable[ChatDelta]) -> ChatDelta:
-    """Answers to parts of an embedding request as one: all vectors, what they cost together."""
+def merge_embeddings(deltas: Iterable[ChatDelta]) -> ChatDelta:
+    """The answers to the parts of an embedding request as one, with the sum of their usage."""
     parts = list(deltas)
     usages = [part.usage for part in parts if part.usage is not None]
     usage = Usage(

@@ -1,4 +1,4 @@
-"""What a new model is to be, from a Modelfile or from the fields of a request."""
+"""Definitions of new models, from a Modelfile or from the fields of a request."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,18 +20,15 @@ _BLOB = re.compile(r"@(sha256)[:-]([0-9a-f]{64})")
 _PATH = re.compile(r"[./~\\].*|.*\\.*|.*\.(gguf|safetensors|bin)", re.IGNORECASE | re.DOTALL)
 
 
-# What the text of a FROM line means: another model or files, with what these bring.
-Materials = Callable[[str], Definition]
+# From the text of a FROM line to the model or files that it names, with their own settings.
+BaseResolver = Callable[[str], Definition]
 
 
-def of_modelfile(text: str, materials: Materials) -> Definition:
-    """`materials`: what a FROM line means where the Modelfile is read.
-
-    RequestError names the line that is wrong.
-    """
+def definition_from_modelfile(text: str, resolve_base: BaseResolver) -> Definition:
+    """RequestError names the line that is wrong."""
     commands = parse_modelfile(text)
     froms = [command for command in commands if command.name == "from"]
-    found = [_told(command, lambda each: materials(each.value)) for command in froms]
+    bases = [_with_line(command, lambda each: resolve_base(each.value)) for command in froms]
     definition = Definition(
         parameters=_parameters(c for c in commands if c.name == "parameter"),
         template=_last(commands, "template"),
@@ -41,11 +38,11 @@ def of_modelfile(text: str, materials: Materials) -> Definition:
     )
     if definition.template:
         line = [command for command in commands if command.name == "template"][-1]
-        _told(line, lambda each: check_jinja(each.value))
-    return _made_of(definition, found)
+        _with_line(line, lambda each: check_jinja(each.value))
+    return _based_on(definition, bases)
 
 
-def of_fields(
+def definition_from_fields(
     *,
     base: str | None,
     files: Mapping[str, str],
@@ -55,9 +52,9 @@ def of_fields(
     messages: Sequence[Message],
     licenses: Sequence[str],
     quantize: str | None,
-    materials: Materials,
+    resolve_base: BaseResolver,
 ) -> Definition:
-    """As a request states them; what is empty was not said."""
+    """From the fields of a request; empty values count as absent. RequestError for wrong ones."""
     if not base and not files:
         raise RequestError("neither 'from' or 'files' was specified")
     if base and files:
@@ -74,26 +71,26 @@ def of_fields(
         licenses=tuple(text for text in licenses if text),
         quantize=quantize or None,
     )
-    return _made_of(definition, [materials(base)]) if base else definition
+    return _based_on(definition, [resolve_base(base)]) if base else definition
 
 
-def remote_material(text: str) -> Definition:
-    """Of a FROM line that came through the network: never a path of this machine."""
+def base_from_request(text: str) -> Definition:
+    """The base of a FROM line that came over the network, which is never a path of this machine."""
     blob = _BLOB.fullmatch(text)
     if blob is not None:
         return Definition(files={f"{blob[2][:12]}.gguf": f"{blob[1]}:{blob[2]}"})
     if _PATH.fullmatch(text) and "://" not in text:
         raise RequestError(
-            f"{text[:80]!r} is a path, and files of the server are not to be had from here; upload "
-            "the file (POST /api/blobs/sha256:…) and name its digest, or name a model"
+            f"{text[:80]!r} is a path, and requests cannot read files of the server; upload the "
+            "file (POST /api/blobs/sha256:…) and name its digest, or name a model"
         )
     return Definition(base=named_base(text))
 
 
-def configured_material(settings: ModelSettings) -> Definition:
-    """What a configured model is: its sources, and what the configuration says beside them.
+def base_from_settings(settings: ModelSettings) -> Definition:
+    """A configured model as a base: its sources, system prompt and defaults.
 
-    Its `context_tokens` become the parameter `num_ctx`, unless `defaults` say another.
+    Its `context_tokens` become the parameter `num_ctx`, unless `defaults` contain one.
     """
     context = {} if settings.context_tokens is None else {"num_ctx": settings.context_tokens}
     return Definition(
@@ -113,7 +110,7 @@ def blob_digest(text: str) -> str:
 
 
 def named_base(text: str) -> RemoteSource:
-    """RequestError unless it names a model, of the store or of a place where models are had."""
+    """A model of the store, the Hub or a registry. RequestError if the text names none."""
     try:
         source = parse_source(text)
         return RegistrySource(ModelName.parse(text)) if isinstance(source, PathSource) else source
@@ -121,13 +118,13 @@ def named_base(text: str) -> RemoteSource:
         raise RequestError(f"invalid model name: {error}") from None
 
 
-def _made_of(definition: Definition, materials: Sequence[Definition]) -> Definition:
-    """The definition on top of what it is made of."""
-    bases = [each for each in materials if each.base is not None]
-    files = {name: digest for each in materials for name, digest in each.files.items()}
-    if len(bases) > 1 or (bases and files):
-        raise RequestError("a model is made of one other model, or of files; FROM names more")
-    base = bases[0] if bases else Definition(files=files)
+def _based_on(definition: Definition, bases: Sequence[Definition]) -> Definition:
+    """The definition with what it inherits from its base."""
+    models = [each for each in bases if each.base is not None]
+    files = {name: digest for each in bases for name, digest in each.files.items()}
+    if len(models) > 1 or (models and files):
+        raise RequestError("FROM must name one model, or files; it names more")
+    base = models[0] if models else Definition(files=files)
     return replace(
         definition,
         base=base.base,
@@ -139,7 +136,7 @@ def _made_of(definition: Definition, materials: Sequence[Definition]) -> Definit
 
 
 def _parameters(commands: Iterable[Command]) -> dict[str, Any]:
-    """By name; `stop` may be said several times."""
+    """Values by name; `stop` may occur several times."""
     stated: dict[str, Any] = {}
     for command in commands:
         name = command.key or ""
@@ -147,21 +144,21 @@ def _parameters(commands: Iterable[Command]) -> dict[str, Any]:
             stated["stop"] = [*stated.get("stop", []), command.value]
         else:
             stated[name] = parameter_of(name, command.value)
-        _told(command, lambda each: check_parameters({each.key or "": stated[each.key or ""]}))
+        _with_line(command, lambda each: check_parameters({each.key or "": stated[each.key or ""]}))
     return stated
 
 
 def _messages(commands: Iterable[Command]) -> tuple[Message, ...] | None:
-    said = [Message(c.key or ROLES[0], c.value) for c in commands if c.name == "message"]
-    return tuple(said) or None
+    messages = [Message(c.key or ROLES[0], c.value) for c in commands if c.name == "message"]
+    return tuple(messages) or None
 
 
 def _last(commands: Sequence[Command], name: str) -> str | None:
     return next((c.value for c in reversed(commands) if c.name == name), None)
 
 
-def _told(command: Command, check: Callable[[Command], Any]) -> Any:
-    """With the line, where it fails."""
+def _with_line(command: Command, check: Callable[[Command], Any]) -> Any:
+    """The result of `check`; its RequestError names the command's line."""
     try:
         return check(command)
     except RequestError as error:

@@ -1,9 +1,9 @@
-"""Pulling, making, copying and deleting models: once for each store of the cluster."""
+"""Pulling, creating, copying and deleting models, once for each store of the cluster."""
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,36 +12,21 @@ from model_zoo.store.definition import Definition
 from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
 from serve_app.config.model_sources import sound_name
 from serve_app.config.settings import ModelSettings, canonical_name
-from serve_app.on_demand.commands import (
-    Abort,
-    Account,
-    Answer,
-    Append,
-    Command,
-    Copy,
-    Create,
-    Finish,
-    Follow,
-    Holds,
-    Pull,
-    Remove,
-    Unload,
-    Upload,
-)
-from serve_app.on_demand.definitions import configured_material, remote_material
+from serve_app.on_demand.definitions import base_from_request, base_from_settings
 from serve_app.on_demand.processes import PoolDirectory
+from serve_app.on_demand.report import OperationProgress
 
-LOOK_S = 0.2
+POLL_S = 0.2
 PIECE_BYTES = 4 << 20
 PIECE_S = 15.0
-ENDED = "a process with models on demand has ended meanwhile; try again"
+PROCESS_LOST = "a process with models on demand ended during the operation; try again"
 
 
-class Management:
-    """What clients may do to the models on demand.
+class ModelManagement:
+    """Changes the models on demand as clients request it.
 
-    `configured` models are not theirs to change. A configured name means the configured model here
-    too, where a store has another of that name.
+    Models of the configuration (`configured`) cannot be changed. Their names take precedence over
+    equal names in a store.
     """
 
     def __init__(
@@ -55,182 +40,148 @@ class Management:
         self._clock = clock
         self._configured = {canonical_name(model.name): model for model in configured}
 
-    def material(self, text: str) -> Definition:
-        """What a new model is made of, by the text of a request. RequestError when it is none."""
+    def base_of(self, text: str) -> Definition:
+        """The base of a new model that a request names. RequestError if it names none."""
         model = self._configured.get(canonical_name(text))
-        return remote_material(text) if model is None else configured_material(model)
+        return base_from_request(text) if model is None else base_from_settings(model)
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
-        """Its steps; as far as the slowest store is. Leaving early ends it, unless others wait.
+        """The progress of the slowest store. Closing the generator cancels the pull, unless other
+        clients have joined it.
 
-        A configured model is where it belongs: clients pull a model to be sure that it is there.
+        A configured model succeeds at once: clients pull a model to be sure that it is present.
         """
         if canonical_name(name) in self._configured:
             yield PullProgress("success")
             return
-        async for step in self._followed(Pull(name)):
+        async for step in self._progress("pull", name):
             yield step
 
     async def create(self, name: str, definition: Definition) -> AsyncGenerator[PullProgress, None]:
-        """`definition`: as `material` has it."""
+        """The progress of the slowest store; `definition`'s base as `base_of` returns it."""
         self._refuse_configured(name)
         sound_name(name)
-        sources = {configured_material(model).base for model in self._configured.values()}
-        command = Create(name, definition, configured=definition.base in sources)
-        async for step in self._followed(command):
+        sources = {base_from_settings(model).base for model in self._configured.values()}
+        async for step in self._progress("create", name, definition, definition.base in sources):
             yield step
 
     async def copy(self, source: str, destination: str) -> None:
-        """ModelNotFoundError unless a store has it; it is copied in those that do.
+        """Copies the model in every store that has it. ModelNotFoundError if none has it.
 
-        A configured model is made a model of the store, for which its files may have to be copied.
+        A configured model becomes a model of every store, which may have to copy its files.
         """
         self._refuse_configured(destination)
         sound_name(destination, f'destination "{destination}" is invalid')
         if canonical_name(source) in self._configured:
-            async for _ in self.create(destination, self.material(source)):
+            async for _ in self.create(destination, self.base_of(source)):
                 pass
             return
         sound_name(source, f'source "{source}" is invalid')
-        await self._wherever_it_is(Copy(source, destination), source)
+        await self._call_stores_that_have_it("copy", source, destination)
+        self._pool.forget()
 
     async def delete(self, name: str) -> None:
-        """Unloaded first, wherever it is loaded; what is being answered is answered."""
+        """Unloads the model from every process, after its running requests, and removes it from
+        every store. ModelNotFoundError if no store has it."""
         self._refuse_configured(name)
         sound_name(name, f'name "{name}" is invalid')
-        reports = await self._pool.processes()
-        await self._pool.order([report.replica for report in reports], Unload(name))
-        await self._wherever_it_is(Remove(name), name)
+        await self._pool.unload(name)
+        await self._call_stores_that_have_it("remove", name)
+        self._pool.forget()
 
-    async def holds(self, digest: str) -> bool:
+    async def has_blob(self, digest: str) -> bool:
         """Whether every store has the blob."""
-        return all(await self._everywhere(Holds(digest)))
+        return all(await self._call(await self._pool.store_replicas(), "has_blob", digest))
 
     async def upload(
         self, digest: str, size: int | None, content: AsyncIterable[bytes], *, tenant: str
     ) -> bool:
-        """Brings the blob to every store; whether any lacked it. Whatever ends it early, such as a
-        client that leaves, frees what has come."""
-        if await self.holds(digest):
+        """Writes the blob into every store; False if all had it already.
+
+        An upload that ends early, e.g. because the client disconnects, is removed.
+        """
+        if await self.has_blob(digest):
             return False
-        store_managers, upload, offset = await self._pool.store_managers(), uuid.uuid4().hex, 0
+        replicas, id, offset = await self._pool.store_replicas(), uuid.uuid4().hex, 0
         try:
-            await self._ordered(store_managers, Upload(upload, digest, size, tenant))
+            await self._call(replicas, "uploads.begin", id, digest, size, tenant)
             async for piece in _pieces(content, self._clock):
-                await self._ordered(store_managers, Append(upload, offset, piece))
+                await self._call(replicas, "uploads.append", id, offset, piece)
                 offset += len(piece)
-            await self._ordered(store_managers, Finish(upload))
+            await self._call(replicas, "uploads.finish", id)
         except BaseException:
             with suppress(Exception):  # an upload that is not aborted is dropped later
-                await asyncio.shield(self._pool.order(store_managers, Abort(upload)))
+                await asyncio.shield(self._pool.call(replicas, "uploads.abort", id))
             raise
         return True
 
-    async def _followed(self, command: Command) -> AsyncGenerator[PullProgress, None]:
+    async def _progress(self, method: str, *arguments: Any) -> AsyncGenerator[PullProgress, None]:
+        """Runs an operation in every store that can do it; the steps of the slowest one.
+
+        The slowest store may change, so a step may be reported again with fewer bytes.
+        """
+        id, seen, last = uuid.uuid4().hex, 0, None
         try:
-            operations = await self._begun(command)
-            story = _Story(operations)
-            while not story.done:
-                for step in story.told(await self._accounts(operations, story)):
-                    yield step
-                if not story.done:
-                    await asyncio.sleep(LOOK_S)
+            replicas = await self._call_stores_that_have_it(method, id, *arguments)
+            while True:
+                reports = await self._call(replicas, "operations.follow", id, max(0, seen - 1))
+                slowest = min(reports, key=_position)
+                seen = max(seen, slowest.count)
+                for step in slowest.steps:
+                    if step != last:
+                        yield step
+                    last = step
+                if slowest.done:
+                    return
+                await asyncio.sleep(POLL_S)
         finally:
             self._pool.forget()
 
-    async def _begun(self, command: Command) -> dict[str, str]:
-        """The jobs by process: in each store but those that have no file of the model."""
-        store_managers = await self._pool.store_managers()
-        answers = await self._pool.order(store_managers, command)
-        if {answer.replica for answer in answers} != set(store_managers):
-            raise OverloadedError(ENDED)
-        operations, missing = {}, None
-        for answer in answers:
+    async def _call(self, replicas: Sequence[str], method: str, *arguments: Any) -> list[Any]:
+        """The value of each. Raises the error of any; OverloadedError if a process is lost."""
+        results = await self._pool.call(replicas, method, *arguments)
+        values = [result.result() for result in results]
+        if len(results) != len(replicas):
+            raise OverloadedError(PROCESS_LOST)
+        return values
+
+    async def _call_stores_that_have_it(self, method: str, *arguments: Any) -> list[str]:
+        """Calls every store; the replicas of those that did not raise ModelNotFoundError.
+
+        Raises that error if all did.
+        """
+        replicas = await self._pool.store_replicas()
+        results = await self._pool.call(replicas, method, *arguments)
+        if len(results) != len(replicas):
+            raise OverloadedError(PROCESS_LOST)
+        found, missing = [], None
+        for result in results:
             try:
-                operations[answer.replica] = answer.result()
+                result.result()
+                found.append(result.replica)
             except ModelNotFoundError as error:
                 missing = error
-        if missing is not None and not operations:
+        if missing is not None and not found:
             raise missing
-        return operations
-
-    async def _accounts(self, operations: dict[str, str], story: "_Story") -> dict[str, Account]:
-        return await self._each(
-            {each: Follow(operations[each], story.heard[each]) for each in operations}
-        )
-
-    async def _each(self, commands: Mapping[str, Command]) -> dict[str, Any]:
-        """A command of its own for each process."""
-        asked = [self._pool.order([replica], command) for replica, command in commands.items()]
-        answers = [answer for told in await asyncio.gather(*asked) for answer in told]
-        return _results(answers, commands)
-
-    async def _everywhere(self, command: Command) -> list[Any]:
-        return [*(await self._ordered(await self._pool.store_managers(), command)).values()]
-
-    async def _ordered(self, replicas: list[str], command: Command) -> dict[str, Any]:
-        return _results(await self._pool.order(replicas, command), replicas)
-
-    async def _wherever_it_is(self, command: Command, name: str) -> None:
-        store_managers = await self._pool.store_managers()
-        answers = await self._pool.order(store_managers, command)
-        self._pool.forget()
-        done = 0
-        for answer in answers:
-            try:
-                answer.result()
-                done += 1
-            except ModelNotFoundError:
-                pass
-        if not done:
-            raise ModelNotFoundError(f"model '{name}' not found")
+        return found
 
     def _refuse_configured(self, name: str) -> None:
         if canonical_name(name) in self._configured:
             raise RequestError(
-                f"model '{name}' is part of the configuration; it is changed there and nowhere else"
+                f"model '{name}' is part of the configuration and can only be changed there"
             )
 
 
-class _Story:
-    """What several jobs that do the same have told, as one: the slowest one's steps."""
-
-    def __init__(self, operations: Iterable[str]) -> None:
-        self.heard = dict.fromkeys(operations, 0)  # steps of each
-        self.done = False
-        self._last: PullProgress | None = None
-
-    def told(self, accounts: dict[str, Account]) -> list[PullProgress]:
-        """The steps that are new. They may go on in another job, where that is slower."""
-        slowest = min(accounts, key=lambda each: _progress(accounts[each]))
-        account = accounts[slowest]
-        new = [step for step in account.steps if step != self._last]
-        if account.steps:  # otherwise nothing is told yet, and the other jobs' steps may have to be
-            for replica, each in accounts.items():
-                self.heard[replica] = each.first + len(each.steps)
-        self._last = new[-1] if new else self._last
-        self.done = all(account.done for account in accounts.values())
-        return new
-
-
-def _progress(account: Account) -> tuple[bool, int, int]:
-    last = account.steps[-1] if account.steps else PullProgress("")
-    return account.done, account.first + len(account.steps), last.completed
-
-
-def _results(answers: Iterable[Answer], replicas: Iterable[str]) -> dict[str, Any]:
-    """By process. Raises what one of them has raised; OverloadedError when one is gone."""
-    found = {answer.replica: answer.result() for answer in answers}
-    if set(found) != set(replicas):
-        raise OverloadedError(ENDED)
-    return found
+def _position(report: OperationProgress) -> tuple[bool, int, int]:
+    """Orders reports from the slowest to the fastest."""
+    return report.done, report.count, report.steps[-1].completed if report.steps else 0
 
 
 async def _pieces(
     content: AsyncIterable[bytes], clock: Callable[[], float]
 ) -> AsyncGenerator[bytes, None]:
-    """The same bytes in pieces of `PIECE_BYTES`, or what has come in `PIECE_S`: uploads without
-    progress are dropped."""
+    """The same bytes in pieces of `PIECE_BYTES`, smaller after `PIECE_S`: uploads without progress
+    are dropped."""
     buffer, begun_s = bytearray(), clock()
     async for data in content:
         buffer += data

@@ -1,6 +1,6 @@
-"""Models that are loaded when they are asked for, several in one process, within limits.
+"""Loads models on request and unloads idle ones, several in one process, within limits.
 
-One event loop uses a pool: what is not awaited here happens at once.
+A pool belongs to one event loop: code between two awaits is atomic.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from serve_app.logs import get_logger
 from serve_app.on_demand.pool_load import PoolLoad
 from serve_app.on_demand.report import Resident
 
-# A model gets no more than such a part of the room if less will do, so that others have room too.
-PARTS = 2
-# The tenant of what is done for no request, such as unloading.
-NOBODY = ""
+# A model gets at most this share of the memory, unless it needs more, so that others fit beside it.
+MEMORY_SHARES = 2
+# The tenant of work that belongs to no request, such as unloading.
+NO_TENANT = ""
 
 T = TypeVar("T")
 
@@ -41,19 +41,19 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A model as the store has it now: `digest` tells its states apart."""
+class StoredVersion:
+    """A model of the store; `digest` (of its manifest) identifies its version."""
 
     name: str
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a model takes in memory: with a cache for one request, and for all that it runs."""
+class MemoryNeed:
+    """Bytes that a model takes: with a cache for one request, and for all that it may run."""
 
-    least: int
-    full: int
+    minimum_bytes: int
+    full_bytes: int
 
 
 class Replica(Protocol):
@@ -66,26 +66,28 @@ class Replica(Protocol):
 
 
 class Loader(Protocol):
-    """Where the models come from. All of it takes time; it runs in threads of the pool's."""
+    """Finds, plans, loads and unloads models. The pool calls it in its own threads."""
 
-    def find(self, name: str) -> Found:
-        """ModelNotFoundError when there is none of that name."""
+    def find(self, name: str) -> StoredVersion:
+        """ModelNotFoundError if there is none of that name."""
 
-    def outline(self, found: Found, verbose: bool = False) -> tuple[ModelCard, Sizes]:
-        """What the model is and would take, without loading it. Several threads may ask at once."""
+    def outline(
+        self, version: StoredVersion, verbose: bool = False
+    ) -> tuple[ModelCard, MemoryNeed]:
+        """The card and memory need, from the model's headers. Safe for several threads."""
 
-    def load(self, found: Found, memory_bytes: int) -> Replica: ...
+    def load(self, version: StoredVersion, memory_bytes: int) -> Replica: ...
     def unload(self, replica: Any) -> None:
-        """One that `load` gave."""
+        """Unloads a replica that `load` returned."""
 
     def free_bytes(self) -> int:
-        """What the device has, beside what is loaded already."""
+        """Free memory of the device, beside the loaded models."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """`max_waiting`: requests of one model that may wait for it to be loaded, one tenant's as many
-    as there are places left."""
+class PoolLimits:
+    """`max_waiting`: limits the requests that wait for a model to be loaded; one tenant may fill
+    only part of the remaining places (`may_enter`). `max_models` None: no limit but memory."""
 
     max_loaded_bytes: int
     max_models: int | None = None
@@ -94,105 +96,108 @@ class Limits:
 
 
 class ModelPool:
-    """Loads each model once, however many ask for it, and unloads what has not been used longest.
+    """Loads each model once for all its requests, and unloads the least recently used idle one
+    when another needs its memory.
 
-    A model is in use from when a request asks for it to the request's end; it stays for the
-    `keep_alive_s` of the last request that said any.
+    A model is in use while a request for it waits or runs. It stays loaded for `keep_alive_s`
+    after the last request; a request may set another duration, which holds for later ones too.
     """
 
     def __init__(
-        self, loader: Loader, limits: Limits, *, clock: Callable[[], float] = time.time
+        self, loader: Loader, limits: PoolLimits, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._loader = loader
         self._limits = limits
         self._clock = clock
-        self._gauge = PoolLoad()
-        self._entries: dict[str, _Entry] = {}
-        self._outgoing: set[_Entry] = set()  # those whose name means something else by now
-        self._changing = FairGate(1)  # of what is loaded
+        self._load_metrics = PoolLoad()
+        self._entries: dict[str, _PooledModel] = {}
+        # Still loaded, but replaced by another version or being unloaded.
+        self._outgoing: set[_PooledModel] = set()
+        self._changing = FairGate(1)  # held while memory is assigned or freed
         self._finding = ThreadPoolExecutor(1, "finding")
         self._outlining = ThreadPoolExecutor(1, "outlining")
-        self._describing = ThreadPoolExecutor(1, "describing")  # no load waits for it
+        # Separate from outlining: a slow description must not delay a load.
+        self._describing = ThreadPoolExecutor(1, "describing")
         self._loading = ThreadPoolExecutor(1, "loading")
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        """As the model's replica does, once it is loaded; waiting for that counts as queueing."""
-        asked_ns = time.monotonic_ns()
+        """The replica's deltas, after the model is loaded; waiting for that counts as queueing."""
+        begun_ns = time.monotonic_ns()
         async with (
             self._used(task.model, task.keep_alive_s, task.tenant) as replica,
             aclosing(replica.generate(task)) as deltas,
         ):
-            waited_ns = time.monotonic_ns() - asked_ns
+            waited_ns = time.monotonic_ns() - begun_ns
             async for delta in deltas:
                 yield _delayed(delta, waited_ns)
 
-    async def load(self, name: str, keep_alive_s: float | None, tenant: str = NOBODY) -> None:
+    async def load(self, name: str, keep_alive_s: float | None, tenant: str = NO_TENANT) -> None:
         async with self._used(name, keep_alive_s, tenant):
             pass
 
     async def unload(self, name: str) -> bool:
-        """Whether it was there. What it is answering is answered first."""
+        """Unloads the model after its running requests; False if it was not loaded."""
         named = (each for n, each in self._entries.items() if n.lower() == name.lower())
         entry = next(named, None)
         if entry is None:
             return False
         entry.keep_alive_s = 0.0
-        await self._rest(entry)
+        await self._unload_if_idle(entry)
         return True
 
-    async def describe(self, name: str, *, verbose: bool = False) -> ModelCard:
-        """What is known of a model, loaded or not; it is not loaded for that."""
-        found = await self._found(name)
-        entry = self._entries.get(found.name)
-        if entry is not None and entry.replica is not None and entry.found == found:
+    async def describe(self, name: str, verbose: bool = False) -> ModelCard:
+        """The model's card; does not load the model."""
+        version = await self._find(name)
+        entry = self._entries.get(version.name)
+        if entry is not None and entry.replica is not None and entry.version == version:
             if not verbose:
                 return entry.replica.describe()
             return await _run(self._describing, partial(entry.replica.describe, verbose=True))
-        card, _ = await _run(self._describing, self._loader.outline, found, verbose)
+        card, _ = await _run(self._describing, self._loader.outline, version, verbose)
         return card
 
     def residents(self) -> tuple[Resident, ...]:
-        """Those that are there, or on their way."""
+        """The models that are loaded or being loaded."""
         now = self._clock()
-        told = (entry.told(now) for entry in self._all())
-        return tuple(resident for resident in told if resident is not None)
+        residents = (entry.resident(now) for entry in self._all())
+        return tuple(resident for resident in residents if resident is not None)
 
     @property
     def free_bytes(self) -> int:
-        """What may still be loaded without unloading anything."""
+        """Bytes that may be loaded without unloading anything."""
         return max(0, self._limits.max_loaded_bytes - sum(each.bytes for each in self._all()))
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> PoolLimits:
         return self._limits
 
     def measures(self) -> dict[str, float]:
-        """What autoscaling is told."""
+        """Load metrics for autoscaling."""
         entries = self._all()
-        return self._gauge.read(
-            {entry: entry.replica.statistics() for entry in entries if entry.replica},
-            held=sum(entry.users for entry in entries if entry.replica is None),
-            used=self._share(*(entry.bytes for entry in entries if entry.users)),
+        return self._load_metrics.metrics(
+            [entry.replica.statistics() for entry in entries if entry.replica],
+            held_requests=sum(entry.users for entry in entries if entry.replica is None),
+            used_share=self._share(*(entry.bytes for entry in entries if entry.users)),
         )
 
     def check(self) -> None:
-        """EngineDeadError when an engine has failed: then the process has to be replaced."""
+        """EngineDeadError if an engine has failed; the process must then be replaced."""
         for entry in self._all():
             if entry.replica is not None:
                 entry.replica.check()
 
     async def close(self) -> None:
-        """Unloads everything, whoever uses it."""
+        """Unloads every model, also those in use."""
         entries = self._all()
         for entry in entries:
             entry.cancel_timer()
             assert entry.loading is not None
             entry.loading.cancel()
         await asyncio.gather(*(e.loading for e in entries if e.loading), return_exceptions=True)
-        async with self._changing.place(NOBODY):
+        async with self._changing.place(NO_TENANT):
             for entry in entries:
                 if entry.replica is not None:
-                    await self._drop(entry, "the process ends")
+                    await self._unload(entry, "the process ends")
         for executor in (self._finding, self._outlining, self._describing, self._loading):
             executor.shutdown(wait=False)
 
@@ -207,171 +212,175 @@ class ModelPool:
             entry.keep_alive_s = keep_alive_s
         try:
             assert entry.loading is not None
-            # Whoever leaves does not take the model from the others.
+            # Shielded: other requests may wait for the same load.
             yield await asyncio.shield(entry.loading)
         finally:
             entry.leave(tenant)
             entry.used_at = time.monotonic()
             if not entry.users:
-                await asyncio.shield(self._rest(entry))
+                await asyncio.shield(self._unload_if_idle(entry))
 
-    async def _entry(self, name: str, tenant: str) -> "_Entry":
-        found = await self._found(name)
-        entry = self._entries.get(found.name)
-        if entry is not None and entry.found != found:
-            await self._replace(entry)
-            entry = self._entries.get(found.name)
+    async def _entry(self, name: str, tenant: str) -> "_PooledModel":
+        version = await self._find(name)
+        entry = self._entries.get(version.name)
+        if entry is not None and entry.version != version:
+            await self._retire(entry)
+            entry = self._entries.get(version.name)
         if entry is None:
-            entry = _Entry(found, self._limits.keep_alive_s, tenant)
-            self._entries[found.name] = entry
+            entry = _PooledModel(version, self._limits.keep_alive_s, tenant)
+            self._entries[version.name] = entry
             entry.loading = asyncio.create_task(self._load(entry))
         if entry.replica is None:
             self._check_waiting(entry, tenant)
         return entry
 
-    def _check_waiting(self, entry: "_Entry", tenant: str) -> None:
-        """The first request is the one that the model is loaded for."""
-        own, most = entry.users_of[tenant], 1 + self._limits.max_waiting
-        loading = f"model '{entry.found.name}' to be loaded"
-        if entry.users >= most:
+    def _check_waiting(self, entry: "_PooledModel", tenant: str) -> None:
+        """OverloadedError if too many requests wait, beside the one that began the load."""
+        own, limit = entry.users_of[tenant], 1 + self._limits.max_waiting
+        loading = f"model '{entry.version.name}' to be loaded"
+        if entry.users >= limit:
             raise OverloadedError(
-                f"{entry.users:,} requests wait for {loading}; at most {most - 1:,} may"
+                f"{entry.users:,} requests wait for {loading}; the limit is {limit - 1:,}"
             )
-        if not may_enter(own, entry.users, most, reserved=1):
+        if not may_enter(own, entry.users, limit, reserved=1):
             raise OverloadedError(f"{own:,} requests of this client wait for {loading}")
 
-    async def _found(self, name: str) -> Found:
+    async def _find(self, name: str) -> StoredVersion:
         return await _run(self._finding, self._loader.find, name)
 
-    async def _replace(self, entry: "_Entry") -> None:
-        """Its name means another model now: it goes as soon as it has answered."""
-        self._entries.pop(entry.found.name, None)
+    async def _retire(self, entry: "_PooledModel") -> None:
+        """The store has another version now: this one is unloaded after its running requests."""
+        self._entries.pop(entry.version.name, None)
         self._outgoing.add(entry)
         entry.keep_alive_s = 0.0
-        await self._rest(entry)
+        await self._unload_if_idle(entry)
 
-    async def _load(self, entry: "_Entry") -> Replica:
+    async def _load(self, entry: "_PooledModel") -> Replica:
         begun = time.monotonic()
         try:
-            replica = await self._loaded(entry)
+            replica = await self._load_within_limits(entry)
         except BaseException as error:
             self._forget(entry)
-            # An exception that is not of this project may have no text at all.
+            # Other exceptions may have an empty text.
             reason = str(error) if isinstance(error, CaravanError) else repr(error)
-            log.info("not loaded", model=entry.found.name, reason=reason)
+            log.info("not loaded", model=entry.version.name, reason=reason)
             if isinstance(error, DoesNotFitError):
                 raise ModelUnavailableError(str(error)) from error
             raise
         entry.replica, entry.card = replica, replica.describe()
         entry.bytes = entry.card.reserved_bytes
         seconds = round(time.monotonic() - begun, 3)
-        log.info("loaded", model=entry.found.name, bytes=entry.bytes, seconds=seconds)
+        log.info("loaded", model=entry.version.name, bytes=entry.bytes, seconds=seconds)
         if not entry.users:
-            await self._rest(entry)
+            await self._unload_if_idle(entry)
         return replica
 
-    async def _loaded(self, entry: "_Entry") -> Replica:
-        card, sizes = await _run(self._outlining, self._loader.outline, entry.found)
+    async def _load_within_limits(self, entry: "_PooledModel") -> Replica:
+        card, need = await _run(self._outlining, self._loader.outline, entry.version)
         async with self._changing.place(entry.tenant):
-            entry.bytes = await self._room(entry, sizes)
+            entry.bytes = await self._assign_memory(entry, need)
             entry.card = card
-        return await _run(self._loading, self._loader.load, entry.found, entry.bytes)
+        return await _run(self._loading, self._loader.load, entry.version, entry.bytes)
 
-    async def _room(self, entry: "_Entry", sizes: Sizes) -> int:
-        """How much the model may take, once others have been unloaded for it.
+    async def _assign_memory(self, entry: "_PooledModel", need: MemoryNeed) -> int:
+        """Bytes that the model may take; unloads idle models to free them.
 
-        DoesNotFitError: it never has room here. OverloadedError: everything is in use.
+        DoesNotFitError if the model never fits, OverloadedError if all other models are in use.
         """
-        most = self._limits.max_loaded_bytes
-        if sizes.least > most:
+        limit = self._limits.max_loaded_bytes
+        if need.minimum_bytes > limit:
             raise DoesNotFitError(
-                f"Model '{entry.found.name}' needs {sizes.least:,} bytes; models on demand may "
-                f"take {most:,} (`on_demand.max_loaded_bytes`). Lower "
-                "`on_demand.model.context_tokens` or `max_sequences`, or give them more."
+                f"Model '{entry.version.name}' needs {need.minimum_bytes:,} bytes; models on "
+                f"demand may take {limit:,} (`on_demand.max_loaded_bytes`). Raise that, or lower "
+                "`on_demand.model.context_tokens` or `max_sequences`."
             )
-        wanted = max(sizes.least, min(sizes.full, most // (self._limits.max_models or PARTS)))
+        share = limit // (self._limits.max_models or MEMORY_SHARES)
+        wanted = max(need.minimum_bytes, min(need.full_bytes, share))
         while True:
             others = [each for each in self._all() if each is not entry]
             free = min(
-                most - sum(each.bytes for each in others),
+                limit - sum(each.bytes for each in others),
                 await _run(self._loading, self._loader.free_bytes),
             )
-            counted = self._limits.max_models is None or len(others) < self._limits.max_models
-            if counted and free >= sizes.least:
+            below = self._limits.max_models is None or len(others) < self._limits.max_models
+            if below and free >= need.minimum_bytes:
                 return min(wanted, free)
             idle = [each for each in others if each.idle]
             if not idle:
-                self._gauge.note_refused(entry.found.name, self._share(sizes.least))
-                raise self._full(entry, sizes, free)
-            await self._drop(min(idle, key=lambda each: each.used_at), "to make room")
+                self._load_metrics.note_refused(entry.version.name, self._share(need.minimum_bytes))
+                raise self._all_in_use(entry, need, free)
+            await self._unload(min(idle, key=lambda each: each.used_at), "memory needed")
 
     def _share(self, *nbytes: int) -> float:
-        """How much of the room such models take, by their bytes or by their number."""
+        """The share of the process that models of these sizes take, by bytes or by their number."""
         limits = self._limits
         by_number = len(nbytes) / limits.max_models if limits.max_models else 0.0
         return max(by_number, sum(nbytes) / max(1, limits.max_loaded_bytes))
 
-    def _full(self, entry: "_Entry", sizes: Sizes, free: int) -> OverloadedError:
-        busy = ", ".join(sorted(each.found.name for each in self._all() if each is not entry))
+    def _all_in_use(self, entry: "_PooledModel", need: MemoryNeed, free: int) -> OverloadedError:
+        busy = ", ".join(sorted(each.version.name for each in self._all() if each is not entry))
         return OverloadedError(
-            f"model '{entry.found.name}' needs {sizes.least:,} bytes and {max(0, free):,} are free "
-            f"for models on demand; all that is loaded is in use: {busy or 'by other processes'}"
+            f"model '{entry.version.name}' needs {need.minimum_bytes:,} bytes and "
+            f"{max(0, free):,} are free for models on demand; no loaded model is idle: "
+            f"{busy or 'other processes use the memory'}"
         )
 
-    async def _rest(self, entry: "_Entry") -> None:
-        """Nobody uses it: it goes after `keep_alive_s`."""
+    async def _unload_if_idle(self, entry: "_PooledModel") -> None:
+        """Unloads the model after `keep_alive_s`, at once if that is 0."""
         entry.cancel_timer()
         if not entry.idle or entry not in self._all():
             return
         if entry.keep_alive_s == 0:
-            await self._leave(entry, "as asked")
+            await self._unload_if_still_idle(entry, "requested")
             return
         entry.expires_at = self._clock() + entry.keep_alive_s
         if entry.keep_alive_s != FOREVER:
             loop = asyncio.get_running_loop()
             entry.timer = loop.call_later(entry.keep_alive_s, self._expire, entry)
 
-    def _expire(self, entry: "_Entry") -> None:
-        entry.expiring = asyncio.create_task(self._leave(entry, "not used any more"))
+    def _expire(self, entry: "_PooledModel") -> None:
+        entry.expiring = asyncio.create_task(
+            self._unload_if_still_idle(entry, "keep_alive expired")
+        )
 
-    async def _leave(self, entry: "_Entry", reason: str) -> None:
-        async with self._changing.place(NOBODY):
+    async def _unload_if_still_idle(self, entry: "_PooledModel", reason: str) -> None:
+        async with self._changing.place(NO_TENANT):
             if entry.idle and entry in self._all():
-                await self._drop(entry, reason)
+                await self._unload(entry, reason)
 
-    async def _drop(self, entry: "_Entry", reason: str) -> None:
-        """Under the lock, so that nobody counts on memory that is not yet free."""
+    async def _unload(self, entry: "_PooledModel", reason: str) -> None:
+        """The caller holds `_changing`, so the memory is not assigned before it is free."""
         replica = entry.replica
         assert replica is not None
         entry.cancel_timer()
-        self._gauge.note_gone(replica.statistics())
+        self._load_metrics.note_unloaded(replica.statistics())
         self._forget(entry)
-        self._outgoing.add(entry)  # its bytes are taken until it is gone
+        self._outgoing.add(entry)  # its bytes count until it is unloaded
         entry.replica = None
         try:
             await asyncio.shield(_run(self._loading, self._loader.unload, replica))
         finally:
             self._outgoing.discard(entry)
-        log.info("unloaded", model=entry.found.name, reason=reason)
+        log.info("unloaded", model=entry.version.name, reason=reason)
 
-    def _forget(self, entry: "_Entry") -> None:
-        if self._entries.get(entry.found.name) is entry:
-            del self._entries[entry.found.name]
+    def _forget(self, entry: "_PooledModel") -> None:
+        if self._entries.get(entry.version.name) is entry:
+            del self._entries[entry.version.name]
         self._outgoing.discard(entry)
 
-    def _all(self) -> list["_Entry"]:
+    def _all(self) -> list["_PooledModel"]:
         return [*self._entries.values(), *self._outgoing]
 
 
-class _Entry:
-    """One state of one model, from when it is first asked for until it is gone.
+class _PooledModel:
+    """One version of a model, from its first request until it is unloaded.
 
-    `tenant`: whose request made it load. `bytes`: what is reserved for it. `users_of`: requests of
-    each tenant that have asked for it and have not ended.
+    `tenant`: whose request began the load. `bytes`: memory reserved for it. `users_of`: running and
+    waiting requests by tenant.
     """
 
-    def __init__(self, found: Found, keep_alive_s: float, tenant: str) -> None:
-        self.found = found
+    def __init__(self, version: StoredVersion, keep_alive_s: float, tenant: str) -> None:
+        self.version = version
         self.keep_alive_s = keep_alive_s
         self.tenant = tenant
         self.users_of: Counter[str] = Counter()
@@ -402,7 +411,8 @@ class _Entry:
             self.timer.cancel()
             self.timer = None
 
-    def told(self, now: float) -> Resident | None:
+    def resident(self, now: float) -> Resident | None:
+        """None until the model's size is planned."""
         if self.card is None:
             return None
         expires_at = self.expires_at if self.idle else now + self.keep_alive_s
@@ -413,19 +423,19 @@ class _Entry:
         )
         if self.replica is None:
             return Resident(loaded, users=self.users)
-        now_at = self.replica.statistics()
+        statistics = self.replica.statistics()
         return Resident(
             loaded,
             ready=True,
             users=self.users,
-            running=now_at.running,
-            waiting=now_at.waiting,
-            slots=now_at.slots,
+            running=statistics.running,
+            waiting=statistics.waiting,
+            slots=statistics.slots,
         )
 
 
 def _delayed(delta: ChatDelta, waited_ns: int) -> ChatDelta:
-    """The delta of a request that was `waited_ns` old when its replica got it."""
+    """The delta with `waited_ns` added to the time in the queue."""
     if delta.usage is None:
         return delta
     usage = replace(delta.usage, queue_ns=delta.usage.queue_ns + waited_ns)

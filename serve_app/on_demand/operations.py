@@ -1,100 +1,92 @@
-"""Work that takes its time, such as pulls: who asks hears how far it is; unasked for, it ends."""
+"""Long operations on a store, such as pulls: clients join them and poll their progress."""
 
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from model_zoo.sources.pull import Progress, PullProgress
 from runtime.errors import CaravanError, ModelNotFoundError, OverloadedError
 from serve_app.logs import get_logger
-from serve_app.on_demand.commands import Account
+from serve_app.on_demand.report import OperationProgress
 
-MOST_AT_ONCE = 8
+MAX_RUNNING = 8
 LEASE_S = 15.0
 
 log = get_logger()
 
 
 class Operations:
-    """Each runs in a thread. A job whose progress is not requested for `lease_s` is cancelled;
-    `clock` gives the seconds."""
+    """Runs each operation in a thread.
+
+    An operation whose progress is not polled for `lease_s` seconds is cancelled. A lease, rather
+    than a cancellation message, also covers clients whose ingress died. `clock` returns seconds.
+    """
 
     def __init__(
         self,
         *,
         lease_s: float = LEASE_S,
-        most_at_once: int = MOST_AT_ONCE,
+        max_running: int = MAX_RUNNING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lease_s, self._clock = lease_s, clock
-        self._most_at_once = most_at_once
-        self._threads = ThreadPoolExecutor(most_at_once, "job")
-        self._operations: dict[str, _Operation] = {}
+        self._max_running = max_running
+        self._threads = ThreadPoolExecutor(max_running, "operation")
+        self._operations: dict[str, _Operation] = {}  # by the ids of the clients that follow them
         self._lock = threading.Lock()
 
-    def begin(self, key: str, work: Callable[[Progress], None]) -> str:
-        """The job's id: that of one at work on the same `key`, where there is one.
-
-        OverloadedError when too many are at work.
-        """
+    def begin(self, id: str, key: str, work: Callable[[Progress], None]) -> None:
+        """Starts `work`, or joins the running operation with the same `key`, under the client's
+        `id`. OverloadedError when `max_running` operations are running."""
         with self._lock:
-            self._forget_old()
-            running = {
-                id: operation for id, operation in self._operations.items() if not operation.done
-            }
-            for id, operation in running.items():
-                if operation.key == key:
-                    operation.asked_at = self._clock()
-                    return id
-            if len(running) >= self._most_at_once:
-                raise OverloadedError(
-                    f"{len(running)} pulls and the like are at work already; try again later"
-                )
-            id, operation = uuid.uuid4().hex, _Operation(key, self._lease_s, self._clock)
+            self._remove_expired()
+            running = {each for each in self._operations.values() if not each.done}
+            operation = next((each for each in running if each.key == key), None)
+            if operation is None:
+                if len(running) >= self._max_running:
+                    raise OverloadedError(
+                        f"{len(running)} pulls and creations are already running, which is the "
+                        "limit; try again later"
+                    )
+                operation = _Operation(key, self._lease_s, self._clock)
+                operation.future = self._threads.submit(operation.run, work)
+            operation.renew()
             self._operations[id] = operation
-            operation.future = self._threads.submit(operation.run, work)
-            return id
 
-    def follow(self, id: str, after: int) -> Account:
-        """Its steps from number `after` on, and the one before, which may have changed.
+    def follow(self, id: str, after: int) -> OperationProgress:
+        """The steps from number `after` on. Renews the operation's lease.
 
-        Raises what the work has raised. ModelNotFoundError: nobody has followed it for too long.
+        Raises the operation's error if it failed, ModelNotFoundError for an unknown or expired id.
         """
         operation = self._operations.get(id)
         if operation is None:
-            raise ModelNotFoundError(f"job {id[:40]} is not known here")
-        return operation.account(after)
+            raise ModelNotFoundError(f"operation {id[:40]} is unknown or has expired")
+        return operation.progress(after)
 
     def close(self) -> None:
-        """What is at work ends at its next step."""
+        """Cancels every operation at its next progress report."""
         with self._lock:
             for operation in self._operations.values():
                 operation.lease_s = float("-inf")
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _forget_old(self) -> None:
-        old = [
-            id
-            for id, operation in self._operations.items()
-            if operation.done and operation.abandoned
-        ]
-        for id in old:
-            del self._operations[id]
+    def _remove_expired(self) -> None:
+        live = {id: each for id, each in self._operations.items() if not each.done or each.leased}
+        self._operations = live
 
 
-class _Abandoned(Exception):
-    """Nobody waits for the job any more."""
+class _Cancelled(Exception):
+    """The operation's lease has expired."""
 
 
 class _Operation:
     def __init__(self, key: str, lease_s: float, clock: Callable[[], float]) -> None:
         self.key = key
         self.lease_s = lease_s
-        self.asked_at = clock()
         self.future: Future[None] | None = None
         self._clock = clock
+        self._renewed_at = clock()
         self._steps: list[PullProgress] = []
         self._lock = threading.Lock()
 
@@ -103,35 +95,37 @@ class _Operation:
         return self.future is not None and self.future.done()
 
     @property
-    def abandoned(self) -> bool:
-        return self._clock() - self.asked_at > self.lease_s
+    def leased(self) -> bool:
+        return self._clock() - self._renewed_at <= self.lease_s
+
+    def renew(self) -> None:
+        self._renewed_at = self._clock()
 
     def run(self, work: Callable[[Progress], None]) -> None:
         try:
-            work(self._note)
-        except _Abandoned:
-            log.info("given up, as nobody waits", operation=self.key)
-            raise OverloadedError("it was given up, as nobody asked how it goes") from None
+            work(self._add)
+        except _Cancelled:
+            log.info("operation cancelled: no client is left", operation=self.key)
+            raise OverloadedError("cancelled, because no client polled its progress") from None
         except CaravanError:
             raise
         except Exception as error:
-            log.error("a job failed", operation=self.key, reason=repr(error))
+            log.error("operation failed", operation=self.key, reason=repr(error))
             raise
 
-    def account(self, after: int) -> Account:
-        self.asked_at = self._clock()
-        done = self.done
+    def progress(self, after: int) -> OperationProgress:
+        self.renew()
+        done = self.done  # read first: steps added later would be missed otherwise
         with self._lock:
-            first = max(0, min(after, len(self._steps)) - 1)
-            told = tuple(self._steps[first:])
+            steps, count = tuple(self._steps[after:]), len(self._steps)
         if done and self.future is not None:
             self.future.result()
-        return Account(told, first, done)
+        return OperationProgress(steps, count, done)
 
-    def _note(self, step: PullProgress) -> None:
-        """Steps of the same kind are one, so that there are few of them."""
-        if self.abandoned:
-            raise _Abandoned
+    def _add(self, step: PullProgress) -> None:
+        """Replaces the last step if it has the same status and digest, to keep the list short."""
+        if not self.leased:
+            raise _Cancelled
         with self._lock:
             last = self._steps[-1] if self._steps else None
             if last is not None and (last.status, last.digest) == (step.status, step.digest):

@@ -1,14 +1,18 @@
-"""What a process with models on demand tells of itself, as plain values."""
+"""Values that processes with models on demand send to the ingress."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from model_zoo.sources.pull import PullProgress
 from serve_app.gateway.listing import LoadedModel
+from serve_app.transport import wire
 from serve_app.transport.wire import Address
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model that is loaded, or on its way if it is not `ready`; `users` have asked for it."""
+    """A model that is loaded, or being loaded while not `ready`; `users`: requests that use it."""
 
     loaded: LoadedModel
     ready: bool = False
@@ -20,9 +24,11 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """`store`: equal for processes that share one. `listing`: changes when what it holds does.
+    """State of one process.
 
-    `capacity_bytes` for models, of which `free_bytes` are not reserved; `most_models` at once.
+    `store`: identity of its store, equal for processes that share one. `listing`: version of the
+    store's list of models. `capacity_bytes`: memory for models, of which `free_bytes` are not
+    reserved; `most_models`: how many may be loaded at once, None without a limit.
     """
 
     address: Address
@@ -40,3 +46,30 @@ class PoolReport:
     def resident(self, model: str) -> Resident | None:
         named = (each for each in self.residents if each.loaded.model.name == model)
         return next(named, None)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationProgress:
+    """Steps of an operation from a requested number on; `count`: the number of all steps so far.
+
+    The last step may still change.
+    """
+
+    steps: Sequence[PullProgress]
+    count: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What a method of one process's `StoreManager` returned or raised."""
+
+    replica: str
+    value: Any = None
+    failed: wire.Failed | None = None
+
+    def result(self) -> Any:
+        """The value. Raises the error that the method raised."""
+        if self.failed is not None:
+            raise wire.error_of(self.failed)
+        return self.value

@@ -1,4 +1,4 @@
-"""A process with models on demand, from its settings to when it answers."""
+"""Assembles a process with models on demand from its settings."""
 
 import asyncio
 import dataclasses
@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 
 from model_zoo.store.store import Store, default_root
 from serve_app.on_demand.loader import StoreLoader
-from serve_app.on_demand.model_pool import Limits, ModelPool
-from serve_app.on_demand.settings import OnDemandSettings
-from serve_app.on_demand.store_manager import StoreManager
-from serve_app.on_demand.uploads import UploadLimits
-from serve_app.transport.server import StreamServer
+from serve_app.on_demand.model_pool import ModelPool, PoolLimits
+from serve_app.on_demand.pool_settings import OnDemandSettings
+from serve_app.on_demand.store_manager import PullRules, StoreManager
+from serve_app.on_demand.uploads import UploadLimits, Uploads
+from serve_app.transport.generation import generation_server
 
 DRAIN_S = 20.0
 
@@ -19,26 +19,26 @@ DRAIN_S = 20.0
 async def open_store_manager(
     settings: OnDemandSettings, opened: AsyncExitStack, host: str, replica: str
 ) -> StoreManager:
-    """`opened` ends everything: answers first, then engines. `replica`: what Serve calls it."""
+    """Closing `opened` drains requests, then unloads the models. `replica`: its id in Serve."""
     loader = await asyncio.to_thread(StoreLoader, settings)
-    limits = Limits(
-        max_loaded_bytes=await asyncio.to_thread(lambda: loader.max_loaded_bytes),
+    limits = PoolLimits(
+        max_loaded_bytes=loader.max_loaded_bytes,
         max_models=settings.max_models,
         keep_alive_s=settings.keep_alive_s,
         max_waiting=settings.model.max_waiting,
     )
     pool = ModelPool(loader, limits)
     opened.push_async_callback(pool.close)
-    server = StreamServer(pool.generate)
+    server = generation_server(pool.generate)
     opened.push_async_callback(server.close, drain_s=DRAIN_S)
     address = dataclasses.replace(await server.start(host), replica=replica)
+    store = Store(default_root(os.environ))
     store_manager = StoreManager(
         pool,
-        Store(default_root(os.environ)),
+        store,
+        Uploads(store, UploadLimits(settings.max_upload_bytes, settings.upload_quota_bytes)),
         address,
-        pull_hosts=settings.pull_hosts,
-        hf_token_for=settings.hf_token_for,
-        uploads=UploadLimits(settings.max_upload_bytes, settings.upload_quota_bytes),
+        rules=PullRules(settings.pull_hosts, settings.hf_token_for),
     )
     opened.callback(store_manager.close)
     sweeping = asyncio.create_task(store_manager.sweep_periodically())

@@ -1,4 +1,4 @@
-"""Files that clients upload, piece by piece, until they are blobs of the store."""
+"""Files that clients upload in pieces, until they are blobs of the store."""
 
 import hashlib
 import os
@@ -9,19 +9,19 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from model_zoo.store.manifest import Layer
+from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.store import Store, file_error
 from runtime.errors import OverloadedError, RequestError, SourceError, StorageFullError
 from serve_app.on_demand.definitions import blob_digest
 
-MOST_AT_ONCE = 4
+MAX_UPLOADS = 4
 LEASE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """`file_bytes`: of one file. `quota_bytes`: of a tenant's files that no model uses yet, counted
-    since the process started."""
+    """`file_bytes`: for one file. `quota_bytes`: for the files of one tenant that no model uses
+    yet, counted since the process started."""
 
     file_bytes: int
     quota_bytes: int
@@ -35,12 +35,12 @@ class _Upload:
     touched_at: float
     size: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
-    lock: Lock = field(default_factory=Lock)  # of the file
+    lock: Lock = field(default_factory=Lock)  # guards the file
 
 
 class Uploads:
-    """Several threads may use it. An upload that gets no piece for `LEASE_S` is dropped; `clock`
-    gives the seconds."""
+    """Safe for several threads. An upload that gets no piece for `LEASE_S` is dropped; `clock`
+    returns seconds."""
 
     def __init__(
         self, store: Store, limits: UploadLimits, *, clock: Callable[[], float] = time.monotonic
@@ -50,20 +50,27 @@ class Uploads:
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
         self._finished: dict[str, dict[str, int]] = {}  # by tenant: bytes by digest
-        self._lock = Lock()  # of both
+        self._lock = Lock()  # guards both
 
     def begin(self, id: str, digest: str, size: int | None, tenant: str) -> None:
-        """RequestError when the file would be too large, StorageFullError when there is no room."""
+        """Begins upload `id`; `size` in bytes, None if unknown.
+
+        RequestError if the file is too large, StorageFullError if it exceeds the disk or the quota,
+        OverloadedError if too many uploads are running.
+        """
         self.drop_stale()
         digest = blob_digest(digest)
         self._check_size(size or 0)
         self._check_quota(tenant, size or 0)
-        self._store.check_room([Layer("", digest, size or 0)])
-        # Named so that `remove_unused` removes what a process has left behind.
+        self._store.check_space([ManifestLayer("", digest, size or 0)])
+        # The name lets `remove_unused` remove what a killed process leaves.
         path = self._store.partial(digest).with_suffix(f".{id}")
         with self._lock:
-            if len(self._uploads) >= MOST_AT_ONCE:
-                raise OverloadedError(f"{MOST_AT_ONCE} files are being uploaded already")
+            if len(self._uploads) >= MAX_UPLOADS:
+                raise OverloadedError(
+                    f"{MAX_UPLOADS} uploads are already running, which is the limit; try again "
+                    "later"
+                )
             self._uploads[id] = _Upload(digest, tenant, path, self._clock())
         try:
             path.touch()
@@ -72,7 +79,7 @@ class Uploads:
             raise file_error("write", path, error) from error
 
     def append(self, id: str, offset: int, data: bytes) -> None:
-        """As `begin`; where the file cannot go on, the upload is dropped."""
+        """Raises like `begin`; the upload is then dropped."""
         upload = self._known(id)
         with upload.lock:
             self._known(id)  # another thread may have dropped it meanwhile
@@ -83,19 +90,20 @@ class Uploads:
                 raise
 
     def finish(self, id: str) -> None:
-        """RequestError when the bytes are not what the digest says; then they are dropped."""
+        """Makes the upload a blob. RequestError if the bytes do not have the digest; they are then
+        dropped."""
         upload = self._known(id)
         with upload.lock:
             self._known(id)
             try:
-                self._keep(upload)
+                self._install(upload)
             finally:
                 self._drop(id, upload)
         with self._lock:
             self._finished.setdefault(upload.tenant, {})[upload.digest] = upload.size
 
     def abort(self, id: str) -> None:
-        """Frees the upload's bytes and its place; does nothing where it has ended already."""
+        """Removes the upload's bytes; does nothing if it has ended already."""
         upload = self._uploads.get(id)
         if upload is not None:
             with upload.lock:
@@ -105,7 +113,7 @@ class Uploads:
         """Drops uploads without progress."""
         oldest = self._clock() - LEASE_S
         for id, upload in list(self._uploads.items()):
-            if upload.lock.acquire(blocking=False):  # otherwise a thread is at work on it
+            if upload.lock.acquire(blocking=False):  # otherwise a thread is writing it
                 try:
                     if upload.touched_at < oldest:
                         self._drop(id, upload)
@@ -113,11 +121,11 @@ class Uploads:
                     upload.lock.release()
 
     def forget_used(self) -> None:
-        """Files that a model uses, or that are gone, no longer count for their tenants."""
+        """Files that a model uses, or that were removed, no longer count against quotas."""
         try:
             used = self._store.used()
         except SourceError:
-            return  # what a damaged manifest uses is not known
+            return  # a manifest is damaged, so the blobs of its model are unknown
         with self._lock:
             for tenant, files in list(self._finished.items()):
                 left = {d: size for d, size in files.items() if d not in used and self._has(d)}
@@ -131,7 +139,7 @@ class Uploads:
 
     def _append(self, upload: _Upload, offset: int, data: bytes) -> None:
         if offset != upload.size:
-            raise RequestError(f"the upload has {upload.size:,} bytes, not {offset:,}; begin anew")
+            raise RequestError(f"the upload has {upload.size:,} bytes, not {offset:,}; restart it")
         self._check_size(offset + len(data))
         self._check_quota(upload.tenant, len(data))
         self._store.check_free(len(data))
@@ -144,11 +152,11 @@ class Uploads:
         upload.size += len(data)
         upload.touched_at = self._clock()
 
-    def _keep(self, upload: _Upload) -> None:
+    def _install(self, upload: _Upload) -> None:
         found = f"sha256:{upload.hash.hexdigest()}"
         if found != upload.digest:
             raise RequestError(f'digest mismatch, expected "{upload.digest}", got "{found}"')
-        layer = Layer("", upload.digest, upload.size)
+        layer = ManifestLayer("", upload.digest, upload.size)
         try:
             with self._store.blob_lock(upload.digest):
                 if not self._store.holds(layer):
@@ -161,11 +169,11 @@ class Uploads:
     def _known(self, id: str) -> _Upload:
         upload = self._uploads.get(id)
         if upload is None:
-            raise RequestError("the upload is not known any more; begin anew")
+            raise RequestError("the upload is unknown or was dropped; restart it")
         return upload
 
     def _drop(self, id: str, upload: _Upload) -> None:
-        """Under the upload's lock, so that no other thread writes the file."""
+        """The caller holds the upload's lock, so no other thread writes the file."""
         with self._lock:
             self._uploads.pop(id, None)
         upload.path.unlink(missing_ok=True)
@@ -174,27 +182,27 @@ class Uploads:
         return self._store.blob(digest).is_file()
 
     def _check_size(self, size: int) -> None:
-        most = self._limits.file_bytes
-        if size > most:
+        limit = self._limits.file_bytes
+        if size > limit:
             raise RequestError(
-                f"the file has more than {most:,} bytes (`on_demand.max_upload_bytes`)"
+                f"the file has more than {limit:,} bytes (`on_demand.max_upload_bytes`)"
             )
 
     def _check_quota(self, tenant: str, more: int) -> None:
-        most = self._limits.quota_bytes
-        if self._unused_bytes(tenant) + more <= most:
+        limit = self._limits.quota_bytes
+        if self._unused_bytes(tenant) + more <= limit:
             return
         self.forget_used()
         unused = self._unused_bytes(tenant)
-        if unused + more > most:
+        if unused + more > limit:
             raise StorageFullError(
-                f"{unused:,} bytes that you have uploaded are not part of any model yet; with "
-                f"{more:,} more they would exceed {most:,} (`on_demand.upload_quota_bytes`). Make "
-                "models of them; files that no model uses are removed after a day."
+                f"{unused:,} bytes that you uploaded are not part of any model yet; {more:,} more "
+                f"would exceed {limit:,} (`on_demand.upload_quota_bytes`). Create models from "
+                "them; files that no model uses are removed after a day."
             )
 
     def _unused_bytes(self, tenant: str) -> int:
-        """Of uploads that have ended or not."""
+        """Bytes of the tenant's running and finished uploads."""
         with self._lock:
-            begun = sum(each.size for each in self._uploads.values() if each.tenant == tenant)
-            return begun + sum(self._finished.get(tenant, {}).values())
+            running = sum(each.size for each in self._uploads.values() if each.tenant == tenant)
+            return running + sum(self._finished.get(tenant, {}).values())

@@ -1,4 +1,4 @@
-"""Serve's shells: each holds one plain object and passes Serve's calls on to it."""
+"""The classes that Serve deploys; each forwards Serve's calls to one plain object."""
 
 import asyncio
 import dataclasses
@@ -13,38 +13,34 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app import haproxy
 from serve_app.api import http_server
-from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import ingress_app
+from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.refusals import explained
-from serve_app.api.request_images import ImageRules
-from serve_app.autoscaling.serve_policy import encoder_stats, engine_stats
+from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.catalogue import Catalogue, ServedModel
 from serve_app.gateway.cluster import RayCluster
-from serve_app.gateway.directory import ModelDirectory
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.logs import get_logger
-from serve_app.on_demand.commands import Answer, Command
-from serve_app.on_demand.management import Management
+from serve_app.on_demand.management import ModelManagement
+from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
-from serve_app.on_demand.report import PoolReport
-from serve_app.on_demand.settings import OnDemandSettings
+from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.unserved import UnservedReplica
-from serve_app.routing.load_reports import Reporter
-from serve_app.routing.replica_set import HandleDirectory
-from serve_app.transport.server import StreamServer
+from serve_app.routing.load_reports import LoadReporter
+from serve_app.routing.replica_set import ReplicaSet
+from serve_app.transport.generation import generation_server
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from runtime.engine.engine import EngineStatistics
     from serve_app.replica.replica import ModelReplica
-    from serve_app.vision.encoder import EncoderStatistics
+    from serve_app.vision.encoder_replica import EncoderStatistics
 
 DRAIN_S = 20.0
 
@@ -52,13 +48,12 @@ log = get_logger()
 
 
 class ModelDeployment:
-    """A replica of one model. Serve reaches it for control; tokens leave by the direct stream."""
+    """A replica of one model. Serve's handles carry control calls, a TCP stream the tokens."""
 
     async def __init__(  # type: ignore[misc]
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
     ) -> None:
         log.info("starting", model=settings.name)
-        self._encodes = encoders is None
         self._opened = AsyncExitStack()
         self._replica: ModelReplica | UnservedReplica
         try:
@@ -67,8 +62,8 @@ class ModelDeployment:
             reason = str(explained(f"Model {settings.name}", error))
             self._replica = UnservedReplica(settings.name, reason)
         self._opened.push_async_callback(asyncio.to_thread, self._replica.close)
-        reporter = Reporter(self._replica.generate, self._replica.statistics)
-        server = StreamServer(reporter.generate, report=reporter.report)
+        reporter = LoadReporter(self._replica.generate, self._replica.statistics)
+        server = generation_server(reporter.generate, report=reporter.report)
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
         address = await server.start(ray.util.get_node_ip_address())
         self._address = dataclasses.replace(address, model=self._replica.identity)
@@ -76,19 +71,19 @@ class ModelDeployment:
     async def _loaded(
         self, settings: ModelSettings, encoders: DeploymentHandle | None
     ) -> "ModelReplica":
-        # Here, not above: the ingress imports this module too and has no use for torch.
+        # Imported late: the ingress imports this module too, and does not need torch.
         from serve_app.replica.loading import load_replica
         from serve_app.replica.rank_actors import RankActors
-        from serve_app.vision.encoder_choice import EncoderDirectory
+        from serve_app.vision.encoder_ranking import DeploymentEncoders
 
         loop = asyncio.get_running_loop()
-        directory = None if encoders is None else EncoderDirectory(encoders, loop)
-        lead = None
+        directory = None if encoders is None else DeploymentEncoders(encoders, loop)
+        rank_zero = None
         if settings.parallel.tensor > 1:
             ranks = RankActors(settings, ray.util.get_node_ip_address())
             self._opened.callback(ranks.close)
-            lead = ranks.lead
-        return await asyncio.to_thread(load_replica, settings, directory, lead)
+            rank_zero = ranks.rank_zero
+        return await asyncio.to_thread(load_replica, settings, directory, rank_zero)
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return dataclasses.asdict(self._address)
@@ -97,35 +92,35 @@ class ModelDeployment:
         return self._replica.describe(verbose=verbose)
 
     async def loaded(self) -> LoadedModel:
-        """The part of the card that lists want."""
+        """The part of the card that model lists contain."""
         return LoadedModel.of(self._replica.describe())
 
     async def statistics(self) -> "EngineStatistics":
         return self._replica.statistics()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return engine_stats(self._replica.statistics(), encodes=self._encodes)
+        return engine_metrics(self._replica.statistics())
 
     async def check_health(self) -> None:
         self._replica.check()
 
     async def __del__(self) -> None:
-        """Serve awaits this when it stops the replica: the stream drains, then the engine ends."""
+        """Serve awaits this when it stops the replica: streams drain, then the engine is closed."""
         await self._opened.aclose()
 
 
 class VisionEncoder:
-    """An encoder of the images of models that share a vision model; features leave by a stream."""
+    """An encoder for the models that share a vision model. Features are sent over a TCP stream."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
         from serve_app.replica.loading import load_encoder
-        from serve_app.transport.feature_server import FeatureServer
+        from serve_app.transport.features import feature_server
 
         self._opened = AsyncExitStack()
         with _logged(f"the vision encoder of model {settings.name}"):
             self._encoder = await asyncio.to_thread(load_encoder, settings)
         self._opened.push_async_callback(asyncio.to_thread, self._encoder.close)
-        server = FeatureServer(self._encoder)
+        server = feature_server(self._encoder)
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
         self._address = await server.start(ray.util.get_node_ip_address())
 
@@ -133,7 +128,7 @@ class VisionEncoder:
         return dataclasses.asdict(self._address)
 
     async def address(self) -> dict[str, Any]:
-        """The same; who asks all replicas for it knows them all."""
+        """The metadata as a call, so that a broadcast lists all replicas."""
         return dataclasses.asdict(self._address)
 
     async def statistics(self) -> "EncoderStatistics":
@@ -141,7 +136,7 @@ class VisionEncoder:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         statistics = self._encoder.statistics()
-        return encoder_stats(
+        return encoder_metrics(
             images_waiting=statistics.images_waiting,
             images_encoded_total=statistics.images_encoded_total,
             images_known_total=statistics.images_known_total,
@@ -155,7 +150,7 @@ class VisionEncoder:
 
 
 class OnDemandDeployment:
-    """A process with models on demand. Serve reaches it for control, all at once or any of them."""
+    """A process that loads models on demand. Serve's handles carry control calls."""
 
     async def __init__(self, settings: OnDemandSettings) -> None:  # type: ignore[misc]
         from serve_app.on_demand.start import open_store_manager
@@ -170,11 +165,13 @@ class OnDemandDeployment:
     async def report(self) -> PoolReport:
         return await self._store_manager.report()
 
-    async def order(self, replicas: tuple[str, ...], command: Command) -> Answer | None:
-        """None unless it is one of these."""
+    async def call(
+        self, replicas: tuple[str, ...], method: str, *arguments: Any
+    ) -> CallResult | None:
+        """See `StoreManager.call`. None unless this process is one of `replicas`."""
         if self._store_manager.address.replica not in replicas:
             return None
-        return await self._store_manager.answer(command)
+        return await self._store_manager.call(method, *arguments)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return self._store_manager.pool.measures()
@@ -188,10 +185,10 @@ class OnDemandDeployment:
 
 @serve.ingress()
 class Ingress:
-    """All protocols, in front of all models.
+    """The HTTP server of all protocols and models.
 
-    `on_demand`: the processes for those that are not configured. `plan`: what was known of both
-    when the application was built. `keys`: None on a server without API keys.
+    `on_demand`: the processes that load models on demand. `plan`: facts about the models from when
+    the application was built. `keys`: None on a server without API keys.
     """
 
     def __init__(
@@ -215,50 +212,37 @@ class Ingress:
             log.warning("haproxy", text=risk)
         http_server.configure(os.environ)
         http_server.return_large_allocations()
-        placement = Schedulability(self._plan.needs, RayCluster())
-        self._watching.add(asyncio.create_task(placement.watch()))
+        schedulability = Schedulability(self._plan.needs, RayCluster())
+        self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
-        directory = ModelDirectory(
-            HandleDirectory(self._models),
-            {name: Replicas(handle) for name, handle in self._models.items()},
-            known=self._plan.known,
-            encoders=self._plan.encoders,
+        registry = ModelRegistry(
+            [
+                ServedModel(model.name, model.options, model.brings_options)
+                for model in settings.models
+            ],
+            {name: ReplicaSet(handle) for name, handle in self._models.items()},
+            defaults=None if settings.on_demand is None else settings.on_demand.model.options,
             pool=pool,
-            placement=placement,
+            plan=self._plan,
+            schedulability=schedulability,
         )
-        models = [
-            ServedModel(model.name, model.options, model.brings_options)
-            for model in settings.models
-        ]
-        defaults = None if settings.on_demand is None else settings.on_demand.model.options
         backend = ChatBackend(
-            Catalogue(models, directory, defaults=defaults),
-            directory,
+            registry,
             start_timeout_s=settings.start_timeout_s,
             failover=settings.failover.rules,
             private_caches=settings.caches_are_private(keyed=self._keys is not None),
         )
         management = None
         if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
-            management = Management(pool, settings.models)
-        return ingress_app(
-            backend,
-            management,
-            api_keys=self._keys,
-            allowed_origins=settings.allowed_origins,
-            allowed_hosts=settings.allowed_hosts,
-            concurrent_requests=settings.concurrent_requests,
-            processes=settings.ingress_replicas,
-            body_limits=BodyLimits.of(settings),
-            strict_fields=settings.strict_fields,
-            image_rules=ImageRules.of(settings),
-            proxy_secret=haproxy.enforced_secret(os.environ),
-        )
+            management = ModelManagement(pool, settings.models)
+        secret = haproxy.enforced_secret(os.environ)
+        options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
+        return ingress_app(backend, options, management)
 
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Logs in one line why `what` cannot start. What Serve shows has that line too."""
+    """Logs in one line why `what` cannot start; the raised error has the same line."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Where a model's layers go, where a replica has several GPUs or not room enough on them."""
+"""The device of each layer, for replicas with several GPUs or too little GPU memory."""
 
 import re
 from collections.abc import Sequence
@@ -23,26 +23,26 @@ _LAYER = re.compile(r"^blk\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMapOptions:
-    """What settings say of it, in Ollama's and llama.cpp's words.
+    """Settings of the device map, with the names of Ollama and llama.cpp.
 
-    `tensor_split`: how the layers are divided among GPUs, in their order; None: by the memory that
-    is free. `num_gpu`: how many layers are on GPUs, the last ones; the host computes the others;
-    None: as many as fit. `main_gpu` has the embedding, the head and everything beside the layers.
-    `tokens`, `rows`, `sequences`: positions of the cache, and the largest step.
+    `tensor_split`: proportions of layers on the GPUs in their order; None: by free memory.
+    `num_gpu`: the number of layers on GPUs, the last ones; the host computes the others; None: as
+    many as fit. `main_gpu` has the embedding, the output head and everything else. `cache_tokens`,
+    `step_tokens`, `sequences`: the size of the cache and of the largest step.
     """
 
     tensor_split: tuple[float, ...] | None
     num_gpu: int | None
     main_gpu: int
-    tokens: int
-    rows: int
+    cache_tokens: int
+    step_tokens: int
     sequences: int
     kv_dtype: torch.dtype
 
     def __call__(self, file: GGUFFile, outline: DecoderModel) -> LayerPlacement | None:
-        """None where one device has all."""
+        """None if one device has all layers. `outline`: the model without weights."""
         devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
-        layer_placement = self.among(devices, [available_bytes(d) for d in devices], file, outline)
+        layer_placement = self.place(devices, [available_bytes(d) for d in devices], file, outline)
         if layer_placement is not None:
             log.info(
                 "layers", **{str(d): layer_placement.layers.count(d) for d in layer_placement.all}
@@ -51,14 +51,14 @@ class DeviceMapOptions:
                 prepare_kernels()
         return layer_placement
 
-    def among(
+    def place(
         self,
         devices: Sequence[torch.device],
         free_bytes: Sequence[int],
         file: GGUFFile,
         outline: DecoderModel,
     ) -> LayerPlacement | None:
-        """The same for these devices."""
+        """The placement on `devices` with `free_bytes` each; None if one device has all layers."""
         layers, rest = _weights(file)
         placed = self._placed(layers, rest, free_bytes, outline)
         host = torch.device("cpu")
@@ -74,43 +74,43 @@ class DeviceMapOptions:
         if self.tensor_split is not None:
             if len(self.tensor_split) > len(free_bytes):
                 raise ConfigurationError(
-                    f"`tensor_split` names {len(self.tensor_split)} devices; this replica has "
-                    f"{len(free_bytes)}. Give it more (`num_gpus`), or name fewer."
+                    f"`tensor_split` has {len(self.tensor_split)} entries; this replica has "
+                    f"{len(free_bytes)} GPUs. Raise `num_gpus` or remove entries."
                 )
             return by_shares(len(layers), self.tensor_split, most=self.num_gpu)
-        working = outline.activation_bytes(self.rows, self.sequences)
+        working = outline.activation_bytes(self.step_tokens, self.sequences)
         room = [max(0, int(free * (1 - LEFT_FREE)) - working) for free in free_bytes]
         room[self.main_gpu] = max(0, room[self.main_gpu] - rest)
         cached = sum(
             prod((cache.kv_heads, cache.key_dim + cache.value_dim))
             for cache in outline.cache_layers
         )
-        each = self.tokens * cached * self.kv_dtype.itemsize // len(layers)
+        each = self.cache_tokens * cached * self.kv_dtype.itemsize // len(layers)
         sizes = [size + each for size in layers]
         return by_room(sizes, room, main=self.main_gpu, most=self.num_gpu)
 
 
-def placing_of(
+def device_map_options(
     settings: ModelSettings, context_tokens: int, device: torch.device
 ) -> DeviceMapOptions | None:
-    """None where all layers are where ranks or the host compute."""
+    """None if ranks divide the layers or the host computes all of them."""
     if device.type == "cpu" and settings.tensor_split is not None:
-        log.info("left alone", model=settings.name, what="tensor_split: this process has no GPU")
+        log.info("not used", model=settings.name, what="tensor_split: this process has no GPU")
     if device.type != "cuda" or settings.parallel.tensor > 1:
         return None
     return DeviceMapOptions(
         settings.tensor_split,
         settings.num_gpu,
         settings.main_gpu,
-        tokens=settings.cache_tokens or context_tokens,
-        rows=settings.step_tokens,
+        cache_tokens=settings.cache_tokens or context_tokens,
+        step_tokens=settings.step_tokens,
         sequences=settings.max_sequences,
         kv_dtype=number_type(settings.kv_dtype, device),
     )
 
 
 def _weights(file: GGUFFile) -> tuple[list[int], int]:
-    """Bytes of each layer, and of everything else."""
+    """Bytes of each layer, and bytes of everything else."""
     layers: dict[int, int] = {}
     rest = 0
     for info in file.tensors.values():

@@ -1,4 +1,4 @@
-"""From a model's settings to a running replica: device, types, threads, and what the log says."""
+"""From a model's settings to a running replica, rank or vision encoder."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.image_cache import ImageCache
 from model_zoo.rank_part import file_digest, load_part
-from model_zoo.registry import load
+from model_zoo.registry import LoadOptions, load
 from model_zoo.store.store import default_root
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
@@ -30,8 +30,8 @@ from runtime.kernels.native import explain_bus_errors
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.api.refusals import explained
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
-from serve_app.replica.device_map import placing_of
-from serve_app.replica.image_memory import image_cache_of, set_aside_bytes
+from serve_app.replica.device_map import device_map_options
+from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
 from serve_app.replica.machine import (
     LoadingProgress,
     computing_device,
@@ -39,106 +39,106 @@ from serve_app.replica.machine import (
     number_type,
     share_threads,
 )
-from serve_app.replica.replica import ModelReplica, model_card
-from serve_app.replica.resolved_model import (
+from serve_app.replica.model_files import (
     ModelFiles,
-    comes_later,
-    fetched_origin,
-    present_origin,
-    told_of,
+    complete_card,
+    local_files,
+    pull_notice,
+    pulled_files,
 )
-from serve_app.replica.served_files import ServedFiles, warn_of_exposed
+from serve_app.replica.replica import ModelReplica, model_card
+from serve_app.replica.served_files import ServedFiles, warn_if_writable
 from serve_app.replica.startup_log import (
     log_encoder,
-    log_left_alone,
     log_model,
     log_ready,
     log_reduced_context,
+    log_unused,
     log_vision,
 )
-from serve_app.vision.assembly import assemble_encoder
-from serve_app.vision.encoder import EncoderReplica, check_cache
-from serve_app.vision.encoder_choice import Directory
+from serve_app.vision.encoder_assembly import assemble_encoder
 from serve_app.vision.encoder_pool import PoolEncoder, PoolRules
+from serve_app.vision.encoder_ranking import EncoderSource
+from serve_app.vision.encoder_replica import EncoderReplica, check_cache
 
 DEFAULT_CONTEXT_TOKENS = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outline:
-    """A model without its weights, laid out for `device`."""
+class ModelPlan:
+    """A model without its weights, and how it would be served on `device`."""
 
     model: ChatModel
-    origin: ModelFiles
+    files: ModelFiles
     options: EngineOptions
     device: torch.device
 
 
 def check_model(settings: ModelSettings) -> str | None:
-    """Builds the model without its data, so that a wrong file is told before anything starts.
+    """Builds the model without its weights; raises a CaravanError for a bad file or setting.
 
-    A model that has yet to be pulled cannot be checked; what is told of it is returned.
+    A model that has not been pulled cannot be checked; then a message about that is returned.
     """
-    with _naming(settings):
-        origin = present_origin(settings, os.environ)
-        if origin is None:
-            return comes_later(settings, os.environ)
-        _outlined(settings, origin, META, torch.device("cpu"))
+    with _named_errors(settings):
+        files = local_files(settings, os.environ)
+        if files is None:
+            return pull_notice(settings, os.environ)
+        _plan(settings, files, META, torch.device("cpu"))
         return None
 
 
-def load_outline(settings: ModelSettings, origin: ModelFiles) -> Outline:
-    """What the model is and how it would be served here; its weights stay on disk."""
-    with _naming(settings):
+def plan_model(settings: ModelSettings, files: ModelFiles) -> ModelPlan:
+    """The model as this process would serve it; its weights are not read."""
+    with _named_errors(settings):
         device = _main_device(settings)
-        # What the kernels of a CPU need beside the weights shows on that CPU alone.
-        return _outlined(settings, origin, device if device.type == "cpu" else META, device)
+        # The memory that CPU kernels need beside the weights is known on the CPU only.
+        return _plan(settings, files, device if device.type == "cpu" else META, device)
 
 
 def load_replica(
     settings: ModelSettings,
-    encoders: Directory | None = None,
-    lead: RankZero | None = None,
+    encoders: EncoderSource | None = None,
+    rank_zero: RankZero | None = None,
     *,
-    origin: ModelFiles | None = None,
+    files: ModelFiles | None = None,
 ) -> ModelReplica:
-    """Everything is reserved when this returns; the engine runs.
+    """A replica with a running engine and all memory reserved.
 
-    `encoders`: of the pool that encodes its images; None where it does so itself. `lead`: where
-    the processes join that compute it together with this one, by `compute_part_of`; None where it
-    is alone. `origin`: where its files are, None for where the settings say, pulled if need be.
+    `encoders`: the pool that encodes its images; None: it encodes them itself. `rank_zero`: the
+    listener that the other ranks join; None: it computes alone. `files`: by default those of the
+    settings, pulled if necessary.
     """
-    with _naming(settings), ExitStack() as failing:
+    with _named_errors(settings), ExitStack() as on_failure:
         device = _main_device(settings)
         rank_group = None
-        if lead is not None:
-            failing.callback(lead.close)
-            rank_group = RankGroup(lead, device)
-            failing.callback(rank_group.close)
+        if rank_zero is not None:
+            on_failure.callback(rank_zero.close)
+            rank_group = RankGroup(rank_zero, device)
+            on_failure.callback(rank_group.close)
             share_threads(settings.threads, rank_group.machine_ranks)
-        origin = origin or fetched_origin(settings, os.environ)
-        replica = _load_replica(settings, origin, encoders, device, rank_group)
-        failing.pop_all()
+        files = files or pulled_files(settings, os.environ)
+        replica = _load_replica(settings, files, encoders, device, rank_group)
+        on_failure.pop_all()
         return replica
 
 
-def compute_part_of(settings: ModelSettings, rank_info: RankInfo) -> None:
-    """A rank beside the replica's own process, until that ends; it hears why this one fails."""
+def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
+    """Computes as a rank other than 0 until rank 0 ends. Errors are reported to rank 0 as well."""
     device = _main_device(settings)
     member = Member(rank_info, device)
     try:
         share_threads(settings.threads, member.machine_ranks)
         log_device(device)
-        origin = fetched_origin(settings, os.environ)
+        files = pulled_files(settings, os.environ)
         decoder = load_part(
-            origin.path,
+            files.path,
             device=device,
             dtype=number_type(settings.dtype, device),
-            context_tokens=_wanted_context(settings, origin),
+            context_tokens=_requested_context(settings, files),
             ranks=member.ranks,
             progress=LoadingProgress(settings.name),
         )
-        member.tell_loaded(file_digest(origin.path))
+        member.report_loaded(file_digest(files.path))
         if device.type == "cpu":
             explain_bus_errors()
         compute_part(decoder, member, device=device)
@@ -150,15 +150,15 @@ def compute_part_of(settings: ModelSettings, rank_info: RankInfo) -> None:
 
 
 def load_encoder(settings: ModelSettings) -> EncoderReplica:
-    """An encoder of the model's pool: of the model it loads the tower alone."""
-    with _naming(settings):
+    """A vision encoder of the model's pool; only the vision model's weights are loaded."""
+    with _named_errors(settings):
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
         log_device(device)
-        origin = fetched_origin(settings, os.environ)
+        files = pulled_files(settings, os.environ)
         dtype = number_type(vision.dtype, device)
-        model, origin = _loaded(settings, origin, META, dtype, vision_device=device)
-        _served_files(settings, origin, model, mapped=device.type == "cpu")
+        model, files = _load_model(settings, files, META, dtype, vision_device=device)
+        _served_files(settings, files, model, mapped=device.type == "cpu")
         _check_vision(settings, model)
         assert model.vision is not None
         encoder = assemble_encoder(model.vision, vision, device=device)
@@ -166,45 +166,44 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         return encoder
 
 
-def _outlined(
-    settings: ModelSettings, origin: ModelFiles, where: torch.device, device: torch.device
-) -> Outline:
-    """As `device` would compute it, with the weights that it has on another one."""
+def _plan(
+    settings: ModelSettings, files: ModelFiles, weight_device: torch.device, device: torch.device
+) -> ModelPlan:
+    """`device`: the one that would compute; the empty weights are on `weight_device`."""
     dtype = number_type(settings.dtype, device)
-    ranks = _unconnected(settings)
-    model, origin = _loaded(settings, origin, where, dtype, ranks=ranks, read=False)
-    options = _engine_options(settings, origin, model, device, image_cache_of(settings, model))
+    size = settings.parallel.tensor
+    ranks = ALONE if size == 1 else Unconnected(size)
+    model, files = _load_model(settings, files, weight_device, dtype, ranks=ranks, read=False)
+    options = _engine_options(settings, files, model, device, create_image_cache(settings, model))
     check_options(options, model.decoder)
-    _check_image_cache(settings, model)
     _check_vision(settings, model)
     _check_default_context(settings, options.context_tokens)
-    return Outline(model, origin, options, device)
+    return ModelPlan(model, files, options, device)
 
 
 def _load_replica(
     settings: ModelSettings,
-    origin: ModelFiles,
-    encoders: Directory | None,
+    files: ModelFiles,
+    encoders: EncoderSource | None,
     device: torch.device,
     rank_group: RankGroup | None,
 ) -> ModelReplica:
-    begun = time.monotonic()
+    started = time.monotonic()
     log_device(device)
-    vision_device = device if encoders is None else META
     dtype = number_type(settings.dtype, device)
+    vision_device = device if encoders is None else META
     ranks = ALONE if rank_group is None else rank_group.ranks
-    model, origin = _loaded(
-        settings, origin, device, dtype, vision_device=vision_device, ranks=ranks
+    model, files = _load_model(
+        settings, files, device, dtype, vision_device=vision_device, ranks=ranks
     )
-    # On GPUs weights are copies; what stays on the host lies in the files.
+    # Weights on GPUs are copies; weights on the host stay in the mapped file.
     mapped = device.type == "cpu" or settings.num_gpu is not None
-    files = _served_files(settings, origin, model, mapped=mapped)
+    served_files = _served_files(settings, files, model, mapped=mapped)
     if rank_group is not None:
-        rank_group.await_parts(file_digest(origin.path))
-    image_cache = image_cache_of(settings, model)
-    options = _engine_options(settings, origin, model, device, image_cache)
-    _log_context(settings, origin, options.context_tokens)
-    _check_image_cache(settings, model)
+        rank_group.wait_loaded(file_digest(files.path))
+    image_cache = create_image_cache(settings, model)
+    options = _engine_options(settings, files, model, device, image_cache)
+    _log_reduced_context(settings, files, options.context_tokens)
     _check_vision(settings, model)
     encoder = _image_encoder(settings, model, device, encoders)
     loaded = time.monotonic()
@@ -219,8 +218,8 @@ def _load_replica(
     engine.start()
     log_model(settings.name, model, memory)
     log_vision(settings, encoder, options)
-    log_left_alone(settings.name, origin)
-    log_ready(settings.name, load_s=loaded - begun, warm_up_s=time.monotonic() - loaded)
+    log_unused(settings.name, files)
+    log_ready(settings.name, load_s=loaded - started, warm_up_s=time.monotonic() - loaded)
     card = model_card(
         model,
         name=settings.name,
@@ -228,23 +227,24 @@ def _load_replica(
         device=device.type,
         reserved_bytes=memory.reserved_bytes + memory.others_bytes,
     )
-    return ModelReplica(model, engine, told_of(card, origin), origin.opening, image_cache, files)
+    card = complete_card(card, files)
+    return ModelReplica(model, engine, card, files.prompt_defaults, image_cache, served_files)
 
 
 def _served_files(
-    settings: ModelSettings, origin: ModelFiles, model: ChatModel, *, mapped: bool
+    settings: ModelSettings, files: ModelFiles, model: ChatModel, *, mapped: bool
 ) -> ServedFiles:
-    """`mapped`: they are computed with where they lie."""
-    paths = [origin.path, *further_parts(origin.path, model.description.metadata)]
-    paths += [] if origin.projector is None else [origin.projector]
-    warn_of_exposed(settings.name, paths, default_root(os.environ))
+    """`mapped`: the weights in use are those in the mapped files."""
+    paths = [files.path, *further_parts(files.path, model.description.metadata)]
+    paths += [] if files.projector is None else [files.projector]
+    warn_if_writable(settings.name, paths, default_root(os.environ))
     if mapped:
         explain_bus_errors()
     return ServedFiles(paths if mapped else ())
 
 
 def _image_encoder(
-    settings: ModelSettings, model: ChatModel, device: torch.device, encoders: Directory | None
+    settings: ModelSettings, model: ChatModel, device: torch.device, encoders: EncoderSource | None
 ) -> ImageEncoder | None:
     if model.vision is None:
         return None
@@ -255,9 +255,9 @@ def _image_encoder(
     return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)
 
 
-def _loaded(
+def _load_model(
     settings: ModelSettings,
-    origin: ModelFiles,
+    files: ModelFiles,
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -265,39 +265,46 @@ def _loaded(
     ranks: Ranks = ALONE,
     read: bool = True,
 ) -> tuple[ChatModel, ModelFiles]:
-    """The model; without a projector or a template that it brings, but that cannot be used."""
+    """The model and its files, without a pulled projector or template that is not supported."""
+    context_tokens = _requested_context(settings, files)
     try:
         model = load(
-            origin.path,
-            projector=origin.projector,
+            files.path,
+            projector=files.projector,
             device=device,
-            vision_device=vision_device,
             dtype=dtype,
-            context_tokens=_wanted_context(settings, origin),
-            ranks=ranks,
-            place=placing_of(settings, _wanted_context(settings, origin), device),
-            image_limits=_image_limits(settings),
-            progress=LoadingProgress(settings.name) if read else None,
-            read=read,
+            options=LoadOptions(
+                vision_device=vision_device,
+                context_tokens=context_tokens,
+                ranks=ranks,
+                place=device_map_options(settings, context_tokens, device),
+                image_limits=DecodingLimits(
+                    bytes=MAX_IMAGE_BYTES,
+                    pixels=settings.max_image_pixels,
+                    frames=settings.max_image_frames,
+                ),
+                progress=LoadingProgress(settings.name) if read else None,
+                read=read,
+            ),
         )
     except (ConfigurationError, UnsupportedModelError) as error:
-        if origin.projector is None or origin.projector_wanted:
+        if files.projector is None or files.projector_required:
             raise
-        blind = origin.without("projector", error)
-        return _loaded(
-            settings, blind, device, dtype, vision_device=vision_device, ranks=ranks, read=read
+        text_only = files.without("projector", error)
+        return _load_model(
+            settings, text_only, device, dtype, vision_device=vision_device, ranks=ranks, read=read
         )
-    if origin.template is None:
-        return model, origin
+    if files.template is None:
+        return model, files
     try:
-        return model.with_template(origin.template, origin="the model's own layer"), origin
+        return model.with_template(files.template, origin="the model's own layer"), files
     except ModelFileError as error:
-        return model, origin.without("template", error)
+        return model, files.without("template", error)
 
 
 @contextmanager
-def _naming(settings: ModelSettings) -> Iterator[None]:
-    """Whatever fails is a CaravanError of one line that names the model."""
+def _named_errors(settings: ModelSettings) -> Iterator[None]:
+    """Turns every exception into a CaravanError with one line that names the model."""
     try:
         yield
     except CaravanError as error:
@@ -311,28 +318,32 @@ def _main_device(settings: ModelSettings) -> torch.device:
     return computing_device(kind, settings.threads, main_gpu=main)
 
 
-def _unconnected(settings: ModelSettings) -> Ranks:
-    size = settings.parallel.tensor
-    return ALONE if size == 1 else Unconnected(size)
+def _requested_context(settings: ModelSettings, files: ModelFiles) -> int:
+    return settings.context_tokens or files.context_tokens or DEFAULT_CONTEXT_TOKENS
 
 
-def _wanted_context(settings: ModelSettings, origin: ModelFiles) -> int:
-    """The longest sequence that will be served, as far as the file allows it."""
-    return settings.context_tokens or origin.context_tokens or DEFAULT_CONTEXT_TOKENS
+def _served_context(settings: ModelSettings, files: ModelFiles, model: ChatModel) -> int:
+    limit = model.decoder.context_length
+    if settings.context_tokens is not None and settings.context_tokens > limit:
+        raise ConfigurationError(
+            f"`context_tokens` is {settings.context_tokens:,}; the model was made for "
+            f"{limit:,} at most. Lower it."
+        )
+    return min(_requested_context(settings, files), limit)
 
 
 def _engine_options(
     settings: ModelSettings,
-    origin: ModelFiles,
+    files: ModelFiles,
     model: ChatModel,
     device: torch.device,
     image_cache: ImageCache,
 ) -> EngineOptions:
-    context_tokens = _context_tokens(settings, origin, model)
+    context_tokens = _served_context(settings, files, model)
     return EngineOptions(
         context_tokens=context_tokens,
         max_sequences=settings.max_sequences,
-        # What is read in both directions is read in one step.
+        # A bidirectional model computes a whole text in one step.
         step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
         cache_tokens=settings.cache_tokens,
         page_tokens=settings.page_tokens,
@@ -345,54 +356,31 @@ def _engine_options(
     )
 
 
-def _image_limits(settings: ModelSettings) -> DecodingLimits:
-    return DecodingLimits(
-        bytes=MAX_IMAGE_BYTES,
-        pixels=settings.max_image_pixels,
-        frames=settings.max_image_frames,
-    )
-
-
-def _check_image_cache(settings: ModelSettings, model: ChatModel) -> None:
-    if settings.image_cache_bytes is not None and model.tower is None:
-        raise ConfigurationError(
-            f"`image_cache_bytes` is {settings.image_cache_bytes:,}, but the model sees no images; "
-            "remove it, or name its `projector`."
-        )
-
-
 def _check_vision(settings: ModelSettings, model: ChatModel) -> None:
-    if settings.vision.pooled and model.tower is None:
-        raise ConfigurationError(
-            "`vision` asks for encoders, but the model sees no images; remove it, or name its "
-            "`projector`."
-        )
     if model.tower is not None:
         check_cache(settings.vision.cache_bytes, model.tower)
-
-
-def _log_context(settings: ModelSettings, origin: ModelFiles, served: int) -> None:
-    """The model's own parameters may ask for more than it is served with."""
-    asked = origin.context_tokens
-    if asked is not None and served < asked:
-        configured = f"`context_tokens` of its configuration is {served:,}"
-        reason = "the model was trained for no more" if not settings.context_tokens else configured
-        log_reduced_context(settings.name, asked=asked, served=served, reason=reason)
+        return
+    given = {
+        "image_cache_bytes": settings.image_cache_bytes is not None,
+        "vision": settings.vision.pooled,
+    }
+    for key in (key for key, present in given.items() if present):
+        raise ConfigurationError(
+            f"`{key}` is given, but the model has no vision. Remove it, or set `projector`."
+        )
 
 
 def _check_default_context(settings: ModelSettings, context_tokens: int) -> None:
-    asked = settings.options.num_ctx
-    if asked is not None and asked > context_tokens:
+    default = settings.options.num_ctx
+    if default is not None and default > context_tokens:
         raise ConfigurationError(
-            f"`defaults.num_ctx` is {asked:,}, more than `context_tokens`, {context_tokens:,}."
+            f"`defaults.num_ctx` is {default:,}, more than `context_tokens`, {context_tokens:,}."
         )
 
 
-def _context_tokens(settings: ModelSettings, origin: ModelFiles, model: ChatModel) -> int:
-    most = model.decoder.context_length
-    if settings.context_tokens is not None and settings.context_tokens > most:
-        raise ConfigurationError(
-            f"`context_tokens` is {settings.context_tokens:,}; the model was made for "
-            f"{most:,} at most."
-        )
-    return settings.context_tokens or min(origin.context_tokens or DEFAULT_CONTEXT_TOKENS, most)
+def _log_reduced_context(settings: ModelSettings, files: ModelFiles, served: int) -> None:
+    stated = files.context_tokens
+    if stated is not None and served < stated:
+        configured = f"`context_tokens` of its configuration is {served:,}"
+        reason = configured if settings.context_tokens else "the model was trained for no more"
+        log_reduced_context(settings.name, asked=stated, served=served, reason=reason)

@@ -1,4 +1,4 @@
-"""The device, threads and number types of this process, and how far loading onto it is."""
+"""The device, threads and dtypes of this process, and the log of loading progress."""
 
 import os
 import time
@@ -10,48 +10,50 @@ from runtime.errors import ConfigurationError
 from runtime.kernels import native
 from serve_app.logs import get_logger
 
-PROGRESS_EVERY_S = 1.0
+PROGRESS_LOG_S = 1.0
 
 log = get_logger()
 
 
 def computing_device(kind: str, threads: int | None, *, main_gpu: int = 0) -> torch.device:
-    """Ready to compute. `main_gpu`: which of this process's GPUs, where it has several."""
+    """The device, set up for computing. `main_gpu`: index among this process's GPUs."""
     available = torch.cuda.is_available()
     if kind == "cuda" and not available:
-        raise ConfigurationError("`device` is cuda, but this process sees no CUDA device.")
+        raise ConfigurationError(
+            "`device` is cuda, but this process has no CUDA device. Set `num_gpus` or choose cpu."
+        )
     kind = kind if kind != "auto" else "cuda" if available else "cpu"
     if kind == "cpu":
-        # Ray pins OpenMP to one thread unless told otherwise.
+        # Ray sets OpenMP to one thread.
         torch.set_num_threads(threads or usable_cpus())
         prepare_kernels()
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if main_gpu >= count:
         raise ConfigurationError(
-            f"`main_gpu` is {main_gpu}, but this process has {count} GPUs, counted from 0."
+            f"`main_gpu` is {main_gpu}, but this process has {count} GPUs, numbered from 0."
         )
     return torch.device("cuda", main_gpu)
 
 
 def prepare_kernels() -> None:
-    """Compile the CPU kernels where they are new to this machine, and log how long that takes."""
+    """Compiles the CPU kernels unless this machine has them, and logs how long that takes."""
     if not native.needs_compiling():
         return
-    log.info("compiling kernels", what="CPU kernels, once for this processor and their version")
+    log.info("compiling kernels", what="CPU kernels, once per processor type and version")
     begun = time.monotonic()
     if native.library() is not None:
         log.info("kernels compiled", compile_s=round(time.monotonic() - begun, 3))
 
 
 def share_threads(threads: int | None, processes: int) -> None:
-    """So many processes compute on this machine's processors, each with `threads` if given."""
+    """Divides this machine's processors among `processes`, unless `threads` is configured."""
     if threads is None:
         torch.set_num_threads(max(1, usable_cpus() // processes))
 
 
 def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The processors that this process may run on, within its container's quota of time."""
+    """The processors that this process may use, within its container's CPU quota."""
     allowed = len(os.sched_getaffinity(0))
     if not quota_file.is_file():
         return allowed
@@ -66,7 +68,7 @@ def number_type(name: str, device: torch.device) -> torch.dtype:
 
 
 class LoadingProgress:
-    """Says how far loading is, now and then, and when it is done."""
+    """Logs the progress of loading at intervals and at its end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,7 +78,7 @@ class LoadingProgress:
         now = time.monotonic()
         if now < self._due and done_bytes < total_bytes:
             return
-        self._due = now + PROGRESS_EVERY_S
+        self._due = now + PROGRESS_LOG_S
         percent = round(100 * done_bytes / max(1, total_bytes))
         log.info(
             "loading", model=self._name, percent=percent, bytes=done_bytes, total_bytes=total_bytes

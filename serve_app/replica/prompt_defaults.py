@@ -1,4 +1,4 @@
-"""What conversations with a model begin with, unless they bring their own."""
+"""The system prompt and messages that a model puts before conversations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,37 +8,39 @@ import msgspec
 from model_zoo.chat.messages import Message
 from serve_app.gateway.tasks import Conversation, PromptSource
 
-_INSTRUCTIONS = ("system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptDefaults:
-    """A model's own system text and messages; a conversation's system message replaces the text.
+    """A model's own system prompt and messages. A system message of the request replaces the system
+    prompt.
 
-    Messages that begin with a system message, as saved sessions do, add it to the text.
+    If `messages` begin with a system message, as saved sessions do, it is appended to `system`.
     """
 
     system: str | None = None
     messages: tuple[Message, ...] = ()
 
-    def before(self, prompt: PromptSource) -> PromptSource:
-        """A conversation with its opening; other prompts stay as they are.
+    def apply(self, prompt: PromptSource) -> PromptSource:
+        """A conversation with the defaults before it; other prompts unchanged.
 
-        One that goes on after tokens of an earlier answer has the messages among them.
+        A conversation that continues an earlier answer's tokens gets no messages: they are among
+        these tokens.
         """
         if not isinstance(prompt, Conversation):
             return prompt
-        own, rest = _instructed(prompt.messages)
-        first, said = _instructed(() if prompt.after else self.messages)
-        texts = dict.fromkeys(filter(None, (self.system, *(each.text for each in first))))
-        if not own and texts:
-            own = (Message("system", "\n\n".join(texts)),)
-        return msgspec.structs.replace(prompt, messages=(*own, *said, *rest))
+        system, rest = _split_system(prompt.messages)
+        default_system, before = _split_system(() if prompt.after else self.messages)
+        texts = dict.fromkeys(filter(None, (self.system, *(each.text for each in default_system))))
+        if not system and texts:
+            system = (Message("system", "\n\n".join(texts)),)
+        return msgspec.structs.replace(prompt, messages=(*system, *before, *rest))
 
 
-def _instructed(
+def _split_system(
     messages: Sequence[Message],
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The message with instructions that they begin with, if one is, and the others."""
-    count = int(bool(messages) and messages[0].role in _INSTRUCTIONS)
+    """The first message if it is a system message, and the others."""
+    count = int(bool(messages) and messages[0].role in _SYSTEM_ROLES)
     return tuple(messages[:count]), tuple(messages[count:])

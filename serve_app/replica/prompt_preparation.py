@@ -1,119 +1,115 @@
-"""Making prompts in threads of each model's own, so that a slow template delays no other model.
+"""Rendering and tokenising prompts in worker threads of each model.
 
-Prompts with images have fewer, for decoding takes memory. What images take meanwhile, and as long
-as their requests last, is lent by the model's album. Tenants are served in turn.
+A slow template of one model delays no other model. Prompts with images have threads of their own,
+fewer, because decoding images takes memory. Tenants are served in turn.
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from contextlib import ExitStack, asynccontextmanager, closing
 
 from model_zoo.chat.messages import ImagePart
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.tasks import Conversation, PromptSource, RawText, TokenIds
+from serve_app.gateway.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
 
 TEXT_THREADS = 4
 IMAGE_THREADS = 2
-MOST_WAITING = 64  # prompts with images, whose bytes are held until their turn
+MAX_WAITING = 64  # prompts with images; their files stay in memory while they wait
 
 
-class Preparer:
-    """Makes prompts for one model. `image_cache`: leases room for images."""
+class PromptPreparer:
+    """Prepares the prompts of one model. Images take memory leased from `image_cache`."""
 
     def __init__(self, model: ChatModel, image_cache: ImageCache | None = None) -> None:
         self._model = model
         self.image_cache = image_cache or ImageCache()
-        self._texts = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
-        self._threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
+        self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
+        self._image_threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
         self._text_gate = FairGate(TEXT_THREADS)
         self._image_gate = FairGate(
-            IMAGE_THREADS, max_waiting=MOST_WAITING, things="prompts with images"
+            IMAGE_THREADS, max_waiting=MAX_WAITING, things="prompts with images"
         )
 
     @property
-    def at_work(self) -> int:
-        """Prompts that are being made or wait for that."""
+    def pending(self) -> int:
+        """Prompts that are being prepared or waiting for it."""
         return self._text_gate.count + self._image_gate.count
 
-    def lease(
-        self, source: PromptSource, *, salt: str = "", tenant: str | None = None
-    ) -> ImageLease:
-        """For as long as the request lasts; raises where there is no room for its images.
+    @asynccontextmanager
+    async def prepared(self, task: ChatTask, *, max_tokens: int) -> AsyncIterator[Prompt]:
+        """The task's prompt; the memory of its images is released on exit.
 
-        Prepared images are shared only among requests with the same `salt`.
+        Images beyond `max_tokens` are not decoded; a text prompt may be longer. RequestError: the
+        model cannot take the prompt. OverloadedError: too many prompts with images wait, or their
+        memory is in use.
         """
-        file_bytes = sum(len(image.data) for image in images_of(source))
-        return self.image_cache.lease(file_bytes, salt=salt.encode(), tenant=tenant)
-
-    async def prompt(
-        self,
-        source: PromptSource,
-        *,
-        at_most: int,
-        lease: ImageLease,
-        now: datetime | None = None,
-        tenant: str = "",
-    ) -> Prompt:
-        """`at_most`: positions that there are. `now`: the time that templates are told.
-
-        RequestError tells what cannot be shown so, OverloadedError that there is no room now.
-        """
-        seeing = bool(images_of(source))
-        gate = self._image_gate if seeing else self._text_gate
-        threads = self._threads if seeing else self._texts
-        await gate.enter(tenant)
-        # A thread cannot be stopped: whoever leaves keeps their place and room until it is done.
-        loop = asyncio.get_running_loop()
-        lease.begin_work()
-        made = threads.submit(self._prompt, source, at_most, now, lease)
-        made.add_done_callback(lambda _: lease.end_work())
-        made.add_done_callback(lambda _: loop.call_soon_threadsafe(gate.leave, tenant))
-        return await asyncio.wrap_future(made)
+        images = images_of(task.prompt)
+        gate = self._image_gate if images else self._text_gate
+        threads = self._image_threads if images else self._text_threads
+        with ExitStack() as stack:
+            lease = None
+            if images:
+                lease = stack.enter_context(closing(self._lease(task, images)))
+            await gate.enter(task.tenant)
+            # A thread cannot be stopped: an aborted request keeps its slot and memory until then.
+            loop = asyncio.get_running_loop()
+            if lease is not None:
+                lease.begin_work()
+            work = threads.submit(self._prepare, task, max_tokens, lease)
+            if lease is not None:
+                end_work = lease.end_work
+                work.add_done_callback(lambda _: end_work())
+            work.add_done_callback(lambda _: loop.call_soon_threadsafe(gate.leave, task.tenant))
+            yield await asyncio.wrap_future(work)
 
     def close(self) -> None:
-        for threads in (self._texts, self._threads):
+        for threads in (self._text_threads, self._image_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _prompt(
-        self, source: PromptSource, at_most: int, now: datetime | None, lease: ImageLease
-    ) -> Prompt:
-        match source:
-            case Conversation(messages, thinking, after, variables):
-                room = max(0, at_most - len(after))
+    def _lease(self, task: ChatTask, images: Sequence[ImagePart]) -> ImageLease:
+        file_bytes = sum(len(image.data) for image in images)
+        salt = task.cache_salt.encode()
+        return self.image_cache.lease(file_bytes, salt=salt, tenant=task.tenant)
+
+    def _prepare(self, task: ChatTask, max_tokens: int, lease: ImageLease | None) -> Prompt:
+        match task.prompt:
+            case Conversation(messages, thinking, after, variables, tools):
                 prompt = self._model.prepare(
                     messages,
+                    tools=tools,
                     thinking=thinking,
                     variables=variables,
-                    at_most=room,
-                    now=now,
+                    at_most=max(0, max_tokens - len(after)),
+                    now=task.now,
                     lease=lease,
                 )
-                return self._continued(after, prompt) if after else prompt
+                return self._appended(after, prompt) if after else prompt
             case RawText(text, images):
-                return self._model.prepare_text(text, images, at_most=at_most, lease=lease)
+                return self._model.prepare_text(text, images, at_most=max_tokens, lease=lease)
             case TokenIds(ids):
                 return Prompt(ids)
 
-    def _continued(self, after: tuple[int, ...], prompt: Prompt) -> Prompt:
-        """The prompt behind tokens of an earlier one, which have begun a text already."""
-        begins_seeing = any(span.start == 0 for span in prompt.spans)
+    def _appended(self, before: tuple[int, ...], prompt: Prompt) -> Prompt:
+        """The prompt after the tokens of an earlier one; its BOS token is dropped."""
+        begins_with_image = any(span.start == 0 for span in prompt.spans)
         bos = self._model.tokenizer.bos_id
-        begins_anew = prompt.tokens[:1] == (bos,) and not begins_seeing
-        tokens = after + prompt.tokens[begins_anew:]
-        moved = len(after) - begins_anew
-        spans = (dataclasses.replace(span, start=span.start + moved) for span in prompt.spans)
-        return Prompt(tokens, tuple(spans), prompt.images)
+        dropped = int(prompt.tokens[:1] == (bos,) and not begins_with_image)
+        offset = len(before) - dropped
+        spans = (dataclasses.replace(span, start=span.start + offset) for span in prompt.spans)
+        tokens = before + prompt.tokens[dropped:]
+        return dataclasses.replace(prompt, tokens=tokens, spans=tuple(spans))
 
 
 def images_of(source: PromptSource) -> Sequence[ImagePart]:
     match source:
         case Conversation(messages):
-            seen = (message for message in messages if type(message.content) is tuple)
-            return [image for message in seen for image in message.images]
+            # A message with images has a tuple of parts; reading `images` of others costs time.
+            mixed = (message for message in messages if type(message.content) is tuple)
+            return [image for message in mixed for image in message.images]
         case RawText(images=images):
             return images
     return ()

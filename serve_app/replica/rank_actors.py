@@ -1,4 +1,4 @@
-"""The processes beside a replica's own that compute its model: actors in its placement group."""
+"""The ranks of a tensor-parallel replica: actors in its placement group."""
 
 import threading
 from contextlib import suppress
@@ -15,39 +15,42 @@ from serve_app.config.settings import ModelSettings
 
 
 class RankActors:
-    """One actor for each rank but the first, which is this process, reached at `host`.
+    """One actor for each rank except rank 0, which is this process, listening at `host`.
 
-    When one ends before it should, the `lead` hears of it.
+    `rank_zero` fails as soon as an actor ends.
     """
 
     def __init__(self, settings: ModelSettings, host: str) -> None:
         group = ray.util.get_current_placement_group()
         if group is None:
-            raise ConfigurationError("Ranks of one model need a placement group; this has none.")
-        self.lead = RankZero(host, settings.parallel.tensor)
-        self._actors = [_actor(group, rank_info) for rank_info in self.lead.rank_infos]
-        calls = zip(self._actors, self.lead.rank_infos, strict=True)
+            raise ConfigurationError(
+                "`parallel.tensor` above 1 needs a placement group, and this replica has none."
+            )
+        self.rank_zero = RankZero(host, settings.parallel.tensor)
+        self._actors = [_actor(group, rank_info) for rank_info in self.rank_zero.rank_infos]
+        calls = zip(self._actors, self.rank_zero.rank_infos, strict=True)
         results = [actor.compute.remote(settings, rank_info) for actor, rank_info in calls]
         threading.Thread(target=self._watch, args=(results,), name="ranks", daemon=True).start()
 
     def close(self) -> None:
-        self.lead.close()
+        self.rank_zero.close()
         for actor in self._actors:
             with suppress(RayError):
                 ray.kill(actor)
 
     def _watch(self, results: list[ray.ObjectRef]) -> None:
-        """Until the first one ends, which none does while the lead lives."""
+        """Waits for the first actor to end, which none does while rank 0 works."""
         (first,), _ = ray.wait(results, num_returns=1)
         try:
             ray.get(first)
         except RayError as error:
-            told = str(error).strip().splitlines()
-            self.lead.fail(EngineDeadError(f"A rank has ended: {told[-1] if told else error}"))
+            lines = str(error).strip().splitlines()
+            reason = lines[-1] if lines else error
+            self.rank_zero.fail(EngineDeadError(f"A rank has ended: {reason}"))
 
 
 def _actor(group: PlacementGroup, rank_info: RankInfo) -> Any:
-    """With all resources of its bundle; bundle 0 is the replica's."""
+    """An actor with all resources of its bundle; bundle 0 is the replica's own."""
     bundle = group.bundle_specs[rank_info.rank]
     strategy = PlacementGroupSchedulingStrategy(
         placement_group=group, placement_group_bundle_index=rank_info.rank
@@ -64,12 +67,12 @@ def _actor(group: PlacementGroup, rank_info: RankInfo) -> Any:
 
 
 class _Rank:
-    """A process that computes one part of one model, and ends."""
+    """A process that computes one rank's part of a model and then exits."""
 
     def compute(self, settings: ModelSettings, rank_info: RankInfo) -> None:
-        from serve_app.replica.loading import compute_part_of
+        from serve_app.replica.loading import run_rank
 
         try:
-            compute_part_of(settings, rank_info)
+            run_rank(settings, rank_info)
         finally:
             ray.actor.exit_actor()

@@ -1,14 +1,15 @@
-"""One model on one engine: tasks in, deltas out; knows nothing of Ray or HTTP."""
+"""One model on one engine: tasks in, deltas out; independent of Ray and HTTP."""
 
 import dataclasses
 import hashlib
 import itertools
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
@@ -30,93 +31,96 @@ from serve_app.gateway.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,
+    EmbeddingTask,
     RawText,
+    ReplyOpening,
     Task,
     TokenIds,
     TokenLogprob,
 )
 from serve_app.logs import get_logger
-from serve_app.replica.embeddings import TextEmbedder
 from serve_app.replica.prompt_defaults import PromptDefaults
-from serve_app.replica.prompt_preparation import Preparer
+from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.served_files import ServedFiles
+from serve_app.replica.text_embedder import TextEmbedder
 
-# JSON has no infinity; the number that OpenAI's clients know for tokens that cannot come.
-IMPOSSIBLE = -9999.0
+# Stands for minus infinity, which JSON does not have, as in OpenAI's replies.
+MIN_LOGPROB = -9999.0
 
 log = get_logger()
 
 
 class ModelReplica:
-    """Serves one loaded model. `card`: its facts, without arrays. `image_cache`: leases room for
-    images. `files`: the model files that are mapped."""
+    """Serves one loaded model.
+
+    `card`: its description, without arrays. `image_cache`: leases memory for images of requests.
+    `files`: the mapped model files.
+    """
 
     def __init__(
         self,
         model: ChatModel,
         engine: AsyncEngine,
         card: ModelCard,
-        opening: PromptDefaults | None = None,
+        prompt_defaults: PromptDefaults | None = None,
         image_cache: ImageCache | None = None,
         files: ServedFiles | None = None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._card = card
-        self._opening = opening or PromptDefaults()
+        self._prompt_defaults = prompt_defaults or PromptDefaults()
         self._files = files or ServedFiles()
-        self._preparer = Preparer(model, image_cache)
-        self._embedder = TextEmbedder(
-            model, engine, name=card.name, context_limit=self._context_limit
-        )
-        self._numbers = itertools.count()
+        self._preparer = PromptPreparer(model, image_cache)
+        self._embedder = TextEmbedder(model, engine, name=card.name)
+        self._request_numbers = itertools.count()
         self._clamping_logged = False
 
-    def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        """Deltas up to the one with `finish`. Leaving early, for any reason, ends the request."""
-        return self._chat(task) if isinstance(task, ChatTask) else self._embedder.deltas(task)
-
-    async def _chat(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+    async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
+        """Deltas up to the one with `finish`. Leaving early, for any reason, aborts the request."""
+        limit = self._context_limit(task.context_tokens)
+        if isinstance(task, EmbeddingTask):
+            yield await self._embedder.embed(task, max_tokens=limit)
+            return
         if not self._model.decoder.generates:
             raise RequestError(f'"{self._card.name}" does not support completion')
-        task = dataclasses.replace(task, prompt=self._opening.before(task.prompt))
-        self._refuse_oversized(task)
-        limit = self._context_limit(task)
-        lent = self._preparer.lease(task.prompt, salt=task.cache_salt, tenant=task.tenant)
-        with closing(lent) as lease:
-            prompt = await self._preparer.prompt(
-                task.prompt, at_most=limit, lease=lease, now=task.now, tenant=task.tenant
-            )
-            stream = self._engine.stream(self._request(task, prompt))
+        task = dataclasses.replace(task, prompt=self._prompt_defaults.apply(task.prompt))
+        task = self._with_served_thinking(task)
+        self._refuse_oversized(task, limit)
+        async with self._preparer.prepared(task, max_tokens=limit) as prompt:
+            stream = self._engine.stream(self._request(task, prompt, limit))
+            opening = self._opening(task, prompt)
             async with aclosing(stream) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.finish is FinishReason.FAILED:
                         raise failure(self._engine, delta)
-                    told = self._spelled(delta)
-                    # Ids alone would not bring the images back.
-                    if task.prompt_wanted and told.finish is not None and not prompt.spans:
-                        told = dataclasses.replace(told, prompt=prompt.tokens)
-                    yield told
+                    reply = dataclasses.replace(self._chat_delta(delta), opening=opening)
+                    opening = None
+                    # The token ids of a prompt with images do not contain the images.
+                    if task.prompt_wanted and reply.finish is not None and not prompt.spans:
+                        reply = dataclasses.replace(reply, prompt=prompt.tokens)
+                    yield reply
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
+        """`verbose`: with the arrays of the metadata."""
         return verbose_card(self._card, self._model) if verbose else self._card
 
     @property
     def identity(self) -> str:
-        """Equal for replicas that can go on with each other's answers: their files say the same."""
+        """Equal for replicas of the same files, which can continue each other's answers."""
         facts = (self._card.digest, sorted((self._card.projector or {}).items()))
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def image_bytes(self) -> int:
-        """What the images of requests take on the host."""
+        """Host memory in use by the images of requests."""
         return self._preparer.image_cache.used_bytes
 
     def statistics(self) -> EngineStatistics:
         return self._engine.statistics()
 
     def check(self) -> None:
-        """Raise EngineDeadError unless the engine makes progress and the files are as they were."""
+        """Raises EngineDeadError if the engine makes no progress or a mapped file has changed."""
         self._engine.check()
         self._files.check()
 
@@ -124,23 +128,37 @@ class ModelReplica:
         self._preparer.close()
         self._engine.close()
 
-    def _refuse_oversized(self, task: ChatTask) -> None:
-        """What cannot fit, however it is cut into tokens, is not cut: that would hold the GIL."""
+    def _with_served_thinking(self, task: ChatTask) -> ChatTask:
+        """The task, without optional thinking if the model cannot think."""
+        prompt = task.prompt
+        if not isinstance(prompt, Conversation) or not prompt.thinking:
+            return task
+        if self._model.reply_format.thinks:
+            return task
+        if not prompt.thinking_optional:
+            raise RequestError(f'"{self._card.name}" does not support thinking')
+        return dataclasses.replace(task, prompt=msgspec.structs.replace(prompt, thinking=None))
+
+    def _refuse_oversized(self, task: ChatTask, limit: int) -> None:
+        """Refuses a prompt that no tokenisation makes fit; tokenising it would hold the GIL."""
+        longest = self._model.tokenizer.longest_token  # characters
         match task.prompt:
             case Conversation(messages, after=after):
-                characters = sum(len(message.text) for message in messages)
-                characters += len(after) * self._model.tokenizer.longest_token
+                characters = sum(len(message.text) for message in messages) + len(after) * longest
             case RawText(text):
                 characters = len(text)
             case TokenIds(ids):
-                characters = len(ids) * self._model.tokenizer.longest_token
-        fewest = -(-characters // self._model.tokenizer.longest_token)
-        limit = self._context_limit(task)
-        if fewest >= limit:
-            raise self._too_long(f"at least {fewest:,}", limit)
+                characters = len(ids) * longest
+        least_tokens = -(-characters // longest)
+        if least_tokens >= limit:
+            raise self._too_long(f"at least {least_tokens:,}", limit)
 
-    def _request(self, task: ChatTask, prompt: Prompt) -> GenerationRequest:
-        limit = self._context_limit(task)
+    def _opening(self, task: ChatTask, prompt: Prompt) -> ReplyOpening | None:
+        if not isinstance(task.prompt, Conversation):
+            return None
+        return ReplyOpening(self._model.reply_format, prompt.thinks)
+
+    def _request(self, task: ChatTask, prompt: Prompt, limit: int) -> GenerationRequest:
         room = limit - len(prompt.tokens)
         if room < 1:
             raise self._too_long(f"{len(prompt.tokens):,}", limit)
@@ -149,21 +167,21 @@ class ModelReplica:
             end_tokens=self._model.tokenizer.end_tokens,
             strings=task.stop,
         )
-        # A request that is asked again may meet its own earlier try, still being aborted.
-        unique = f"{task.id}/{next(self._numbers)}"
         sampling = task.sampling
         if not task.penalise_prompt:
             sampling = dataclasses.replace(sampling, counted_from=len(prompt.tokens))
         return GenerationRequest(
-            unique,
+            # A retried task may arrive while its earlier attempt is still being aborted.
+            f"{task.id}/{next(self._request_numbers)}",
             prompt.tokens,
             stop,
             sampling,
             spans=prompt.spans,
             images=tuple(dataclasses.replace(i, tenant=task.tenant) for i in prompt.images),
-            begun=task.begun,
+            resume=task.begun,
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),
+            markup=self._model.markup if isinstance(task.prompt, Conversation) else {},
         )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
@@ -173,19 +191,20 @@ class ModelReplica:
             f"{'`num_ctx`' if limit < self._card.context_tokens else '`context_tokens`'}."
         )
 
-    def _context_limit(self, task: Task) -> int:
-        """Positions for prompt and answer together: what the task asks for, at most what is served.
+    def _context_limit(self, requested: int | None) -> int:
+        """Tokens of prompt and answer: the requested number, at most the served context.
 
-        Clients of Ollama, which clamps too, ask for more without knowing what is served.
+        More is clamped as in Ollama, whose clients do not know the served context.
         """
         served = self._card.context_tokens
-        asked = served if task.context_tokens is None else task.context_tokens
-        if asked > served and not self._clamping_logged:
+        if requested is None:
+            return served
+        if requested > served and not self._clamping_logged:
             self._clamping_logged = True
-            log.info("num_ctx clamped", model=self._card.name, asked=asked, served=served)
-        return min(asked, served)
+            log.info("num_ctx clamped", model=self._card.name, asked=requested, served=served)
+        return min(requested, served)
 
-    def _spelled(self, delta: Delta) -> ChatDelta:
+    def _chat_delta(self, delta: Delta) -> ChatDelta:
         return ChatDelta(
             delta.text,
             delta.tokens,
@@ -203,13 +222,13 @@ class ModelReplica:
         tokenizer = self._model.tokenizer
         text = tokenizer.token_text(entry.token)
         raw = tokenizer.token_bytes(entry.token) or text.encode()
-        return Candidate(text, raw, max(entry.logprob, IMPOSSIBLE))
+        return Candidate(text, raw, max(entry.logprob, MIN_LOGPROB))
 
 
 def model_card(
     model: ChatModel, *, name: str, context_tokens: int, device: str, reserved_bytes: int
 ) -> ModelCard:
-    """What a loaded model tells about itself, arrays left out."""
+    """The description of a loaded model, without arrays."""
     facts = model.description
     return ModelCard(
         name=name,
@@ -228,44 +247,48 @@ def model_card(
         reserved_bytes=reserved_bytes,
         device_bytes=0 if device == "cpu" else reserved_bytes,
         pid=os.getpid(),
-        metadata=_told(facts.metadata, _brief),
+        metadata={name: _brief(value) for name, value in facts.metadata.items()},
         tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
         capabilities=_capabilities(model),
-        projector=None if facts.projector is None else _told(facts.projector, _brief),
+        projector=None
+        if facts.projector is None
+        else {name: _brief(value) for name, value in facts.projector.items()},
     )
 
 
 def verbose_card(card: ModelCard, model: ChatModel) -> ModelCard:
-    """The same with the arrays."""
+    """The card with the arrays of the metadata."""
     facts = model.description
     return dataclasses.replace(
         card,
-        metadata=_told(facts.metadata, _plain),
-        projector=None if facts.projector is None else _told(facts.projector, _plain),
+        metadata={name: _plain(value) for name, value in facts.metadata.items()},
+        projector=None
+        if facts.projector is None
+        else {name: _plain(value) for name, value in facts.projector.items()},
     )
 
 
 def _capabilities(model: ChatModel) -> tuple[str, ...]:
-    """Any decoder gives vectors when asked; those made for it say so."""
-    found = {
-        "completion": model.decoder.generates and model.description.pooling is None,
+    """Any decoder computes embeddings on request; only embedding models list them."""
+    completes = model.decoder.generates and model.description.pooling is None
+    chats = completes and model.template is not None
+    holds = {
+        "completion": completes,
         "vision": model.tower is not None,
+        "tools": chats and model.reply_format.tools,
+        "thinking": chats and model.reply_format.thinks,
         "embedding": model.description.pooling is not None or not model.decoder.generates,
     }
-    return tuple(name for name, holds in found.items() if holds)
-
-
-def _told(metadata: Mapping[str, Any], told: Callable[[Any], Any]) -> dict[str, Any]:
-    return {name: told(value) for name, value in metadata.items()}
+    return tuple(name for name, held in holds.items() if held)
 
 
 def _brief(value: Any) -> Any:
-    """Arrays of a vocabulary's size are not for every reader."""
+    """None for an array, which may be as long as the vocabulary."""
     return None if isinstance(value, np.ndarray | list | tuple) and len(value) else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    """Metadata as JSON has it, which knows no infinity."""
+    """The value as JSON types; None for infinity and NaN."""
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, list | tuple):

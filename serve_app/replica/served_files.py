@@ -1,4 +1,4 @@
-"""The files of a served model: who may rewrite them in place, and whether that has happened."""
+"""Detects writes to the files of a served model, and warns if other users could write to them."""
 
 import grp
 import os
@@ -16,49 +16,48 @@ log = get_logger()
 
 
 class ServedFiles:
-    """Files that a process has mapped, as they are when this is made.
+    """Files that this process has mapped, with their state at construction.
 
-    What is written into such a file changes the weights that are computed with, and a file that
-    gets shorter ends the process (SIGBUS). A file that takes the place of another does not.
+    A write to such a file changes the weights in use, and truncating it kills the process (SIGBUS).
+    Replacing it by a rename has no effect on the process.
     """
 
     def __init__(self, paths: Iterable[Path] = ()) -> None:
         self._found = {path: path.stat() for path in paths}
 
     def check(self) -> None:
-        """EngineDeadError when a file has been written in place since."""
+        """Raises EngineDeadError if a file has been written in place since construction."""
         for path, before in self._found.items():
             try:
                 now = path.stat()
             except OSError:
-                continue  # removed: the map keeps it
+                continue  # removed, but still mapped
             same = (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
             if same and _content(now) != _content(before):
                 raise EngineDeadError(
                     f"{path} was written in place while it was served: it had {before.st_size:,} "
-                    f"bytes and has {now.st_size:,} now. This process has to end, if a bus error "
-                    f"does not end it first. {ADVICE}."
+                    f"bytes and has {now.st_size:,} now. The replica must be replaced. {ADVICE}."
                 )
 
 
-def warn_of_exposed(model: str, paths: Iterable[Path], store: Path) -> None:
-    """A warning in the log for each file outside the store that others may write."""
+def warn_if_writable(model: str, paths: Iterable[Path], store: Path) -> None:
+    """Logs a warning for each file outside the store that other users may write."""
     for path in paths:
         real = path.resolve()
-        writers = writers_beside_us(real)
+        writers = other_writers(real)
         if writers and not real.is_relative_to(store.resolve()):
             log.warning(
                 "model file may be written by others",
                 model=model,
                 file=str(real),
                 writers=writers,
-                text="a write in place ends the replica or changes its weights",
+                text="a write in place kills the replica or changes its weights",
                 advice=ADVICE,
             )
 
 
-def writers_beside_us(path: Path) -> list[str]:
-    """Users and groups that may write the file, beside this process's user and root."""
+def other_writers(path: Path) -> list[str]:
+    """Users and groups that may write the file, except this process's user and root."""
     found = path.stat()
     writers = []
     if found.st_uid not in (os.geteuid(), 0) and found.st_mode & stat.S_IWUSR:
@@ -66,12 +65,12 @@ def writers_beside_us(path: Path) -> list[str]:
     if found.st_mode & stat.S_IWGRP and _has_others(found.st_gid):
         writers.append(f"group {found.st_gid}")
     if found.st_mode & stat.S_IWOTH:
-        writers.append("everybody")
+        writers.append("all users")
     return writers
 
 
 def _has_others(gid: int) -> bool:
-    """False for a group of this process's user alone, as many systems make for each user."""
+    """False for a private group of this process's user, which many systems create."""
     try:
         own = pwd.getpwuid(os.geteuid())
         members = set(grp.getgrgid(gid).gr_mem)

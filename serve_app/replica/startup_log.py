@@ -1,4 +1,4 @@
-"""What the log says of a model that has been loaded, and of an encoder."""
+"""Log lines about a loaded model or vision encoder."""
 
 from model_zoo.chat_model import ChatModel
 from runtime.engine.assembly import EngineOptions
@@ -6,19 +6,19 @@ from runtime.engine.memory_plan import MemoryPlan
 from runtime.vision.encoder import ImageEncoder
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger
-from serve_app.replica.resolved_model import ModelFiles
-from serve_app.vision.encoder import EncoderReplica
+from serve_app.replica.model_files import ModelFiles
+from serve_app.vision.encoder_replica import EncoderReplica
 
 log = get_logger()
 
 
-def log_left_alone(name: str, origin: ModelFiles) -> None:
-    for what in origin.left_alone:
-        log.info("left alone", model=name, what=what)
+def log_unused(name: str, files: ModelFiles) -> None:
+    for what in files.unused:
+        log.info("not used", model=name, what=what)
 
 
 def log_reduced_context(name: str, *, asked: int, served: int, reason: str) -> None:
-    """The model's own parameters ask for a longer context than it is served with."""
+    """The model's own `num_ctx` is larger than the context that is served."""
     log.info("context reduced", model=name, num_ctx=asked, context_tokens=served, reason=reason)
 
 
@@ -29,7 +29,7 @@ def log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
         name=name,
         architecture=facts.architecture,
         quantization=facts.quantization,
-        template=facts.template_source or "none: it completes text only",
+        template=facts.template_source or "none: text completion only",
         parameters=facts.parameter_count,
         weight_bytes=memory.weight_bytes,
         cache_bytes=memory.cache_bytes,
@@ -43,7 +43,7 @@ def log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
 def log_vision(
     settings: ModelSettings, encoder: ImageEncoder | None, options: EngineOptions
 ) -> None:
-    """Beside `vision_bytes`, which are for work and features, the tower's weights."""
+    """`vision_bytes` of `log_model` is workspace and features; this logs the tower's weights."""
     if encoder is None:
         return
     rows = encoder.limits.rows
@@ -52,19 +52,19 @@ def log_vision(
         model=settings.name,
         placement="pool" if settings.vision.pooled else "local",
         weight_bytes=encoder.weight_bytes,
-        most_image_rows=rows,
+        max_image_rows=rows,
     )
     if rows >= options.context_tokens:
         log.info(
             "largest images do not fit",
             model=settings.name,
-            most_image_rows=rows,
+            max_image_rows=rows,
             context_tokens=options.context_tokens,
         )
 
 
 def log_ready(name: str, *, load_s: float, warm_up_s: float) -> None:
-    """`load_s`: from the file to a model. `warm_up_s`: memory reserved, a largest step computed."""
+    """`load_s`: reading the weights. `warm_up_s`: reserving memory and one step of maximal size."""
     log.info("ready", model=name, load_s=round(load_s, 3), warm_up_s=round(warm_up_s, 3))
 
 

@@ -1,4 +1,4 @@
-"""What stands for a model that could not be loaded: it says why, and makes room for another try."""
+"""Replaces a model that could not be loaded: answers with the reason until the next attempt."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -10,17 +10,17 @@ from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.logs import get_logger
 
-# Then Serve replaces the process, and the model is tried anew: with another's memory, maybe.
+# Then the health check fails, and Serve starts a new process, which loads the model again.
 RETRY_S = 45.0
 
 log = get_logger()
 
 
 class UnservedReplica:
-    """Like ModelReplica, but every request is told the `reason`.
+    """Like ModelReplica, but every request fails with `reason`.
 
-    Were the process to end instead, Serve would try it a few times in a row, then never again, and
-    all that clients saw would be that nobody answers.
+    If the constructor failed instead, Serve would retry a few times in a row and then give up, and
+    clients would not get the reason.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class UnservedReplica:
 
     def check(self) -> None:
         if self._clock() - self._since > RETRY_S:
-            raise EngineDeadError(f"Model {self._model} is tried again: {self._reason}")
+            raise EngineDeadError(f"Model {self._model} is loaded again: {self._reason}")
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
     def _refuse(self) -> NoReturn:
         raise ModelUnavailableError(f"model '{self._model}' cannot be served: {self._reason}")

@@ -1,4 +1,4 @@
-"""What a replica tells those who choose among replicas: its load, and what it was asked lately."""
+"""Load reports of a replica: its current load and the prefix hashes of recent requests."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -6,43 +6,43 @@ from itertools import islice
 
 from runtime.engine.engine import EngineStatistics
 from serve_app.gateway.tasks import ChatDelta, Task
-from serve_app.routing.policy import Load
+from serve_app.routing.policy import ReplicaLoad
 from serve_app.routing.prefix_hashes import prefix_hashes_of
-from serve_app.routing.prefixes import PrefixHashes
-from serve_app.transport.wire import Report
+from serve_app.routing.prefix_memory import PrefixHashes
+from serve_app.transport.wire import LoadReport
 
-# What a newcomer is told of the time before it.
-CHAINS_KEPT = 256
+# Requests from before the subscription that a new subscriber is sent.
+MAX_HASHES = 256
 
 Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
 
 
-class Reporter:
-    """Stands before `generate` and remembers what passes, so that every ingress hears of all tasks
-    and not only of its own: a conversation may come through another one next time."""
+class LoadReporter:
+    """Wraps `generate` and records the prefix hashes of its requests, so that every ingress learns
+    of all of them: the next turn of a conversation may come through another ingress."""
 
     def __init__(self, generate: Generate, statistics: Callable[[], EngineStatistics]) -> None:
         self._generate = generate
         self._statistics = statistics
-        self._chains: deque[PrefixHashes] = deque(maxlen=CHAINS_KEPT)
-        self._taken = 0
+        self._hashes: deque[PrefixHashes] = deque(maxlen=MAX_HASHES)
+        self._recorded = 0
 
     def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        chain = prefix_hashes_of(task)
-        if chain.keys:
-            self._chains.append(chain)
-            self._taken += 1
+        hashes = prefix_hashes_of(task)
+        if hashes.keys:
+            self._hashes.append(hashes)
+            self._recorded += 1
         return self._generate(task)
 
-    def report(self, since: int) -> Report:
-        """The load now, and what came after the report that had `since` as its `taken`."""
-        new = min(self._taken - since, len(self._chains))
-        chains = tuple(islice(self._chains, len(self._chains) - new, None))
-        return Report(load_of(self._statistics()), chains, self._taken)
+    def report(self, since: int) -> LoadReport:
+        """The current load and the hashes recorded after the report whose `recorded` is `since`."""
+        new = min(self._recorded - since, len(self._hashes))
+        hashes = tuple(islice(self._hashes, len(self._hashes) - new, None))
+        return LoadReport(replica_load(self._statistics()), hashes, self._recorded)
 
 
-def load_of(statistics: EngineStatistics) -> Load:
-    return Load(
+def replica_load(statistics: EngineStatistics) -> ReplicaLoad:
+    return ReplicaLoad(
         queued_tokens=statistics.queued_tokens,
         running=statistics.running,
         waiting=statistics.waiting,

@@ -1,10 +1,10 @@
-"""Which replica takes the next task: the one that has begun its answer first, as far as is known.
+"""Chooses the replica that is expected to produce a request's first token soonest.
 
-That is the one with the longest known prefix unless it is overloaded, then the one with the least
-work queued, in tokens and not in requests. All costs are seconds until the first token: what is
-queued, and what the replica has to compute of the task's own prompt. A task that waits may be given
-to another later. Plain values and the standard library only, so that `bench/simulate.py` can run it
-too.
+That is the replica with the longest known cached prefix unless it is overloaded, otherwise the one
+with the least queued work, counted in tokens. Every cost is an estimate in seconds until the first
+token: the queue of the replica, then the part of the prompt that it has to compute. A queued
+request may be moved to another replica later. This module uses plain values and the standard
+library only, so `bench/simulate.py` runs the same code.
 """
 
 from collections import OrderedDict, deque
@@ -12,27 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from serve_app.routing.prefixes import PrefixHashes, PrefixMemory
+from serve_app.routing.prefix_memory import PrefixHashes, PrefixMemory
 
-# For replicas that nothing has been seen of yet, nor of any others.
+# Defaults until any replica has reported a measured value.
 TOKENS_PER_S = 1000.0
 STARTS_PER_S = 1.0
-# Of an average, what one more value counts.
+# Weight of a new value in a running average.
 NEW = 0.3
-# How long answers have to wait for their turn before one counts how often that comes.
-COUNTING_S = 0.5
-# Tasks of which it is remembered what stood before them; older ones stay where they wait.
-MOST_TICKETS = 4096
+# The rate at which requests start is measured over periods of at least this length.
+START_RATE_PERIOD_S = 0.5
+# Queued requests that can be moved; the oldest beyond this number stay where they are.
+MAX_QUEUE_POSITIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Where a replica stands. Totals are since its start; None and 0 where nothing is known.
+class ReplicaLoad:
+    """A replica's reported load. Totals count from its start; None and 0 mean unknown.
 
-    `queued_tokens`: of prompts, not yet computed. `slots`: sequences that it works on at once.
-    `memory`: the part of the KV cache that they occupy. `tokens_per_s`: what it computes of prompts
-    while they queue. `started`: answers that have begun. `computed_tokens`: all that went into its
-    cache, which keeps `cache_tokens` for prompts to come.
+    `queued_tokens`: prompt tokens that are not computed yet. `slots`: sequences that run at once.
+    `memory`: occupied share of the KV cache. `tokens_per_s`: measured prefill speed. `started`:
+    requests that have produced their first token. `computed_tokens`: all tokens that entered the
+    cache; `cache_tokens`: how many of them it keeps for later prompts.
     """
 
     queued_tokens: int = 0
@@ -47,21 +47,22 @@ class Load:
 
     @property
     def full(self) -> bool:
-        """Whether those that wait, wait for answers to end and not for their prompts' turn."""
+        """True if queued requests wait for a slot or for memory, not for prefill."""
         return self.waiting > 0 and (self.running >= self.slots or self.memory > 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The numbers of the policy. bench/RESULTS.md shows what others give.
+class PolicyRules:
+    """Parameters of the policy. bench/RESULTS.md compares other values.
 
-    `samples`: replicas that are looked at beside holders of the prefix, of which there are
-    `holders` at most. A holder is overloaded where another would begin earlier by `patience_s` and
-    by `loyalty` - 1 times what computing the prefix again takes: that time is taken from others.
-    `running_tokens`: how much of a queue a sequence at work is worth. `settle_s`: after so long,
-    and `settle_token_s` for each of its tokens, a replica's own figures show a task. `silent_s`:
-    one that was not heard of for so long is in doubt. `doubt_s`: how long doubts last. `move_s`: a
-    task that waits goes elsewhere if it begins so much earlier there, and in half the time.
+    `samples`: random candidates besides at most `holders` replicas that hold the longest prefix. A
+    holder is overloaded if another replica would start earlier by more than `patience_s` plus
+    (`loyalty` - 1) times the cost of recomputing the prefix. `running_tokens`: cost of a running
+    sequence in queued tokens. `settle_s`, `settle_token_s`: time, fixed and per prompt token, after
+    which the replica's own report includes a request. `silent_s`: a replica without reports for
+    this long is skipped. `doubt_s`: how long a replica with a broken connection is skipped.
+    `move_s`: a queued request is moved if it starts at least this much earlier and in half the
+    time.
     """
 
     samples: int = 4
@@ -87,13 +88,16 @@ class _Mean:
 
 
 @dataclass(eq=False, slots=True)
-class _Ticket:
-    """What stood before a task when it was given to the replica: tokens, its `own_tokens` among
-    them, and requests that had not begun, itself among them; and how far the replica had got by
-    the same report."""
+class _QueuePosition:
+    """A request's position in a replica's queue when it was assigned.
+
+    `tokens`: queued prompt tokens up to and including the request's `own_tokens`. `requests`:
+    requests that have not started, itself included. `computed_tokens`, `started`: the replica's
+    totals in its latest report at that time.
+    """
 
     replica: str
-    chain: PrefixHashes
+    hashes: PrefixHashes
     own_tokens: int
     tokens: int
     requests: int
@@ -102,70 +106,70 @@ class _Ticket:
 
 
 @dataclass(eq=False, slots=True)
-class _Peer:
-    """A replica: its last report, and what was given to it since and is not in that report."""
+class _Replica:
+    """A replica's latest report, and the requests assigned since that the report lacks."""
 
     name: str
-    place: int
-    load: Load = field(default_factory=Load)
-    heard_at: float | None = None
+    index: int
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    reported_at: float | None = None
     doubted_until: float = 0.0
-    given: deque[tuple[float, int]] = field(default_factory=deque)
-    given_tokens: int = 0
+    assigned: deque[tuple[float, int]] = field(default_factory=deque)  # time, tokens to compute
+    assigned_tokens: int = 0
     starts_per_s: _Mean = field(default_factory=_Mean)
-    counted: tuple[float, int] | None = None  # since when it is full, and `started` then
+    rate_since: tuple[float, int] | None = None  # start of the measured period, `started` then
 
-    def give(self, chain: PrefixHashes, tokens: int, now: float) -> _Ticket:
-        """`tokens`: what of the prompt is to be computed."""
-        self.given.append((now, tokens))
-        self.given_tokens += tokens
+    def assign(self, hashes: PrefixHashes, tokens: int, now: float) -> _QueuePosition:
+        """`tokens`: the part of the prompt that the replica has to compute."""
+        self.assigned.append((now, tokens))
+        self.assigned_tokens += tokens
         load = self.load
-        return _Ticket(
+        return _QueuePosition(
             self.name,
-            chain,
+            hashes,
             tokens,
-            load.queued_tokens + self.given_tokens,
-            load.waiting + len(self.given),
+            load.queued_tokens + self.assigned_tokens,
+            load.waiting + len(self.assigned),
             load.computed_tokens,
             load.started,
         )
 
-    def hear(self, load: Load, now: float, rules: Rules) -> None:
-        self._count(load, now)
-        self.load, self.heard_at, self.doubted_until = load, now, 0.0
-        while self.given:
-            at, tokens = self.given[0]
+    def update(self, load: ReplicaLoad, now: float, rules: PolicyRules) -> None:
+        self._measure_starts(load, now)
+        self.load, self.reported_at, self.doubted_until = load, now, 0.0
+        while self.assigned:
+            at, tokens = self.assigned[0]
             if at + rules.settle_s + rules.settle_token_s * tokens > now:
                 return
-            self.given.popleft()
-            self.given_tokens -= tokens
+            self.assigned.popleft()
+            self.assigned_tokens -= tokens
 
     def queued_tokens(self, now: float, tokens_per_s: float) -> float:
-        """What it reported, less what it has computed since, and what it was given since."""
-        age_s = 0.0 if self.heard_at is None else now - self.heard_at
-        return max(0.0, self.load.queued_tokens - tokens_per_s * age_s) + self.given_tokens
+        """Reported tokens, minus those computed since, plus those assigned since."""
+        age_s = 0.0 if self.reported_at is None else now - self.reported_at
+        return max(0.0, self.load.queued_tokens - tokens_per_s * age_s) + self.assigned_tokens
 
     @property
     def requests(self) -> int:
-        return self.load.running + self.load.waiting + len(self.given)
+        return self.load.running + self.load.waiting + len(self.assigned)
 
     @property
-    def unplaced(self) -> int:
-        """How many answers have to begin or end before one more may begin."""
+    def requests_before_slot(self) -> int:
+        """Requests that have to start or end before one more request gets a slot."""
         load = self.load
         if load.full:
             return self.requests + 1 - load.running
         return max(0, self.requests + 1 - load.slots) if load.slots else 0
 
-    def _count(self, load: Load, now: float) -> None:
+    def _measure_starts(self, load: ReplicaLoad, now: float) -> None:
         if not load.full:
-            self.counted = None
-        elif self.counted is None:
-            self.counted = now, load.started
-        elif now - self.counted[0] >= COUNTING_S and load.started > self.counted[1]:
-            since, started = self.counted
+            self.rate_since = None
+        elif self.rate_since is None:
+            self.rate_since = now, load.started
+        elif now - self.rate_since[0] >= START_RATE_PERIOD_S and load.started > self.rate_since[1]:
+            since, started = self.rate_since
             self.starts_per_s.add((load.started - started) / (now - since))
-            self.counted = now, load.started
+            self.rate_since = now, load.started
 
 
 class RoutingPolicy:
@@ -173,192 +177,201 @@ class RoutingPolicy:
 
     def __init__(
         self,
-        rules: Rules | None = None,
+        rules: PolicyRules | None = None,
         *,
         memory: PrefixMemory | None = None,
         random: Random | None = None,
     ) -> None:
-        self._rules = rules or Rules()
+        self._rules = rules or PolicyRules()
         self._memory = PrefixMemory() if memory is None else memory
         self._random = Random() if random is None else random
-        self._peers: dict[str, _Peer] = {}
-        self._tickets: OrderedDict[str, _Ticket] = OrderedDict()  # by task, the oldest first
-        self._ranks: list[_Peer] = []  # the same, to be drawn from
+        self._by_name: dict[str, _Replica] = {}
+        self._listed: list[_Replica] = []  # the same replicas, for drawing samples
+        self._positions: OrderedDict[str, _QueuePosition] = (
+            OrderedDict()
+        )  # by request, oldest first
         self._tokens_per_s = _Mean()
         self._starts_per_s = _Mean()
 
     @property
     def replicas(self) -> frozenset[str]:
-        return frozenset(self._peers)
+        return frozenset(self._by_name)
 
-    def admit(self, replica: str) -> None:
-        """A replica is there. Until it reports it counts as idle."""
-        assert replica not in self._peers
-        self._peers[replica] = peer = _Peer(replica, len(self._ranks))
-        self._ranks.append(peer)
+    def add(self, replica: str) -> None:
+        """Adds a replica. It counts as idle until it reports."""
+        assert replica not in self._by_name
+        self._by_name[replica] = added = _Replica(replica, len(self._listed))
+        self._listed.append(added)
         self._memory.set_clock(replica, computed_tokens=0, cache_tokens=1)
 
-    def forget(self, replica: str) -> None:
-        """A replica is gone for good."""
-        peer = self._peers.pop(replica)
-        last = self._ranks.pop()
-        if last is not peer:
-            self._ranks[peer.place] = last
-            last.place = peer.place
-        self._memory.forget(replica)
+    def remove(self, replica: str) -> None:
+        """Removes a replica for good."""
+        removed = self._by_name.pop(replica)
+        last = self._listed.pop()
+        if last is not removed:
+            self._listed[removed.index] = last
+            last.index = removed.index
+        self._memory.remove(replica)
 
-    def report(self, replica: str, load: Load, *, now: float) -> None:
-        """A replica's own figures, as of `now`."""
-        peer = self._peers.get(replica)
-        if peer is None:
+    def report(self, replica: str, load: ReplicaLoad, *, now: float) -> None:
+        """Records a load report; reports of removed replicas are ignored."""
+        known = self._by_name.get(replica)
+        if known is None:
             return
-        peer.hear(load, now, self._rules)
+        known.update(load, now, self._rules)
         if load.tokens_per_s is not None:
-            self._tokens_per_s.add(load.tokens_per_s, NEW / len(self._peers))
-        if peer.starts_per_s.value is not None:
-            self._starts_per_s.add(peer.starts_per_s.value, NEW / len(self._peers))
+            self._tokens_per_s.add(load.tokens_per_s, NEW / len(self._by_name))
+        if known.starts_per_s.value is not None:
+            self._starts_per_s.add(known.starts_per_s.value, NEW / len(self._by_name))
         self._memory.set_clock(
             replica, computed_tokens=load.computed_tokens, cache_tokens=load.cache_tokens
         )
 
-    def learn(self, replica: str, chain: PrefixHashes) -> None:
-        """The replica has been given a prompt, by whomever."""
-        self._memory.note(replica, chain)
+    def record_prompt(self, replica: str, hashes: PrefixHashes) -> None:
+        """Records a prompt that any ingress has sent to the replica."""
+        self._memory.record(replica, hashes)
 
     def doubt(self, replica: str, *, now: float) -> None:
-        """Nothing is heard of the replica any more: others first, until it reports again."""
-        peer = self._peers.get(replica)
-        if peer is not None:
-            peer.doubted_until = now + self._rules.doubt_s
+        """Skips the replica for `doubt_s` or until it reports again."""
+        known = self._by_name.get(replica)
+        if known is not None:
+            known.doubted_until = now + self._rules.doubt_s
 
     def choose(
         self,
-        chain: PrefixHashes,
+        hashes: PrefixHashes,
         *,
         now: float,
         avoid: frozenset[str] = frozenset(),
-        task: str | None = None,
+        request: str | None = None,
     ) -> str | None:
-        """The replica that is given the task; None where there is none.
+        """The replica that the request is assigned to; None if there are no replicas.
 
-        One of `avoid`, or one in doubt, only where there is no other. `task`: its name, where
-        `better` may be asked for it.
+        A replica in `avoid` or in doubt is chosen only if there is no other. `request`: the
+        request's id, if `choose_earlier` may be called for it.
         """
-        if not self._peers:
+        if not self._by_name:
             return None
-        return self._give(self._best(chain, now, avoid), chain, now, task)
+        return self._assign(self._best(hashes, now, avoid), hashes, now, request)
 
-    def better(self, task: str, *, now: float, avoid: frozenset[str] = frozenset()) -> str | None:
-        """The replica that is given a task that waits, because it begins far earlier there than
-        where it is: one that was started since, perhaps. None: it is to stay."""
-        ticket = self._tickets.get(task)
-        peer = None if ticket is None else self._peers.get(ticket.replica)
-        if ticket is None or peer is None:
+    def choose_earlier(
+        self, request: str, *, now: float, avoid: frozenset[str] = frozenset()
+    ) -> str | None:
+        """Reassigns a queued request to a replica that would start it far earlier, such as one that
+        was added since; None if it should stay."""
+        position = self._positions.get(request)
+        current = None if position is None else self._by_name.get(position.replica)
+        if position is None or current is None:
             return None
-        stay_s = self._stay_s(peer, ticket, now)
+        stay_s = self._remaining_s(current, position, now)
         if stay_s <= self._rules.move_s:
             return None
-        avoid |= {peer.name}
-        others = [each for each in self._some(self._ranks) if self._welcome(each, now, avoid)]
+        avoid |= {current.name}
+        others = [each for each in self._sample(self._listed) if self._usable(each, now, avoid)]
         if not others:
             return None
-        other = self._cheapest(others, ticket.chain, now)
-        gain_s = stay_s - self._cost_s(other, ticket.chain, now)
+        other = self._cheapest(others, position.hashes, now)
+        gain_s = stay_s - self._cost_s(other, position.hashes, now)
         if gain_s <= max(self._rules.move_s, stay_s / 2):
             return None
-        self._advance_behind(ticket)
-        return self._give(other, ticket.chain, now, task)
+        self._advance_behind(position)
+        return self._assign(other, position.hashes, now, request)
 
-    def _give(self, peer: _Peer, chain: PrefixHashes, now: float, task: str | None) -> str:
-        own = chain.tokens - self._memory.held_tokens(peer.name, chain)
-        ticket = peer.give(chain, own, now)
-        if task is not None:
-            self._tickets[task] = ticket
-            self._tickets.move_to_end(task)
-            if len(self._tickets) > MOST_TICKETS:
-                self._tickets.popitem(last=False)
-        self._memory.note(peer.name, chain)
-        return peer.name
+    def _assign(
+        self, replica: _Replica, hashes: PrefixHashes, now: float, request: str | None
+    ) -> str:
+        own = hashes.tokens - self._memory.held_tokens(replica.name, hashes)
+        position = replica.assign(hashes, own, now)
+        if request is not None:
+            self._positions[request] = position
+            self._positions.move_to_end(request)
+            if len(self._positions) > MAX_QUEUE_POSITIONS:
+                self._positions.popitem(last=False)
+        self._memory.record(replica.name, hashes)
+        return replica.name
 
-    def _advance_behind(self, ticket: _Ticket) -> None:
-        """A task leaves its place, and those behind it are nearer to theirs."""
-        for later in reversed(self._tickets.values()):
-            if later is ticket:
+    def _advance_behind(self, position: _QueuePosition) -> None:
+        """Advances the requests that were queued behind one that leaves the queue."""
+        for later in reversed(self._positions.values()):
+            if later is position:
                 return
-            if later.replica == ticket.replica:
-                later.tokens -= ticket.own_tokens
+            if later.replica == position.replica:
+                later.tokens -= position.own_tokens
                 later.requests -= 1
 
-    def _stay_s(self, peer: _Peer, ticket: _Ticket, now: float) -> float:
-        """How long the task's first token still takes where it waits: by what has been done of all
-        that stood before it, and no longer than for all that is there."""
-        load, speed = peer.load, self._speed(peer)
-        done = load.computed_tokens - ticket.computed_tokens
-        tokens = min(ticket.tokens - done, peer.queued_tokens(now, speed))
+    def _remaining_s(self, replica: _Replica, position: _QueuePosition, now: float) -> float:
+        """Estimated time until a queued request's first token on its current replica, from the work
+        done since it was assigned; at most the time for the whole queue."""
+        load, speed = replica.load, self._speed(replica)
+        done = load.computed_tokens - position.computed_tokens
+        tokens = min(position.tokens - done, replica.queued_tokens(now, speed))
         if not load.full:
             return max(0.0, tokens / speed)
-        before = ticket.requests - (load.started - ticket.started)
-        starts = min(before, load.waiting + len(peer.given))
-        return max(0.0, tokens / speed, starts / self._turns_per_s(peer))
+        before = position.requests - (load.started - position.started)
+        starts = min(before, load.waiting + len(replica.assigned))
+        return max(0.0, tokens / speed, starts / self._start_rate(replica))
 
-    def _turns_per_s(self, peer: _Peer) -> float:
-        return peer.starts_per_s.value or self._starts_per_s.value or STARTS_PER_S
+    def _start_rate(self, replica: _Replica) -> float:
+        return replica.starts_per_s.value or self._starts_per_s.value or STARTS_PER_S
 
-    def _best(self, chain: PrefixHashes, now: float, avoid: frozenset[str]) -> _Peer:
-        known = self._memory.holders(chain, at_most=self._rules.holders)
-        holders = [peer for name in known if self._welcome(peer := self._peers[name], now, avoid)]
+    def _best(self, hashes: PrefixHashes, now: float, avoid: frozenset[str]) -> _Replica:
+        known = self._memory.holders(hashes, limit=self._rules.holders)
+        holders = [
+            holder for name in known if self._usable(holder := self._by_name[name], now, avoid)
+        ]
         if not holders:
-            return self._cheapest(self._drawn(now, avoid), chain, now)
-        holder = self._cheapest(holders, chain, now)
-        if self._wait_s(holder, now) <= self._rules.patience_s:
+            return self._cheapest(self._candidates(now, avoid), hashes, now)
+        holder = self._cheapest(holders, hashes, now)
+        if self._queue_s(holder, now) <= self._rules.patience_s:
             return holder
-        other = self._cheapest(self._drawn(now, avoid), chain, now)
-        return other if self._overloaded(holder, other, chain, now) else holder
+        other = self._cheapest(self._candidates(now, avoid), hashes, now)
+        return other if self._overloaded(holder, other, hashes, now) else holder
 
-    def _overloaded(self, holder: _Peer, other: _Peer, chain: PrefixHashes, now: float) -> bool:
-        held = self._memory.held_tokens(holder.name, chain)
-        again = max(0, held - self._memory.held_tokens(other.name, chain))
-        price_s = (self._rules.loyalty - 1) * again / self._speed(other)
-        gain_s = self._cost_s(holder, chain, now) - self._cost_s(other, chain, now)
+    def _overloaded(
+        self, holder: _Replica, other: _Replica, hashes: PrefixHashes, now: float
+    ) -> bool:
+        held = self._memory.held_tokens(holder.name, hashes)
+        recomputed = max(0, held - self._memory.held_tokens(other.name, hashes))
+        price_s = (self._rules.loyalty - 1) * recomputed / self._speed(other)
+        gain_s = self._cost_s(holder, hashes, now) - self._cost_s(other, hashes, now)
         return gain_s > self._rules.patience_s + price_s
 
-    def _cheapest(self, peers: Sequence[_Peer], chain: PrefixHashes, now: float) -> _Peer:
-        if len(peers) == 1:
-            return peers[0]
-        return min(peers, key=lambda peer: self._cost_s(peer, chain, now))
+    def _cheapest(self, replicas: Sequence[_Replica], hashes: PrefixHashes, now: float) -> _Replica:
+        if len(replicas) == 1:
+            return replicas[0]
+        return min(replicas, key=lambda replica: self._cost_s(replica, hashes, now))
 
-    def _cost_s(self, peer: _Peer, chain: PrefixHashes, now: float) -> float:
-        """How long the task's first token would take."""
-        own = chain.tokens - self._memory.held_tokens(peer.name, chain)
-        return self._wait_s(peer, now) + own / self._speed(peer)
+    def _cost_s(self, replica: _Replica, hashes: PrefixHashes, now: float) -> float:
+        """Estimated time until a new request's first token."""
+        own = hashes.tokens - self._memory.held_tokens(replica.name, hashes)
+        return self._queue_s(replica, now) + own / self._speed(replica)
 
-    def _wait_s(self, peer: _Peer, now: float) -> float:
-        """How long until the replica would begin with one more prompt."""
-        speed = self._speed(peer)
-        tokens = peer.queued_tokens(now, speed) + self._rules.running_tokens * peer.requests
-        unplaced = peer.unplaced
-        if not unplaced:
-            return tokens / speed
-        return max(tokens / speed, unplaced / self._turns_per_s(peer))
+    def _queue_s(self, replica: _Replica, now: float) -> float:
+        """Estimated time until the replica would start to compute one more prompt."""
+        speed = self._speed(replica)
+        running_tokens = self._rules.running_tokens * replica.requests
+        queue_s = (replica.queued_tokens(now, speed) + running_tokens) / speed
+        before = replica.requests_before_slot
+        return max(queue_s, before / self._start_rate(replica)) if before else queue_s
 
-    def _speed(self, peer: _Peer) -> float:
-        return peer.load.tokens_per_s or self._tokens_per_s.value or TOKENS_PER_S
+    def _speed(self, replica: _Replica) -> float:
+        return replica.load.tokens_per_s or self._tokens_per_s.value or TOKENS_PER_S
 
-    def _drawn(self, now: float, avoid: frozenset[str]) -> list[_Peer]:
-        """Some that are welcome, at random; whoever there is where none is."""
-        drawn = [peer for peer in self._some(self._ranks) if self._welcome(peer, now, avoid)]
-        return drawn or self._some(
-            [peer for peer in self._ranks if self._welcome(peer, now, avoid)]
-            or [peer for peer in self._ranks if peer.name not in avoid]
-            or self._ranks
+    def _candidates(self, now: float, avoid: frozenset[str]) -> list[_Replica]:
+        """Random usable replicas; if there are none, any that are not in `avoid`; else any."""
+        drawn = [each for each in self._sample(self._listed) if self._usable(each, now, avoid)]
+        return drawn or self._sample(
+            [each for each in self._listed if self._usable(each, now, avoid)]
+            or [each for each in self._listed if each.name not in avoid]
+            or self._listed
         )
 
-    def _some(self, peers: list[_Peer]) -> list[_Peer]:
-        """All of them where they are few; in any order, so that equals take turns."""
-        few = len(peers) <= self._rules.samples + 1
-        return self._random.sample(peers, len(peers) if few else self._rules.samples)
+    def _sample(self, replicas: list[_Replica]) -> list[_Replica]:
+        """In random order, so that equal replicas take turns; all of them if they are few."""
+        few = len(replicas) <= self._rules.samples + 1
+        return self._random.sample(replicas, len(replicas) if few else self._rules.samples)
 
-    def _welcome(self, peer: _Peer, now: float, avoid: frozenset[str]) -> bool:
-        if peer.name in avoid or now < peer.doubted_until:
+    def _usable(self, replica: _Replica, now: float, avoid: frozenset[str]) -> bool:
+        if replica.name in avoid or now < replica.doubted_until:
             return False
-        return peer.heard_at is None or now - peer.heard_at <= self._rules.silent_s
+        return replica.reported_at is None or now - replica.reported_at <= self._rules.silent_s

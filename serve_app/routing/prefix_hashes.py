@@ -1,8 +1,7 @@
-"""What a task's prompt begins with, before anybody has made tokens of it: its chain.
+"""Prefix hashes of a task's prompt, computed before it is tokenised.
 
-Whatever decides the prompt's tokens goes in, in the prompt's order, so that the next turn of a
-conversation has the beginnings of the one before. Chains are hints: equal ones say where to ask,
-never what is answered.
+Everything that decides the prompt's tokens is hashed in the prompt's order, so that consecutive
+turns of a conversation share prefixes. The hashes only influence which replica is chosen.
 """
 
 import json
@@ -20,11 +19,11 @@ from serve_app.gateway.tasks import (
     Task,
     TokenIds,
 )
-from serve_app.routing.prefixes import BYTES_PER_TOKEN, PrefixHashes, chain_of
+from serve_app.routing.prefix_memory import BYTES_PER_TOKEN, PrefixHashes, hash_prefixes
 
-# An image's tokens are not known here; it stands in the chain for about as many as most have.
+# Images count as this many tokens here, which is typical; the real number is not known yet.
 IMAGE_TOKENS = 512
-# Of a larger file the beginning, the end and pieces between tell it from others.
+# Of larger image files only the first, the last and some pieces in between are hashed.
 WHOLE_BYTES = 64 * 1024
 PIECE_BYTES = 4096
 PIECES = 8
@@ -32,23 +31,24 @@ END = b"\x1e"
 
 
 def prefix_hashes_of(task: Task) -> PrefixHashes:
-    """Vectors share no beginnings: nothing is kept of their texts, so only the length counts."""
+    """Texts to embed are not cached, so only their length counts."""
     if isinstance(task, EmbeddingTask):
         size = sum(len(piece) for text in task.texts for piece in _content(text))
         return PrefixHashes((), (), -(-size // BYTES_PER_TOKEN))
-    # Prompts under different salts have no beginning in common, since no cache has.
+    # Prompts with different salts share no prefix, as in the caches.
     head = task.model.encode() + END + task.cache_salt.encode() + END
-    chain = chain_of(b"".join((head, *_content(task.prompt))))
+    hashes = hash_prefixes(b"".join((head, *_content(task.prompt))))
     if task.begun is None:
-        return chain
-    return replace(chain, tokens=chain.tokens + len(task.begun.tokens))
+        return hashes
+    return replace(hashes, tokens=hashes.tokens + len(task.begun.tokens))
 
 
 def _content(prompt: PromptSource) -> Iterator[bytes]:
     match prompt:
-        case Conversation(messages, thinking, after, variables):
+        case Conversation(messages, thinking, after, variables, tools):
             yield f"{thinking}".encode() + END
             yield json.dumps(variables, sort_keys=True).encode() + END
+            yield json.dumps(tools).encode() + END
             yield _ids(after)
             for message in messages:
                 yield from _message(message)
@@ -76,12 +76,12 @@ def _text(text: str) -> bytes:
 
 
 def _ids(ids: Iterable[int]) -> bytes:
-    """As many bytes for each token as a text has of them."""
+    """Four bytes for each token, about as many as text has."""
     return array("I", ids).tobytes()
 
 
 def _image(image: ImagePart) -> bytes:
-    """A digest, so often that it is as long as an image is in tokens."""
+    """The image's digest, repeated up to the length of `IMAGE_TOKENS` tokens."""
     data = memoryview(image.data)
     digest = blake2b(len(data).to_bytes(8), digest_size=32)
     if len(data) <= WHOLE_BYTES:

@@ -1,79 +1,141 @@
-"""What replicas and vision encoders say to each other, in the frames of the direct stream.
+"""Features of images: what an encoder's server answers, and the model replica's client."""
 
-It begins with the handshake of the direct stream (`handshake.py`). Then, again and again: one
-`EncodeRequest`, which names the image alone. The encoder answers `Features`, or `SendPixels` when
-it does not know them and has room; then the pixels follow as they lie in memory, float32. While
-it lasts, `Heartbeat` comes every `HEARTBEAT_S`. `Features` are followed by their numbers, 16 bits
-each; `Failed` says why there are none. Raw numbers are little-endian.
-"""
+import asyncio
 
-from typing import Annotated, Any, Literal
-
-import msgspec
 import torch
 from torch import Tensor
 
+from runtime.vision.encoder import ImageLimits, PreparedImage
 from serve_app.transport import wire
+from serve_app.transport.client import SILENCE_S, StreamClient
+from serve_app.transport.connection import FramedConnection
+from serve_app.transport.stream_server import StreamServer
+from serve_app.transport.wire import WireError
+from serve_app.vision.encoder_replica import EncoderReplica
 
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
-Digest = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
-MOST_DIMENSIONS = 8
-MOST_TENANT_CHARACTERS = 64
-DType = Literal["bfloat16", "float16"]
-DTYPES: dict[DType, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class EncodeRequest(msgspec.Struct, frozen=True, tag="ask features"):
-    """`shape` of the pixels, `grid`, `digest` and `rows`: as in PreparedImage. `tower`: the name
-    of the file with the weights that are meant. `tenant`: on whose behalf."""
-
-    tower: Digest
-    digest: Digest
-    shape: Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=MOST_DIMENSIONS)]
-    grid: tuple[Size, Size]
-    rows: Size
-    tenant: Annotated[str, msgspec.Meta(max_length=MOST_TENANT_CHARACTERS)] = ""
+RECEIVED_AT_ONCE = 2
+STALL_S = 30.0
+DTYPES: dict[wire.FeatureType, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+FEATURE_BYTES = torch.bfloat16.itemsize
 
 
-class SendPixels(msgspec.Struct, frozen=True, tag="bring pixels"):
-    pass
+def feature_server(encoder: EncoderReplica, *, stall_s: float = STALL_S) -> StreamServer:
+    """Serves the features of `encoder`. `stall_s`: the longest time in which a caller may send no
+    byte of its pixels or read no byte of its features."""
+
+    async def encode(request: wire.EncodeRequest, connection: FramedConnection) -> None:
+        async def receive_pixels() -> Tensor:
+            pixels = torch.empty(request.shape, dtype=torch.float32)
+            connection.send(wire.SendPixels())
+            with connection.silence_limit(stall_s):
+                await connection.receive_into(raw(pixels))
+            return pixels
+
+        features = await encoder.features(request, receive_pixels)
+        async with encoder.sending:
+            connection.send(announcement(features))
+            with connection.silence_limit(stall_s):
+                await connection.send_bytes(raw(features))
+
+    return StreamServer(
+        {wire.EncodeRequest: encode}, max_request_bytes=wire.MAX_ENCODE_REQUEST_BYTES
+    )
 
 
-class Features(msgspec.Struct, frozen=True, tag="features"):
-    rows: Size
-    width: Size
-    dtype: DType
+class FeatureClient:
+    """Requests features from encoders. `limits`: of the features. `tower`: the digest of the file
+    with the weights. `silence_s`: an encoder from which nothing arrives for so long is lost."""
+
+    def __init__(
+        self,
+        limits: ImageLimits,
+        *,
+        tower: bytes,
+        device: torch.device,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._limits = limits
+        self._tower = tower
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._client = StreamClient(silence_s=silence_s)
+        self._receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the device that features take while they arrive, beside themselves."""
+        return RECEIVED_AT_ONCE * self._limits.rows * self._limits.width * FEATURE_BYTES
+
+    async def features(self, address: wire.Address, image: PreparedImage) -> Tensor:
+        """[rows, width] as `limits` say, on the device.
+
+        Raises ConnectionLost, with `at_work` once the encoder has the pixels, or the encoder's own
+        error.
+        """
+        shape = tuple(image.pixels.shape)
+        async with self._client.exchange(address) as connection:
+            connection.send(
+                wire.EncodeRequest(
+                    self._tower, image.digest, shape, image.grid, image.rows, image.tenant
+                )
+            )
+            reply = await _reply(connection)
+            if isinstance(reply, wire.SendPixels):
+                await connection.send_bytes(raw(image.pixels))
+                connection.at_work = True
+                reply = await _reply(connection)
+            return await self._received(connection, reply, image.rows)
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def _received(
+        self, connection: FramedConnection, reply: wire.WireMessage, rows: int
+    ) -> Tensor:
+        if not isinstance(reply, wire.Features):
+            raise WireError(f"Expected Features, received {type(reply).__name__}.")
+        if (reply.rows, reply.width) != (rows, self._limits.width):
+            raise WireError(
+                f"Expected features [{rows:,}, {self._limits.width:,}], received "
+                f"[{reply.rows:,}, {reply.width:,}]."
+            )
+        connection.pause_reading()
+        async with self._receiving:
+            connection.resume_reading()
+            features = torch.empty(rows, self._limits.width, dtype=DTYPES[reply.dtype])
+            await connection.receive_into(raw(features))
+            return self._on_device(features)
+
+    @torch.inference_mode()
+    def _on_device(self, features: Tensor) -> Tensor:
+        with torch.cuda.stream(self._stream):
+            arrived = features.to(self._device).to(self._limits.dtype)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return arrived
 
 
-Message = (
-    wire.Challenge
-    | wire.Proof
-    | wire.Accepted
-    | EncodeRequest
-    | SendPixels
-    | wire.Heartbeat
-    | Features
-    | wire.Failed
-)
-
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)
-
-
-def decode(body: bytes | bytearray) -> Message:
-    try:
-        return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise wire.WireError(f"Malformed message: {error}") from error
-
-
-def telling(features: Tensor) -> Features:
-    """What stands before the numbers of `features` [rows, width]."""
+def announcement(features: Tensor) -> wire.Features:
+    """The message before the numbers of `features` [rows, width]."""
     (name,) = (name for name, dtype in DTYPES.items() if dtype is features.dtype)
     rows, width = features.shape
-    return Features(rows, width, name)
+    return wire.Features(rows, width, name)
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host, which are shared, not copied."""
+    """The bytes of a contiguous tensor on the host, shared and not copied."""
     assert tensor.is_contiguous() and tensor.device.type == "cpu"
     return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+async def _reply(connection: FramedConnection) -> wire.WireMessage:
+    """The next message that is no sign of life. Raises the encoder's error."""
+    reply = await connection.receive()
+    while isinstance(reply, wire.Heartbeat | wire.Draining):
+        reply = await connection.receive()
+    if isinstance(reply, wire.Failed):
+        raise wire.error_of(reply)
+    return reply

@@ -1,24 +1,68 @@
-"""Sockets of the direct streams: connecting, accepting, and TLS where it is configured."""
+"""Connecting and accepting: TCP, then TLS if configured, then mutual authentication."""
 
 import asyncio
 import logging
 import socket
 import ssl
 from collections.abc import Callable
-from typing import TypeVar
 
 from runtime import tls
-from serve_app.transport import handshake
+from serve_app.transport import authentication
+from serve_app.transport.connection import FramedConnection
+from serve_app.transport.wire import MAX_REPLY_BYTES, Address, ConnectionLost, WireError
 
-# The other side's kernel connects, however busy the process is.
+# The other host's kernel connects, however busy the process is.
 CONNECT_TIMEOUT_S = 2.0
+# A host that is gone is noticed by sent data that remains unacknowledged for this long.
+UNACKNOWLEDGED_S = 20
 BACKLOG = 128
 _PAUSE_S = 1.0  # after a connection could not be accepted
 
 logger = logging.getLogger(__name__)
 
-P = TypeVar("P", bound=asyncio.BaseProtocol)
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+async def connect(address: Address) -> FramedConnection:
+    """A connection whose ends have both proved that they know the address's token.
+
+    Raises ConnectionLost with the reason.
+    """
+    connection = None
+    try:
+        connection = await _connected(address)
+        await authentication.prove(connection, address.token)
+        connection.max_frame_bytes = MAX_REPLY_BYTES
+        return connection
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, TimeoutError | OSError | ConnectionLost | WireError):
+            at = f"{address.host}:{address.port}"
+            raise ConnectionLost(f"No connection to {at}: {_reason(error)}") from error
+        raise
+
+
+async def accept(
+    accepted: socket.socket, context: ssl.SSLContext | None, token: str
+) -> FramedConnection:
+    """The listener's end, with TLS if `context` is given.
+
+    Raises OSError or ConnectionLost if the caller leaves or its TLS handshake fails, TimeoutError
+    if the handshake is too slow, WireError if the caller does not know the token.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_S * 1000)
+    _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+        FramedConnection,
+        accepted,
+        ssl=context,
+        ssl_handshake_timeout=authentication.LISTENER_TIMEOUT_S if context else None,
+    )
+    try:
+        await authentication.admit(connection, token)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -28,83 +72,55 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def accept_all(listening: socket.socket, serve: Callable[[socket.socket], object]) -> None:
-    """Call `serve` with each connection; until cancelled, which closes the listening socket."""
+    """Calls `serve` with each connection until cancelled, which closes the listening socket."""
     loop = asyncio.get_running_loop()
     with listening:
         while True:
             try:
-                connected, _ = await loop.sock_accept(listening)
+                accepted, _ = await loop.sock_accept(listening)
             except OSError as error:  # such as too many open files
                 logger.warning("no connection can be accepted: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            serve(connected)
+            serve(accepted)
 
 
-async def accepted_stream(connected: socket.socket, context: ssl.SSLContext | None) -> Stream:
-    """The listener's end; with `context` after the handshake of TLS.
-
-    OSError: the caller has left, or its handshake has failed or not ended in time.
-    """
-    loop = asyncio.get_running_loop()
-    reader, protocol = _reading(loop)
-    transport, _ = await loop.connect_accepted_socket(
-        lambda: protocol,
-        connected,
-        ssl=context,
-        ssl_handshake_timeout=handshake.LISTENER_TIMEOUT_S if context else None,
-    )
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-
-async def connected_stream(host: str, port: int, *, timeout_s: float) -> Stream:
-    """The caller's end, as `connected_protocol`."""
-    loop = asyncio.get_running_loop()
-    reader, protocol = _reading(loop)
-    transport, _ = await connected_protocol(lambda: protocol, host, port, timeout_s=timeout_s)
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-
-async def connected_protocol(
-    make: Callable[[], P], host: str, port: int, *, timeout_s: float
-) -> tuple[asyncio.Transport, P]:
-    """The caller's end, secured as configured; its TLS handshake has a timeout of its own.
-
-    OSError (TimeoutError among them): why there is no connection.
-    """
+async def _connected(address: Address) -> FramedConnection:
+    """The caller's end before authentication. Raises OSError or TimeoutError."""
     loop = asyncio.get_running_loop()
     context = tls.context_for("caller")
-    connected = await connected_socket(host, port, timeout_s=timeout_s)
+    connecting = socket.socket(_family(address.host), socket.SOCK_STREAM)
     try:
-        return await loop.create_connection(
-            make,
-            sock=connected,
-            ssl=context,
-            server_hostname=host if context else None,
-            ssl_handshake_timeout=handshake.CALLER_TIMEOUT_S if context else None,
-        )
-    except OSError as error:
-        raise OSError(tls.refusal(error)) from error
-
-
-async def connected_socket(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """OSError, TimeoutError: nothing listens there, or the host does not answer in time."""
-    connected = socket.socket(_family(host), socket.SOCK_STREAM)
-    try:
-        connected.setblocking(False)
-        async with asyncio.timeout(timeout_s):
-            await asyncio.get_running_loop().sock_connect(connected, (host, port))
+        connecting.setblocking(False)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await loop.sock_connect(connecting, (address.host, address.port))
     except BaseException:
-        connected.close()
+        connecting.close()
         raise
-    return connected
+    _, connection = await loop.create_connection(
+        FramedConnection,
+        sock=connecting,
+        ssl=context,
+        server_hostname=address.host if context else None,
+        ssl_handshake_timeout=authentication.CALLER_TIMEOUT_S if context else None,
+    )
+    return connection
 
 
-def _reading(
-    loop: asyncio.AbstractEventLoop,
-) -> tuple[asyncio.StreamReader, asyncio.StreamReaderProtocol]:
-    reader = asyncio.StreamReader(loop=loop)
-    return reader, asyncio.StreamReaderProtocol(reader, loop=loop)
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return tls.refusal(error)
+    if isinstance(error, TimeoutError):
+        return "it has not answered in time."
+    if isinstance(error, ConnectionLost | ConnectionError) and tls.configured():
+        # asyncio's listeners send no TLS alert
+        return (
+            f"{error} If the other end's log says that it refuses this host's certificate, both "
+            "need certificates of one CA (`RAY_TLS_CA_CERT`)."
+        )
+    if isinstance(error, WireError):
+        return f"it is not the expected process. {error}"
+    return str(error)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -1,25 +1,24 @@
-"""The messages of the direct stream and their frames: four bytes of length, then msgpack.
+"""The messages between ingresses, replicas and vision encoders, and their encoding.
 
-The replica sends `Challenge`, the caller `Proof`, the replica `Accepted` (`handshake.py`): both
-prove knowledge of the replica's token without sending it. Then the caller sends one
-`GenerateRequest` or `EmbedRequest` after the other; each is answered by `DeltaMessage`, up to the
-delta with `finish`, or by `Failed`. Closing the connection aborts the request.
+A frame is four bytes of length, big-endian, then msgpack. The listener sends `Challenge`, the
+caller `Proof`, the listener `Accepted` (`authentication.py`): both prove knowledge of the
+listener's token without sending it. Then the caller sends requests, one after the other. Closing
+the connection aborts the request.
 
-During a request the replica sends `Heartbeat` every `HEARTBEAT_S`, or `Draining` once it has been
-told to stop, and the caller moves the request to another replica. Requests that were running on a
-replica that died are suspected: the next replica runs them one at a time and sends `TrialStarted`
-for each, until it has drawn `trial_tokens` or ended. If that replica dies too, the cause is
-known.
+| Request | Replies |
+|---|---|
+| `GenerateRequest`, `EmbedRequest` | `DeltaMessage` up to the one with `finish` |
+| `Watch` | `LoadReport` whenever the load has changed, until the caller closes the connection |
+| `EncodeRequest` | `Features`, then their bytes; before them `SendPixels` if the encoder needs the
+pixels, which the caller sends as bytes |
 
-`Watch` instead of a request subscribes to `Report`, until the caller sends anything or leaves, or
-the replica sends `Draining`.
+`Failed` ends any request. During each request the listener sends `Heartbeat` every `HEARTBEAT_S`,
+or `Draining` instead once it stops; the caller then continues its request on another replica.
 """
 
-import asyncio
 import struct
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,18 +36,20 @@ from runtime.errors import (
     StorageFullError,
 )
 from serve_app.gateway.tasks import ChatDelta, ChatTask, EmbeddingTask, Task
-from serve_app.routing.policy import Load
-from serve_app.routing.prefixes import PrefixHashes
+from serve_app.routing.policy import ReplicaLoad
+from serve_app.routing.prefix_memory import PrefixHashes
 
-PURPOSE = "stream of answers"
 MAX_HANDSHAKE_BYTES = 256
-MAX_ASK_BYTES = 256 * 2**20
-MAX_TOLD_BYTES = 64 * 2**20
+MAX_TASK_BYTES = 256 * 2**20
+MAX_ENCODE_REQUEST_BYTES = 64 * 1024
+MAX_REPLY_BYTES = 64 * 2**20
+MAX_DIMENSIONS = 8
+MAX_TENANT_CHARACTERS = 64
 HEARTBEAT_S = 1.0
 
 LENGTH = struct.Struct(">I")
-# Most specific first; what is not listed travels as its nearest ancestor here.
-_TRAVELLING: tuple[type[CaravanError], ...] = (
+# Most specific first. Any other CaravanError is sent as its nearest base class in this list.
+_SENT_ERRORS: tuple[type[CaravanError], ...] = (
     PromptTooLongError,
     RequestError,
     ModelNotFoundError,
@@ -61,17 +62,21 @@ _TRAVELLING: tuple[type[CaravanError], ...] = (
     CaravanError,
 )
 
-
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+FileDigest = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+FeatureType = Literal["bfloat16", "float16"]
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    """`nonce`: the listener's."""
+
     nonce: Nonce
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """`nonce`: the caller's. `digest`: its proof over both."""
+    """`nonce`: the caller's. `digest`: the caller's proof over both nonces."""
 
     nonce: Nonce
     digest: Digest
@@ -83,78 +88,100 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     digest: Digest
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """`trial_tokens` 0: the task is not on trial."""
-
+class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
     task: ChatTask
-    trial_tokens: int = 0
 
 
-class EmbedRequest(msgspec.Struct, frozen=True, tag="ask vectors"):
+class EmbedRequest(msgspec.Struct, frozen=True, tag="embed"):
     task: EmbeddingTask
-    trial_tokens: int = 0
 
 
-class DeltaMessage(msgspec.Struct, frozen=True, tag="told"):
+class EncodeRequest(msgspec.Struct, frozen=True, tag="encode"):
+    """`shape` of the pixels, `grid`, `digest` and `rows`: as in PreparedImage. `tower`: the digest
+    of the file with the weights. `tenant`: the digest of the tenant's name."""
+
+    tower: FileDigest
+    digest: FileDigest
+    shape: Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=MAX_DIMENSIONS)]
+    grid: tuple[Size, Size]
+    rows: Size
+    tenant: Annotated[str, msgspec.Meta(max_length=MAX_TENANT_CHARACTERS)] = ""
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """`every_s`: the shortest interval between reports. An unchanged load is reported every
+    `HEARTBEAT_S`."""
+
+    every_s: float
+
+
+class DeltaMessage(msgspec.Struct, frozen=True, tag="delta"):
     delta: ChatDelta
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    kind: str
-    message: str
+class LoadReport(msgspec.Struct, frozen=True, tag="load"):
+    """`hashes`: of the requests since the previous report. `recorded`: the number of requests with
+    hashes since the replica started."""
+
+    load: ReplicaLoad
+    hashes: tuple[PrefixHashes, ...]
+    recorded: int
 
 
-class TrialStarted(msgspec.Struct, frozen=True, tag="taken"):
-    pass
+class SendPixels(msgspec.Struct, frozen=True, tag="send pixels"):
+    """The caller then sends the pixels: float32, little-endian, row-major."""
+
+
+class Features(msgspec.Struct, frozen=True, tag="features"):
+    """The numbers [rows, width] follow: 16 bits each, little-endian, row-major."""
+
+    rows: Size
+    width: Size
+    dtype: FeatureType
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     pass
 
 
-class Draining(msgspec.Struct, frozen=True, tag="leaving"):
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
     pass
 
 
-class Watch(msgspec.Struct, frozen=True, tag="watch"):
-    """`every_s`: that often at most; what does not change is told every `HEARTBEAT_S`."""
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """`kind`: the name of a class in runtime/errors.py."""
 
-    every_s: float
-
-
-class Report(msgspec.Struct, frozen=True, tag="report"):
-    """`chains`: of the tasks that came since the last report. `taken`: how many came at all."""
-
-    load: Load
-    chains: tuple[PrefixHashes, ...]
-    taken: int
+    kind: str
+    message: str
 
 
-Wire = (
+WireMessage = (
     Challenge
     | Proof
     | Accepted
     | GenerateRequest
     | EmbedRequest
+    | EncodeRequest
+    | Watch
     | DeltaMessage
-    | Failed
-    | TrialStarted
+    | LoadReport
+    | SendPixels
+    | Features
     | Heartbeat
     | Draining
-    | Watch
-    | Report
+    | Failed
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Wire)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(WireMessage)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica listens, and the secret that it expects its callers to know.
+    """Where a replica or encoder listens, and the token that its callers must know.
 
-    `replica`: its name, which no later one has. `model`: equal where an answer that one replica has
-    begun can go on at the other.
+    `replica`: a name that is never used again. `model`: equal for replicas that can continue each
+    other's answers.
     """
 
     host: str
@@ -165,94 +192,42 @@ class Address:
 
 
 class WireError(Exception):
-    """The other side does not speak this protocol."""
+    """The other end does not follow the protocol."""
 
 
-def asking(task: Task, *, trial_tokens: int = 0) -> GenerateRequest | EmbedRequest:
-    if isinstance(task, ChatTask):
-        return GenerateRequest(task, trial_tokens)
-    return EmbedRequest(task, trial_tokens)
+class ConnectionLost(Exception):
+    """The connection failed. `at_work`: the other end may have been working on the request."""
+
+    def __init__(self, message: str, *, at_work: bool = False) -> None:
+        super().__init__(message)
+        self.at_work = at_work
 
 
-def frame(message: msgspec.Struct) -> bytes:
+def request_of(task: Task) -> GenerateRequest | EmbedRequest:
+    return GenerateRequest(task) if isinstance(task, ChatTask) else EmbedRequest(task)
+
+
+def frame(message: WireMessage) -> bytes:
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes | memoryview) -> Wire:
+def decode(body: bytes | memoryview) -> WireMessage:
+    """Raises WireError unless `body` is one message."""
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise WireError(f"Malformed message: {error}") from error
 
 
-class FrameSplitter:
-    """Bytes as they arrive → whole messages.
-
-    `limit_bytes`: of one message; raised when the other side has proved what it is.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Wire]:
-        """The messages that are whole now. What is buffered is never copied: a frame may be long
-        and arrive in many pieces."""
-        self._buffer += data
-        messages: list[Wire] = []
-        begin = 0
-        with memoryview(self._buffer) as view:
-            while (end := self._frame_end(begin)) is not None:
-                with view[begin + LENGTH.size : end] as body:
-                    messages.append(decode(body))
-                begin = end
-        del self._buffer[:begin]
-        return messages
-
-    def _frame_end(self, begin: int) -> int | None:
-        if len(self._buffer) - begin < LENGTH.size:
-            return None
-        end = begin + LENGTH.size + checked_length(self._buffer, self.limit_bytes, begin)
-        return end if end <= len(self._buffer) else None
-
-
-async def read_message(reader: asyncio.StreamReader, limit_bytes: int) -> Wire:
-    length = checked_length(await reader.readexactly(LENGTH.size), limit_bytes)
-    return decode(await reader.readexactly(length))
-
-
-def greetings(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[Callable[[msgspec.Struct], Awaitable[None]], Callable[[], Awaitable[Wire]]]:
-    """How a handshake sends and receives on these: short messages only."""
-
-    async def send(message: msgspec.Struct) -> None:
-        writer.write(frame(message))
-        await writer.drain()
-
-    async def receive() -> Wire:
-        return await read_message(reader, MAX_HANDSHAKE_BYTES)
-
-    return send, receive
-
-
-def checked_length(buffer: bytes | bytearray, limit_bytes: int, begin: int = 0) -> int:
-    """The length that stands in `buffer` at `begin`; WireError above the limit."""
-    (length,) = LENGTH.unpack_from(buffer, begin)
-    if length > limit_bytes:
-        raise WireError(f"A message of {length:,} bytes; at most {limit_bytes:,} are accepted.")
-    return length
-
-
 def failed(error: Exception) -> Failed:
-    """What the other side may know of an error: only our own are told in their words."""
-    for kind in _TRAVELLING:
+    """The reply to a request that failed. Texts of errors other than CaravanError are not sent."""
+    for kind in _SENT_ERRORS:
         if isinstance(error, kind):
             return Failed(kind.__name__, str(error))
     return Failed(CaravanError.__name__, f"The model replica failed: {type(error).__name__}.")
 
 
 def error_of(message: Failed) -> CaravanError:
-    kinds = {kind.__name__: kind for kind in _TRAVELLING}
+    kinds = {kind.__name__: kind for kind in _SENT_ERRORS}
     return kinds.get(message.kind, CaravanError)(message.message)

@@ -1,4 +1,4 @@
-"""The encoders of a pool, as a model replica's engine sees them: one ImageEncoder."""
+"""The encoders of a pool, which a model replica's engine uses as one ImageEncoder."""
 
 import asyncio
 import threading
@@ -10,41 +10,43 @@ from torch import Tensor
 
 from runtime.errors import EngineDeadError, GenerationFailedError, OverloadedError
 from runtime.vision.encoder import ImageLimits, PreparedImage
-from serve_app.transport.client import ConnectionLost
-from serve_app.transport.feature_client import PATIENCE_S, FeatureClient, LostAtWork
-from serve_app.vision.encoder_choice import Directory, KnownEncoders
+from serve_app.transport.client import SILENCE_S
+from serve_app.transport.features import FeatureClient
+from serve_app.transport.wire import ConnectionLost
+from serve_app.vision.encoder_ranking import EncoderRanking, EncoderSource
 
-CLOSING_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """`timeout_s`: what an image may take, everything included. `most_lost`: encoders that may be
-    lost while they work on it; it may be what ends them. `patience_s`: an encoder that has been
-    silent for so long is lost. `pause_s` and `longest_pause_s`: after all have been asked in vain.
+    """`timeout_s`: for one image, everything included. `max_lost`: an image fails once so many
+    encoders were lost while they worked on it; it may be the cause. `silence_s`: an encoder from
+    which nothing arrives for so long is lost. `pause_s`, doubled up to `longest_pause_s`: after all
+    encoders have failed.
     """
 
     timeout_s: float = 120.0
-    most_lost: int = 3
-    patience_s: float = PATIENCE_S
+    max_lost: int = 3
+    silence_s: float = SILENCE_S
     pause_s: float = 0.05
     longest_pause_s: float = 1.0
 
 
 class PoolEncoder:
-    """See runtime.vision.encoder.ImageEncoder. Takes nothing of the device but the copy on its way.
+    """See runtime.vision.encoder.ImageEncoder. Uses no device memory except for arriving features.
 
-    `tower`: the name of the file with the weights. An image goes first to the encoder that its
-    digest points at, so that the same one always does; then to the others, round after round.
+    `tower`: the digest of the file with the weights. All model replicas ask the same encoder first
+    for an image, so that it is encoded once; then the others, round after round.
     """
 
     weight_bytes = 0
-    most_submitted = None  # encoders serve tenants in turn
+    max_submitted = None  # encoders serve tenants in turn
 
     def __init__(
         self,
         limits: ImageLimits,
-        directory: Directory,
+        source: EncoderSource,
         *,
         tower: bytes,
         device: torch.device,
@@ -52,9 +54,9 @@ class PoolEncoder:
     ) -> None:
         self._rules = rules or PoolRules()
         self.limits = limits
-        self._encoders = KnownEncoders(directory)
+        self._ranking = EncoderRanking(source)
         self._client = FeatureClient(
-            limits, tower=tower, device=device, patience_s=self._rules.patience_s
+            limits, tower=tower, device=device, silence_s=self._rules.silence_s
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pool", daemon=True)
@@ -65,50 +67,50 @@ class PoolEncoder:
         return self._client.workspace_bytes
 
     def warm_up(self) -> None:
-        """Nothing to show: encoders see at their own start to what they need."""
+        """Does nothing: encoders check their memory at their own start."""
 
     def submit(self, image: PreparedImage) -> Future[Tensor]:
         """GenerationFailedError: the image cannot be encoded, or not in time."""
         features: Future[Tensor] = Future()
-        asking = asyncio.run_coroutine_threadsafe(self._fulfil(image, features), self._loop)
-        features.add_done_callback(lambda ended: asking.cancel() if ended.cancelled() else None)
+        encoding = asyncio.run_coroutine_threadsafe(self._resolve(image, features), self._loop)
+        features.add_done_callback(lambda ended: encoding.cancel() if ended.cancelled() else None)
         return features
 
     def close(self) -> None:
-        """Images that are waited for come no more: their futures are cancelled."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSING_S)
+        """Cancels the futures of images that are not encoded yet."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSING_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
         self._loop.close()
 
-    async def _fulfil(self, image: PreparedImage, promised: Future[Tensor]) -> None:
+    async def _resolve(self, image: PreparedImage, future: Future[Tensor]) -> None:
         try:
             features = await self._features(image)
         except asyncio.CancelledError:
-            promised.cancel()
+            future.cancel()
             raise
         except Exception as error:
-            if promised.set_running_or_notify_cancel():
-                promised.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
         else:
-            if promised.set_running_or_notify_cancel():
-                promised.set_result(features)
+            if future.set_running_or_notify_cancel():
+                future.set_result(features)
 
     async def _features(self, image: PreparedImage) -> Tensor:
-        asking = _Asking(self._rules)
+        attempts = _Attempts(self._rules)
         try:
             async with asyncio.timeout(self._rules.timeout_s):
                 while True:
-                    for address in await self._encoders.ranked(image.digest):
+                    for address in await self._ranking.ranked(image.digest):
                         try:
                             return await self._client.features(address, image)
                         except (ConnectionLost, EngineDeadError, OverloadedError) as error:
-                            self._encoders.shun(address)
-                            asking.note(error)
-                    self._encoders.forget()
-                    await asking.pause()
+                            self._ranking.avoid(address)
+                            attempts.note(error)
+                    self._ranking.expire()
+                    await attempts.pause()
         except TimeoutError:
-            raise asking.out_of_time() from None
+            raise attempts.timed_out() from None
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -118,8 +120,8 @@ class PoolEncoder:
         self._client.close()
 
 
-class _Asking:
-    """What has been tried for one image."""
+class _Attempts:
+    """The failed attempts to encode one image."""
 
     def __init__(self, rules: PoolRules) -> None:
         self._rules = rules
@@ -128,10 +130,10 @@ class _Asking:
         self._last: Exception | None = None
 
     def note(self, error: Exception) -> None:
-        """GenerationFailedError once too many encoders have ended while they worked on it."""
+        """GenerationFailedError once too many encoders were lost while they worked on it."""
         self._last = error
-        self._lost += isinstance(error, LostAtWork)
-        if self._lost >= self._rules.most_lost:
+        self._lost += isinstance(error, ConnectionLost) and error.at_work
+        if self._lost >= self._rules.max_lost:
             raise GenerationFailedError(
                 f"{self._lost} vision encoders were lost while they worked on it: {error}"
             )
@@ -140,9 +142,9 @@ class _Asking:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, self._rules.longest_pause_s)
 
-    def out_of_time(self) -> GenerationFailedError:
-        reason = "" if self._last is None else f" The last one asked: {self._last}"
+    def timed_out(self) -> GenerationFailedError:
+        reason = "" if self._last is None else f" The last error: {self._last}"
         return GenerationFailedError(
-            f"no vision encoder has given its features within {self._rules.timeout_s:g} seconds "
+            f"no vision encoder has returned its features within {self._rules.timeout_s:g} seconds "
             f"(`vision.timeout_s`).{reason}"
         )

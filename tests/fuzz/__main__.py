@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz SECONDS RUNS FOLDER`: coverage-guided search for files that do harm.
+"""`python -m tests.fuzz SECONDS RUNS FOLDER`: coverage-guided search for harmful model files.
 
-Needs atheris. Files that raise anything but the errors meant for people, take longer than a second
-of processor time, or let memory grow without measure are kept in FOLDER.
+Needs atheris. Keeps files in FOLDER that raise unexpected errors, take more than a second of
+processor time, or exceed the memory limit.
 """
 
 import sys

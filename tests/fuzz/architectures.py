@@ -1,7 +1,7 @@
-"""Small sound files of every architecture and of every projector, to damage."""
+"""Small valid files of every architecture and every projector, to mutate."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoModel
@@ -9,20 +9,20 @@ from transformers import AutoModel
 from model_zoo.families import TEXT_FAMILIES, VISION_FAMILIES
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
-from tests.parity import test_encoders, test_gemma3n, test_vision_qwen3vl
-from tests.parity.test_divided_models import CONFIGS
-from tests.parity.test_vision_engine import FAMILIES, Family
-from tests.parity.test_vision_limits import FILES
-from tests.parity.vision_agreement import FLAVOURS, make_seeing
+from tests.parity import test_encoders
+from tests.parity.text_families import TEXT_MODELS
+from tests.parity.vision_agreement import FLAVOURS
+from tests.parity.vision_families import VISION_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 MODEL, PROJECTOR = "model.gguf", "mmproj-model.gguf"
-_SEEING: Mapping[str, Sequence[str]] = {**FILES, "gemma4_small": FLAVOURS}
-# Of those that only run with their eyes there are files with these.
-_TEXT_MODELS = {name: config for name, config in CONFIGS.items() if "vl" not in name} | {
-    "gemma3n": test_gemma3n.CONFIGS["plain"]
+# Models that only run with their vision model get files below; llamas are in `_LLAMAS`.
+_TEXT_MODELS = {
+    name: row.config(row.divided or "plain")
+    for name, row in TEXT_MODELS.items()
+    if "vl" not in name and name not in ("llama", "mistral", "mllama")
 }
-# Block types by their kernels' code: the matrices', and those of single tensors.
+# Block types of the matrices, and of single tensors: together they cover all kernels.
 _LLAMAS = {
     "F16": {},
     "BF16": {"ffn_down": "F32"},
@@ -37,7 +37,7 @@ _LLAMAS = {
 
 @dataclass(frozen=True)
 class Seed:
-    """A model file, with the projector beside it where it has one."""
+    """The folder of a model file and, for some, its projector."""
 
     folder: Path
 
@@ -56,7 +56,7 @@ class Seed:
 
 
 def write_seeds(folder: Path) -> list[Seed]:
-    """AssertionError where an architecture or a projector is without a file."""
+    """Raises AssertionError if an architecture or a projector has no seed."""
     seeds = [Seed(place) for place in _written(folder)]
     known = {_kind(path) for seed in seeds for path in (seed.model, seed.projector) if path}
     missing = (set(TEXT_FAMILIES) | set(VISION_FAMILIES)) - known
@@ -75,7 +75,7 @@ def _written(folder: Path) -> Iterator[Path]:
             place = _new(folder / f"{name}-{flavour}")
             try:
                 write_tiny(place / MODEL, config, type=type, flavour=flavour)
-            except UnsupportedModelError:  # this flavour has no files of the architecture
+            except UnsupportedModelError:  # the flavour does not have this architecture
                 place.rmdir()
             else:
                 yield place
@@ -87,29 +87,15 @@ def _written(folder: Path) -> Iterator[Path]:
         place = _new(folder / f"llama-{type}")
         write_tiny_llama(place / MODEL, config="rows_of_256", type=type, overrides=overrides)
         yield place
-    for name, flavours in _SEEING.items():
-        for flavour in flavours:
+    for name, row in VISION_MODELS.items():
+        for flavour in row.flavours if row.engine_flavour else ():
             place = _new(folder / f"{name}-images-{flavour}")
-            _write_seeing(place, FAMILIES[name], flavour)
+            row.write(place, flavour=flavour, files=(MODEL, PROJECTOR))
             yield place
-    experts = test_vision_qwen3vl.CONFIGS["experts"]
     for flavour in FLAVOURS:
         place = _new(folder / f"qwen3vlmoe-images-{flavour}")
-        _write_seeing(place, replace(FAMILIES["qwen3vl"], config=lambda: experts), flavour)
+        VISION_MODELS["qwen3vl"].write(place, "experts", flavour=flavour, files=(MODEL, PROJECTOR))
         yield place
-
-
-def _write_seeing(folder: Path, family: Family, flavour: str) -> None:
-    make_seeing(
-        family.config(),
-        folder,
-        family.module.expected,
-        special=family.module.SPECIAL,
-        spelled=family.spelled,
-        flavour=flavour,
-        settings=family.settings,
-        files=(MODEL, PROJECTOR),
-    )
 
 
 def _new(folder: Path) -> Path:

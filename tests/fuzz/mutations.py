@@ -1,17 +1,17 @@
-"""Damaging model files at random: bytes anywhere, or one value while the rest stays sound."""
+"""Random mutations of model files: bytes anywhere, or one value of an otherwise sound file."""
 
 import struct
 from collections.abc import Callable
 from random import Random
 
-from tests.fuzz.crowds import crowd
-from tests.fuzz.pieces import WIDTHS, Key, Pieces, take_apart
-from tests.unit.model_zoo.gguf_bytes import ARRAY, STRING, text, u32, u64
+from tests.fuzz.parsed_file import WIDTHS, Key, ParsedFile, parse
+from tests.fuzz.token_families import add_tokens
+from tests.unit.model_zoo.gguf.gguf_bytes import ARRAY, STRING, text, u32, u64
 
 _NUMBERS = (0, 1, 2, 3, 7, 8, 9, 31, 32, 255, 256, 65_535, 1 << 16, 1 << 20, 1 << 30, (1 << 30) + 1)
 _EDGES = (*_NUMBERS, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, -1, -2)
 _FLOATS = (0.0, -0.0, -1.0, 1e-45, 1e38, float("nan"), float("inf"), float("-inf"))
-# Values for keys of texts: names that code looks for, and what could stall or crash it.
+# Values for text keys: names that the code compares with, and texts that could stall or crash it.
 _TEXTS = (
     *("", "\0", "gpt2", "llama", "bert", "t5", "gemma4", "rwkv", "default", "qwen2", "refact"),
     *("clip", "mmproj", "<s>", "<|im_end|>", "<0x41>", "<0xZZ>", "\u2581", "a b c", " ", "ÿ" * 300),
@@ -47,27 +47,27 @@ _TEMPLATE_KEY = b"tokenizer.chat_template"
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """Another file, one to four steps away from `data`."""
+    """`data` after one to four random mutations."""
     for _ in range(random.choice((1, 1, 2, 4))):
-        pieces = take_apart(data) if random.random() < 0.6 else None
-        if pieces is not None and random.random() < 0.05:
-            crowd(pieces, random)
-            data = pieces.bytes()
-        elif pieces is not None and pieces.keys:
-            data = _one_piece_changed(pieces, random)
+        file = parse(data) if random.random() < 0.6 else None
+        if file is not None and random.random() < 0.05:
+            add_tokens(file, random)
+            data = file.bytes()
+        elif file is not None and file.keys:
+            data = _with_one_changed_key(file, random)
         else:
             data = random.choice(_BYTE_CHANGES)(bytearray(data), random)
     return data
 
 
-def _one_piece_changed(pieces: Pieces, random: Random) -> bytes:
-    tokenizer = [key for key in pieces.keys if key.name.startswith(b"tokenizer.")]
-    key = random.choice(tokenizer if tokenizer and random.random() < 0.6 else pieces.keys)
+def _with_one_changed_key(file: ParsedFile, random: Random) -> bytes:
+    tokenizer = [key for key in file.keys if key.name.startswith(b"tokenizer.")]
+    key = random.choice(tokenizer if tokenizer and random.random() < 0.6 else file.keys)
     choice = random.randrange(9)
     if choice == 0:
-        pieces.keys.remove(key)
+        file.keys.remove(key)
     elif choice == 1:
-        key.name = random.choice(pieces.keys).name
+        key.name = random.choice(file.keys).name
     elif choice == 2:
         key.items, key.kind, key.value = None, STRING, text(_chosen(key.name, random))
     elif choice == 3:
@@ -79,8 +79,8 @@ def _one_piece_changed(pieces: Pieces, random: Random) -> bytes:
     elif key.items:
         _change_items(key, random)
     else:
-        key.value = _changed(key.kind, key.value, random, key.name)
-    return pieces.bytes()
+        key.value = changed_value(key.kind, key.value, random, key.name)
+    return file.bytes()
 
 
 def _chosen(name: bytes, random: Random) -> str:
@@ -96,18 +96,18 @@ def _change_items(key: Key, random: Random) -> None:
     elif choice == 1:
         items.insert(at, random.choice(items))
     elif choice == 2:
-        items[at] = _changed(key.item_kind, items[at], random)
+        items[at] = changed_value(key.item_kind, items[at], random)
     elif choice == 3:
         for i in range(len(items)):
             if random.random() < 0.1:
-                items[i] = _changed(key.item_kind, items[i], random)
+                items[i] = changed_value(key.item_kind, items[i], random)
     else:
         kind = random.choice([*WIDTHS, STRING])
-        key.items = [_changed(kind, b"", random) for _ in items]
+        key.items = [changed_value(kind, b"", random) for _ in items]
         key.item_kind = kind
 
 
-def _changed(kind: int, value: bytes, random: Random, name: bytes = b"") -> bytes:
+def changed_value(kind: int, value: bytes, random: Random, name: bytes = b"") -> bytes:
     if kind != STRING:
         return _number(kind, random) if kind in WIDTHS else value
     body = bytearray(value[8:])
@@ -122,29 +122,34 @@ def _number(kind: int, random: Random) -> bytes:
     return u64(random.choice(_EDGES))[: WIDTHS[kind]]
 
 
-def _cut(data: bytearray, random: Random) -> bytes:
+def _truncated(data: bytearray, random: Random) -> bytes:
     return bytes(data[: random.randrange(len(data) + 1)])
 
 
-def _flip(data: bytearray, random: Random) -> bytes:
+def _with_flipped_bits(data: bytearray, random: Random) -> bytes:
     for _ in range(random.randrange(1, 9)):
         if data:
             data[random.randrange(len(data))] ^= 1 << random.randrange(8)
     return bytes(data)
 
 
-def _overwrite(data: bytearray, random: Random) -> bytes:
+def overwritten(data: bytearray, random: Random) -> bytes:
     at = random.randrange(len(data) + 1)
     value = random.choice((u32, u64))(random.choice(_NUMBERS))
     data[at : at + len(value)] = value
     return bytes(data)
 
 
-def _move(data: bytearray, random: Random) -> bytes:
+def _with_moved_bytes(data: bytearray, random: Random) -> bytes:
     begin, to = random.randrange(len(data) + 1), random.randrange(len(data) + 1)
     part = data[begin : begin + random.randrange(64)]
     data[to : to + random.choice((0, len(part)))] = part
     return bytes(data)
 
 
-_BYTE_CHANGES: tuple[Callable[[bytearray, Random], bytes], ...] = (_cut, _flip, _overwrite, _move)
+_BYTE_CHANGES: tuple[Callable[[bytearray, Random], bytes], ...] = (
+    _truncated,
+    _with_flipped_bits,
+    overwritten,
+    _with_moved_bytes,
+)

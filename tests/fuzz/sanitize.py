@@ -1,8 +1,8 @@
 """`python -m tests.fuzz.sanitize SECONDS FILES FOLDER`: the CPU kernels under sanitizers.
 
-Built with `-fsanitize=address,undefined`, they run their own tests, and then compute damaged files
-of every architecture and projector for so many seconds, or so many files. What is found stays in
-FOLDER/found; the exit status is then 1.
+Builds the kernels with `-fsanitize=address,undefined`, runs their tests, and then computes with
+mutated files of every architecture and projector, for at most SECONDS and FILES. Findings are kept
+in FOLDER/found, and the exit status is then 1.
 """
 
 import os
@@ -18,13 +18,13 @@ from tests.fuzz import sanitized
 from tests.fuzz.architectures import write_seeds
 
 PROCESSES = 2
-# Then a process is replaced, so that what it does not free does not add up.
+# A process is replaced after so many files, since it does not free all its memory.
 FILES_OF_A_PROCESS = 200
 KERNEL_TESTS = (
     *("-m", "pytest", "-q", "-p", "tests.fuzz.sanitized", "-p", "no:cacheprovider"),
     *("tests/kernels", "--ignore=tests/kernels/test_native.py"),
 )
-# Reads beyond the end of `x`; a process that survives it is not looked at.
+# Reads beyond the end of `x`: if the process survives, the sanitizers do not work.
 _CANARY = """
 import torch, tests.fuzz.sanitized
 from runtime.kernels.native import library
@@ -39,19 +39,13 @@ def main(seconds: float, files: int, folder: Path) -> int:
     (folder / "found").mkdir(parents=True)
     environment = sanitized.environment(sanitized.build(folder / "kernels"))
     _check_canary(environment)
-    tests = [
-        sys.executable,
-        *KERNEL_TESTS,
-        "tests/kernels",
-        "--ignore=tests/kernels/test_native.py",
-    ]
-    tested = subprocess.run(tests, env=environment).returncode == 0
+    tested = subprocess.run([sys.executable, *KERNEL_TESTS], env=environment).returncode == 0
     print(f"sanitize: kernel tests: {'passed' if tested else 'FAILED'}", flush=True)
     seeds = write_seeds(folder / "seeds")
-    print(f"sanitize: {len(seeds)} sound files", flush=True)
+    print(f"sanitize: {len(seeds)} valid files", flush=True)
     search = Search(folder, environment, seconds, files)
     search.run()
-    search.tell()
+    search.report()
     found = sorted(path.name for path in (folder / "found").iterdir())
     for name in found:
         print(f"sanitize: FOUND {folder / 'found' / name}")
@@ -63,11 +57,13 @@ def _check_canary(environment: dict[str, str]) -> None:
         [sys.executable, "-c", _CANARY], env=environment, capture_output=True, text=True
     )
     if "heap-buffer-overflow" not in done.stderr:
-        raise SystemExit(f"sanitize: the sanitizers find nothing here:\n{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"sanitize: the sanitizers do not detect a known overflow:\n{done.stderr[-2000:]}"
+        )
 
 
 class Search:
-    """Processes that compute damaged files, each replaced when it ends or a sanitizer ends it."""
+    """Processes that compute with mutated files; each is replaced when it ends or crashes."""
 
     def __init__(self, folder: Path, environment: dict[str, str], seconds: float, files: int):
         self._folder, self._environment, self._files = folder, environment, files
@@ -79,7 +75,7 @@ class Search:
         with ThreadPoolExecutor(PROCESSES) as pool:
             list(pool.map(self._batch, range(batches)))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         total: Counter[str] = Counter()
         for name, outcomes in sorted(self._outcomes.items()):
             total += outcomes

@@ -1,7 +1,7 @@
-"""The CPU kernels with address and undefined-behaviour sanitizers, in processes that preload them.
+"""Builds the CPU kernels with address and undefined-behaviour sanitizers, and uses them.
 
-Loaded with `pytest -p tests.fuzz.sanitized`, or imported, this makes the process use the
-instrumented library that `CARAVAN_SANITIZED_KERNELS` names.
+Importing this module, or `pytest -p tests.fuzz.sanitized`, makes the process use the instrumented
+library that `CARAVAN_SANITIZED_KERNELS` names; the process must preload the sanitizers.
 """
 
 import os
@@ -18,19 +18,18 @@ FLAGS = (
     *("-g", "-fno-omit-frame-pointer"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
 )
-# Python and torch never free all that they allocate, and ask for more than there is in tests of
-# what happens then.
+# Python and torch leak at exit, and some tests allocate more memory than there is on purpose.
 _ADDRESS = "detect_leaks=0:allocator_may_return_null=1:alloc_dealloc_mismatch=0:abort_on_error=1"
 _UNDEFINED = "print_stacktrace=1:halt_on_error=1:abort_on_error=1"
 
 
 def build(folder: Path) -> Path:
-    """The instrumented library; NativeUnavailableError without a compiler."""
+    """Compiles the instrumented library; raises NativeUnavailableError without a compiler."""
     return native.build(flags=FLAGS, directory=folder)
 
 
 def environment(kernels: Path) -> dict[str, str]:
-    """What a process needs that uses it: the sanitizers must be there before any other library."""
+    """Environment of a process that uses it: sanitizers must load before all other libraries."""
     libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
     return {
         **os.environ,
@@ -51,12 +50,12 @@ def _library(name: str) -> str:
 
 
 def use(kernels: Path) -> None:
-    """Make this process use the instrumented library, and own a copy of each weight.
+    """Makes this process use the instrumented library and copy each weight.
 
-    A kernel that reads beyond a weight in a map would find the next one, which is no error.
+    A read beyond a weight of a mapped file would hit the next weight, which no sanitizer detects.
     """
     native.build = lambda **_: kernels  # type: ignore[assignment]
-    view, spaced = reader._Part.view, reader._Part.spaced
+    view, spaced = reader._MappedFile.view, reader._MappedFile.spaced
 
     def copied_view(self, *args):
         weight = view(self, *args)
@@ -66,9 +65,9 @@ def use(kernels: Path) -> None:
         weight = spaced(self, *args)
         return weight and replace(weight, data=weight.data.contiguous().clone())
 
-    reader._Part.view, reader._Part.spaced = copied_view, copied_spaced  # type: ignore[method-assign]
+    reader._MappedFile.view, reader._MappedFile.spaced = copied_view, copied_spaced  # type: ignore[method-assign]
 
 
 if KERNELS in os.environ:
-    os.environ.pop("LD_PRELOAD", None)  # processes that this one starts are not looked at
+    os.environ.pop("LD_PRELOAD", None)  # child processes run without sanitizers
     use(Path(os.environ[KERNELS]))

@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.sanitized_target FOLDER NUMBER FILES SECONDS`: damaged files, computed.
+"""`python -m tests.fuzz.sanitized_target FOLDER NUMBER FILES SECONDS`: computes mutated files.
 
-Prints a line for each. The files stand in FOLDER/work-NUMBER while they are in use, so that a
-process that a sanitizer ends leaves them there.
+Prints one line per file. The file in use is in FOLDER/work-NUMBER, where it remains if a sanitizer
+ends the process.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from random import Random
 
 import torch
 
-import tests.fuzz.sanitized  # noqa: F401  the kernels of this process
+import tests.fuzz.sanitized  # noqa: F401  replaces the kernels
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import load
@@ -34,7 +34,7 @@ from runtime.engine.request import (
 from runtime.errors import CaravanError, RequestError
 from runtime.vision.encoder import LocalEncoder
 from tests.fuzz.architectures import MODEL, PROJECTOR, Seed
-from tests.fuzz.damage import damaged
+from tests.fuzz.value_mutations import with_changed_values
 from tests.vision_prompts import png
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ HANG_S = 300  # a file that takes longer under sanitizers is a finding
 
 
 def exercise(model: Path, projector: Path | None) -> str:
-    """How far the files came; any error that is not meant for people is a defect."""
+    """The stage that the files reached; any error but a CaravanError is a defect."""
     try:
         chat = load(model, projector=projector, device=CPU, dtype=torch.float32)
     except CaravanError:
@@ -133,9 +133,9 @@ def _damaged_copy(seed: Seed, work: Path, random: Random) -> tuple[Path, Path | 
     if seed.projector is not None:
         projector = seed.projector.read_bytes()
     if projector is not None and random.random() < 0.7:
-        projector = damaged(projector, random)
+        projector = with_changed_values(projector, random)
     else:
-        model = damaged(model, random)
+        model = with_changed_values(model, random)
     (work / MODEL).write_bytes(model)
     (work / PROJECTOR).unlink(missing_ok=True)
     if projector is not None:
@@ -144,7 +144,7 @@ def _damaged_copy(seed: Seed, work: Path, random: Random) -> tuple[Path, Path | 
 
 
 def _keep(folder: Path, work: Path, seed: Seed, error: Exception) -> None:
-    """The first files with an error from one place."""
+    """Keeps the first files for each place that raises an error."""
     frames = traceback.extract_tb(error.__traceback__)
     where = "".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
     digest = hashlib.sha256(f"{type(error)}{where}".encode()).hexdigest()[:8]

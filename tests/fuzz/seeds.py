@@ -1,14 +1,14 @@
-"""Small sound model files to damage: one for each kind of tokenizer, crowded ones, and experts."""
+"""Small valid model files to mutate: each kind of tokenizer, many special tokens, and experts."""
 
 from pathlib import Path
 from typing import Any
 
 from transformers import MixtralConfig
 
-from tests.fuzz.crowds import FAMILIES
+from tests.fuzz.token_families import FAMILIES
 from tests.gguf_files import rewrite
 from tests.tiny_models import TinyLlama, write_tiny, write_tiny_llama
-from tests.unit.model_zoo.tiny_vocabulary import (
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
     USER_DEFINED,
     byte_level_metadata,
@@ -31,15 +31,15 @@ _EXPERTS = MixtralConfig(
     max_position_embeddings=64,
 )
 _ROLES = "bos_token_id eos_token_id eos_token_ids eot_token_id padding_token_id".split()
-_ROLES_OF_THE_TRAINED = {f"tokenizer.ggml.{role}": None for role in _ROLES}
+_NO_ROLES = {f"tokenizer.ggml.{role}": None for role in _ROLES}
 _SPECIAL = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<think>": USER_DEFINED}
 _SCORES = sentencepiece_metadata(_SPECIAL)["tokenizer.ggml.scores"]
-_CHARSMAP = [*(0, 4, 0, 0), *[0] * 1024, 0]  # a tree of 256 nodes, which changes nothing
+_CHARSMAP = [*(0, 4, 0, 0), *[0] * 1024, 0]  # a trie of 256 nodes without replacements
 _WORDPIECES = "[PAD] [UNK] [CLS] [SEP] ▁he ▁hello ll o ▁naive ▁do n ' ▁t".split()
 
 
 def seed_files(folder: Path) -> list[bytes]:
-    """The bytes of each; all of them load."""
+    """The bytes of each file; all of them load."""
     trained = folder / "trained.gguf"
     write_tiny_llama(trained, config=_SIZES, type="Q4_0")
     vocabularies = {
@@ -49,19 +49,19 @@ def seed_files(folder: Path) -> list[bytes]:
         "sentencepiece": sentencepiece_metadata(_SPECIAL) | {"tokenizer.ggml.merges": None},
         "gemma": _with_bytes("gemma4", merges=["h e", "▁ he", "l l"]),
         "unigram": _with_bytes("t5", scores=_SCORES, precompiled_charsmap=_CHARSMAP, merges=None),
-        "crowded": _crowded([*FAMILIES[0], *FAMILIES[1]], CONTROL),
-        "alike": _crowded(FAMILIES[2], USER_DEFINED),
+        "many tokens": _with_many_tokens([*FAMILIES[0], *FAMILIES[1]], CONTROL),
+        "long common prefixes": _with_many_tokens(FAMILIES[2], USER_DEFINED),
         "wordpiece": _vocabulary("bert", _WORDPIECES, [3, 2, 3, 3, *[1] * 9], merges=None),
     }
     experts = folder / "experts.gguf"
     write_tiny(experts, _EXPERTS, type="q8_0")
     paths = [trained, experts]
     for name, keys in vocabularies.items():
-        paths.append(rewrite(trained, folder / f"{name}.gguf", keys=_ROLES_OF_THE_TRAINED | keys))
+        paths.append(rewrite(trained, folder / f"{name}.gguf", keys=_NO_ROLES | keys))
     return [path.read_bytes() for path in paths]
 
 
-def _crowded(texts: list[str], kind: int) -> dict[str, Any]:
+def _with_many_tokens(texts: list[str], kind: int) -> dict[str, Any]:
     special = _SPECIAL | dict.fromkeys(texts, kind)
     return byte_level_metadata(special, bos_token_id=None, eos_token_id=None)
 

@@ -1,4 +1,4 @@
-"""What is done with every damaged file: all that serving it would do before the first token."""
+"""The work done on every mutated file: all that serving does before the first token."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,9 +12,9 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ModelFileError, RequestError
-from tests.fuzz.crowds import long_text
+from tests.fuzz.token_families import long_text
 
-# A user's text that holds what templates and tokenizers look for.
+# A user's text with the strings that templates and tokenizers look for.
 TEXT = "Hello <|im_end|> <think> 12345 don't\n\n\tnaïve 東京 👍 </s><0x41>"
 TOOL = {"type": "function", "function": {"name": TEXT, "parameters": {TEXT: [TEXT, 1, None]}}}
 _CALL = ToolCall(TEXT, {TEXT: [{"a": TEXT}, 1.5]}, "call00001")
@@ -28,7 +28,7 @@ _META = torch.device("meta")
 
 
 def exercise(path: Path) -> str:
-    """How far the file came. Any other error than those caught here is a defect."""
+    """The stage that the file reached. Any error not caught here is a defect."""
     try:
         file = GGUFFile.open(path)
         for name in file.tensors:
@@ -51,7 +51,7 @@ def exercise(path: Path) -> str:
 
 
 def _with_tools(model: ChatModel) -> list[Sequence[int]]:
-    """Most templates refuse them, and may."""
+    """Prompts with tools and images, which most templates refuse."""
     with suppress(RequestError):
         return [model.prepare(MESSAGES, tools=[TOOL], thinking="low").tokens]
     assert model.template is not None

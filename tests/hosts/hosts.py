@@ -1,4 +1,4 @@
-"""Hosts in this machine: network namespaces with addresses of their own, and cables to pull."""
+"""Hosts in this machine: network namespaces with addresses and links that can be cut."""
 
 import os
 import subprocess
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.checkout import ROOT
 from tests.patience import HANG_S
-from tests.serve.application import ROOT
 
 BIN = Path(sys.executable).parent
 BRIDGE, NETWORK = "caravan-net", "10.212.79"
 
 
 class Host:
-    """Named by its number, from 1; it reaches the others and is reached from here."""
+    """A host, by its number from 1; it reaches the other hosts, and this process reaches it."""
 
     def __init__(self, number: int, environment: dict[str, str]) -> None:
         self.name, self.cable = f"caravan-host{number}", f"caravan-eth{number}"
@@ -65,7 +65,7 @@ def ip(*arguments: str) -> str:
 
 
 def possible() -> bool:
-    """Whether this process may make hosts."""
+    """Whether this process may create network namespaces."""
     try:
         ip("netns", "add", "caravan-trial")
         ip("netns", "delete", "caravan-trial")

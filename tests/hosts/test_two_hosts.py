@@ -13,16 +13,17 @@ import httpx
 import pytest
 import yaml
 
+from tests.checkout import DEMO_MODEL, ROOT
 from tests.hosts.hosts import Host, hosts, possible
 from tests.patience import HANG_S
-from tests.serve.application import ENDLESS, ROOT, await_http, short_folder
+from tests.serve.application import ENDLESS, await_http, short_folder
 
 CROWD = 8
 pytestmark = [
     pytest.mark.skipif(not possible(), reason="hosts cannot be made here: no root, or no `ip`"),
 ]
 DEMO = {
-    "source": str(ROOT / "models" / "demo.gguf"),
+    "source": str(DEMO_MODEL),
     "context_tokens": 1024,
     "device": "cpu",
     "threads": 1,
@@ -57,7 +58,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Sequence[Host]]:
-    """As README has it for several machines."""
+    """A cluster as README describes it for several machines."""
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -91,7 +92,7 @@ def ask(host: Host, model: str, text: str, *images: bytes) -> str:
     return reply.json()["message"]["content"]
 
 
-def test_both_hosts_answer_alike_with_replicas_encoders_and_ranks_on_either(cluster) -> None:
+def test_answers_are_the_same_wherever_replicas_encoders_and_ranks_run(cluster) -> None:
     def answers(text: str, *images: bytes) -> set[str]:
         models = ("demo", "divided")
         return {ask(host, model, text, *images) for host in cluster for model in models}
@@ -102,7 +103,7 @@ def test_both_hosts_answer_alike_with_replicas_encoders_and_ranks_on_either(clus
 
 
 def stream(host: Host, seed: int) -> tuple[str, float]:
-    """The answer, and the longest that nothing of it came."""
+    """The answer, and the longest time without a part of it, in seconds."""
     body = {"model": "demo", "prompt": "a", "raw": True, "options": {**LONG, "seed": seed}}
     said, gap_s, before = "", 0.0, time.monotonic()
     with httpx.stream("POST", f"{url(host)}/api/generate", json=body, timeout=HANG_S) as reply:
@@ -114,8 +115,8 @@ def stream(host: Host, seed: int) -> tuple[str, float]:
     return said, gap_s
 
 
-def test_streams_of_a_host_that_is_cut_off_go_on_at_the_other(cluster) -> None:
-    """The one without the ingress: a connection with a host that is gone cannot be saved."""
+def test_streams_of_a_disconnected_host_continue_on_the_other(cluster) -> None:
+    """The host without the ingress is cut off: connections to a lost ingress break."""
     here = next(host for host in cluster if serves_http(host))
     (other,) = set(cluster) - {here}
     undisturbed = [stream(here, seed)[0] for seed in range(CROWD)]

@@ -1,4 +1,4 @@
-"""Weights with random values, in any block type, and how far a product with them is off."""
+"""Random weights of any block type, and the error of a product with them."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def random_weight(type: BlockType, outs: int, elements: int, *, seed: int = 0) -> Weight:
-    """Random bits with scales of moderate size, so that no sum overflows."""
+    """Random bits with moderate scales, so that no sum overflows."""
     draw, shape = torch.Generator().manual_seed(seed), (outs, elements)
     if type.name in _PLAIN:
         values = torch.randn(shape, generator=draw).to(_PLAIN[type.name])
@@ -31,7 +31,7 @@ def random_weight(type: BlockType, outs: int, elements: int, *, seed: int = 0) -
 
 
 def relative_error(product: Tensor, x: Tensor, weight: Weight) -> float:
-    """The largest error of x @ weight^T, relative to the lengths of the vectors multiplied."""
+    """The largest error of x @ weight^T, relative to the norms of the vectors."""
     dense = weight.dequantize().double()
     size = x.double().norm(dim=1, keepdim=True) * dense.norm(dim=1)
     return ((product.double() - x.double() @ dense.T).abs() / size).max().item()

@@ -1,4 +1,4 @@
-"""Arguments of the C kernels: whatever would make one read or write elsewhere is refused."""
+"""Arguments of the C kernels: those that would cause accesses out of bounds are refused."""
 
 import subprocess
 import sys
@@ -116,23 +116,23 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 
 def _unchecked(weight: Weight, stored: tuple[int, int]) -> Weight:
-    """`weight` with the blocks of a smaller one, as `Weight` itself would not take."""
+    """`weight` with the blocks of a smaller one, which `Weight` itself refuses."""
     object.__setattr__(weight, "data", torch.zeros(stored).view(torch.uint8))
     return weight
 
 
 @pytest.mark.parametrize("case", SOUND)
-def test_the_arguments_that_the_cases_damage_are_taken(case) -> None:
+def test_undamaged_arguments_are_accepted(case) -> None:
     SOUND[case]()
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_arguments_that_contradict_each_other_are_refused(case) -> None:
+def test_contradictory_arguments_are_refused(case) -> None:
     with pytest.raises(ValueError, match=r"\d"):
         REFUSED[case]()
 
 
-def test_they_are_refused_without_assertions_as_well() -> None:
+def test_contradictory_arguments_are_refused_without_assertions() -> None:
     """`python -O` removes every assert."""
     code = (
         "from tests.kernels.test_arguments import REFUSED\n"

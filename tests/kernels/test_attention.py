@@ -8,9 +8,9 @@ from torch import Tensor
 
 from runtime.kernels import attention as room
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
-from runtime.kernels.native import library
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
+from tests.kernels.native_kernels import require_native_kernels
 
 SCALE = 0.2
 # Scores reach about 8 here, so that a cap of 3 bends most of them.
@@ -37,15 +37,10 @@ SHAPES = {
 }
 
 
-def fast() -> None:
-    if library() is None:
-        pytest.skip("no C compiler here, so there is no fast path to test")
-
-
 def scene(
     batch: str, shape: str, *, window: int | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, LayerPages, AttentionPlan]:
-    """Queries, pages and plan. Whatever no row sees is NaN; pages lie in random order."""
+    """Queries, pages and plan. Entries that no row sees are NaN; pages are in random order."""
     heads, kv_heads, key_dim, value_dim, page_tokens = SHAPES[shape]
     draw = torch.Generator().manual_seed(len(batch) + len(shape))
     per_slot = -(-max(start + rows for _, start, rows in BATCHES[batch]) // page_tokens)
@@ -75,7 +70,7 @@ def scene(
 
 
 def options_of(name: str, heads: int) -> dict:
-    """The keyword arguments of attention; some sinks outweigh everything that a row sees."""
+    """The keyword arguments of attention; some sinks are larger than all scores of a row."""
     softcap, with_sinks = OPTIONS[name]
     sinks = torch.linspace(-9, 9, heads) if with_sinks else None
     return {"scale": SCALE, "softcap": softcap, "sinks": sinks}
@@ -154,7 +149,7 @@ def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch
 def test_the_fast_path_agrees_with_the_twin(
     batch: str, shape: str, window: int | None, dtype: torch.dtype, options: str
 ) -> None:
-    fast()
+    require_native_kernels()
     queries, pages, plan = scene(batch, shape, window=window, dtype=dtype)
     chosen = options_of(options, queries.shape[1])
     got = paged_attention(queries, pages, plan, **chosen)
@@ -165,7 +160,7 @@ def test_the_fast_path_agrees_with_the_twin(
 @pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
 @pytest.mark.parametrize("kind", [Full(), Sliding(1), Sliding(33), Chunked(33)], ids=str)
 def test_rows_see_what_their_cache_kind_says(attention, kind: CacheKind) -> None:
-    """Against attention to all positions with a mask over pairs of positions."""
+    """Compared with attention to all positions under a mask over pairs of positions."""
     queries, pages, plan = scene("prefill", "four share")
     position = torch.arange(100)
     begin = torch.tensor([kind.first_visible(p) for p in range(100)], dtype=torch.int32)
@@ -191,7 +186,7 @@ def test_rows_see_what_their_cache_kind_says(attention, kind: CacheKind) -> None
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     shape: str, window: int | None, options: str
 ) -> None:
-    fast()
+    require_native_kernels()
     queries, pages, plan = scene("prefill and decode", shape, window=window)
     chosen = options_of(options, queries.shape[1])
     together = paged_attention(queries, pages, plan, **chosen)
@@ -228,7 +223,7 @@ def test_large_scores_do_not_overflow(attention) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_is_written_is_what_attention_reads(dtype: torch.dtype) -> None:
+def test_attention_reads_what_was_written(dtype: torch.dtype) -> None:
     queries, pages, plan = scene("prefill", "three share, odd sizes", dtype=dtype)
     keys, values = torch.randn(100, 2, 80), torch.randn(100, 2, 72)
     write_cache(keys, values, pages, plan)
@@ -240,13 +235,13 @@ def test_what_is_written_is_what_attention_reads(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_answer_has_the_type_of_the_queries() -> None:
+def test_the_result_has_the_type_of_the_queries() -> None:
     queries, pages, plan = scene("decoding", "four share")
     for attention in (paged_attention, paged_attention_twin):
         assert attention(queries.bfloat16(), pages, plan, scale=SCALE).dtype == torch.bfloat16
 
 
-def test_without_native_kernels_the_twin_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_twin_is_used_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, pages, plan = scene("decoding", "four share")
     monkeypatch.setattr(room, "library", lambda: None)
     got = paged_attention(queries, pages, plan, scale=SCALE)

@@ -1,4 +1,4 @@
-"""Rows that see any part of a cache: of images, of what a window has left, or nothing."""
+"""Rows that see any interval of a cache, or nothing."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ SCENES = {
 
 
 def scene(name: str, *, bounds: bool) -> tuple[Tensor, LayerPages, AttentionPlan]:
-    """Whatever no row sees is NaN; with `bounds` the host knows what each sequence sees."""
+    """Entries that no row sees are NaN; with `bounds` the host knows what each sequence sees."""
     draw = torch.Generator().manual_seed(3)
     table = torch.randperm(PAGES, generator=draw).view(3, -1).int()
     keys = torch.full((PAGES, PAGE_TOKENS, KV_HEADS, KEY_DIM), torch.nan)

@@ -37,7 +37,7 @@ every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
 class Sequences:
-    """Random inputs of some sequences, each with a page, and the layer's pages full of garbage."""
+    """Random inputs of some sequences, each with a page; the pages start with garbage."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Sequences:
         self.done = [0] * len(lengths)
 
     def step(self, counts: dict[int, int], kernel: str, *, tiled: bool = False) -> dict:
-        """The next so many rows of some sequences -> what comes of each, convolution and rule."""
+        """The next rows of some sequences -> the results of convolution and rule for each."""
         spans, slots = [], []
         for number, count in counts.items():
             begin = len(slots)
@@ -114,7 +114,7 @@ def assert_close(got: Tensor, expected: Tensor, dtype: torch.dtype = torch.float
 @every_kernel
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_steps_of_any_length_give_what_the_whole_sequence_gives(
+def test_steps_of_any_length_give_the_result_of_the_whole_sequence(
     shape, kernel, tiled, device
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
@@ -132,7 +132,7 @@ def test_steps_of_any_length_give_what_the_whole_sequence_gives(
 
 
 @every_shape
-def test_bits_do_not_depend_on_the_cuts_or_the_neighbours(shape) -> None:
+def test_bits_do_not_depend_on_steps_or_other_sequences(shape) -> None:
     if library() is None:
         pytest.skip("no C compiler here, so there is no fast path to test")
     together, apart = Sequences(shape, [41, 23]), Sequences(shape, [41, 23])
@@ -148,7 +148,7 @@ def test_bits_do_not_depend_on_the_cuts_or_the_neighbours(shape) -> None:
 
 
 @every_kernel
-def test_a_sequence_that_begins_takes_nothing_from_its_page_and_leaves_the_others_alone(
+def test_a_new_sequence_ignores_the_state_in_its_page_and_changes_no_other_page(
     kernel,
 ) -> None:
     sequences = Sequences("groups", [5, 7])

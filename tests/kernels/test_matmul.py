@@ -7,19 +7,14 @@ import torch
 
 from runtime.kernels import matmul as room
 from runtime.kernels.matmul import matmul, matmul_twin
-from runtime.kernels.native import library
 from runtime.quant.block_types import BLOCK_TYPES, BlockType, Weight, block_type
 from tests.block_samples import random_blocks
+from tests.kernels.native_kernels import require_native_kernels
 from tests.kernels.random_weights import random_weight, relative_error
 
 every_type = pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda t: t.name)
 # Odd numbers of outputs, and as odd a length as the blocks allow, around the sizes of tiles.
 OUTS = (1, 3, 24, 65, 130)
-
-
-def fast() -> None:
-    if library() is None:
-        pytest.skip("no C compiler here, so there is no fast path to test")
 
 
 def lengths(type: BlockType) -> Iterator[int]:
@@ -30,8 +25,8 @@ def lengths(type: BlockType) -> Iterator[int]:
 
 
 @every_type
-def test_fast_products_are_as_exact_as_the_twin(type: BlockType) -> None:
-    fast()
+def test_native_products_are_as_exact_as_the_twin(type: BlockType) -> None:
+    require_native_kernels()
     for seed, elements in enumerate(lengths(type)):
         for outs in OUTS:
             weight = random_weight(type, outs, elements, seed=seed)
@@ -44,9 +39,9 @@ def test_fast_products_are_as_exact_as_the_twin(type: BlockType) -> None:
 
 
 @every_type
-def test_each_weight_is_the_twins_to_the_bit(type: BlockType) -> None:
-    """Rows that are nought but for a single one pick weights, denormal and extreme ones too."""
-    fast()
+def test_each_weight_equals_that_of_the_twin_to_the_bit(type: BlockType) -> None:
+    """One-hot rows select single weights, including denormal and extreme ones."""
+    require_native_kernels()
     elements = 77 if type.block_elements == 1 else 512
     data = random_blocks(type, (65, elements // type.block_elements))
     weight = Weight(torch.from_numpy(data), type, (65, elements))
@@ -57,7 +52,7 @@ def test_each_weight_is_the_twins_to_the_bit(type: BlockType) -> None:
 
 @every_type
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType) -> None:
-    fast()
+    require_native_kernels()
     elements = 529 if type.block_elements == 1 else 3 * 256
     weight = random_weight(type, 50, elements)
     x = torch.randn(140, elements, generator=torch.Generator().manual_seed(1))
@@ -68,7 +63,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType) -> None
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_0", "IQ2_XS", "I16"])
 def test_the_number_of_threads_does_not_change_a_bit(name: str) -> None:
-    fast()
+    require_native_kernels()
     weight = random_weight(block_type(name), 300, 512)
     x = torch.randn(9, 512)
     before = torch.get_num_threads()
@@ -84,7 +79,7 @@ def test_the_number_of_threads_does_not_change_a_bit(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_activations_are_multiplied_in_float32(dtype: torch.dtype) -> None:
-    fast()
+    require_native_kernels()
     weight = random_weight(block_type("Q8_0"), 40, 256)
     x = torch.randn(6, 256).to(dtype)
     got = matmul(x, weight)
@@ -120,7 +115,7 @@ def test_on_a_gpu_the_product_is_as_exact(type: BlockType) -> None:
     assert got.is_cuda and relative_error(got.cpu(), x, weight) < 1e-5
 
 
-def test_without_native_kernels_the_twin_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_twin_is_used_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = random_weight(block_type("Q6_K"), 9, 256), torch.randn(3, 256)
     monkeypatch.setattr(room, "library", lambda: None)
     assert torch.equal(matmul(x, weight), matmul_twin(x, weight))

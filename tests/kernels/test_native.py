@@ -1,4 +1,4 @@
-"""Building the CPU kernels: where they go, what happens without a compiler, other instructions."""
+"""Building the CPU kernels: the cache, a missing compiler, other instruction sets."""
 
 import logging
 import shutil
@@ -33,7 +33,7 @@ def need_compiler() -> None:
         pytest.skip("no C compiler here")
 
 
-def test_without_a_compiler_the_answer_is_the_twins_and_one_warning_says_why(
+def test_without_a_compiler_the_twin_is_used_after_one_warning_with_the_reason(
     no_compiler: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, weight = torch.randn(3, 64), random_weight(BLOCK_TYPES[8], 5, 64)
@@ -44,7 +44,7 @@ def test_without_a_compiler_the_answer_is_the_twins_and_one_warning_says_why(
     assert "no C compiler" in record.getMessage()
 
 
-def test_a_compiler_that_fails_is_named_with_its_complaint(
+def test_a_failing_compiler_is_named_with_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken-cc"
@@ -56,13 +56,13 @@ def test_a_compiler_that_fails_is_named_with_its_complaint(
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
-def test_the_cache_is_where_the_environment_says() -> None:
+def test_the_environment_sets_the_cache_directory() -> None:
     assert native.cache_directory({"CARAVAN_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
     assert native.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/caravan")
     assert native.cache_directory({}).parts[-2:] == (".cache", "caravan")
 
 
-def test_where_the_cache_cannot_be_written_a_temporary_directory_serves(
+def test_an_unwritable_cache_is_replaced_by_a_temporary_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_compiler()
@@ -93,7 +93,7 @@ def test_a_second_build_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of its own and a source that compiles at once, as on a machine that is new."""
+    """An empty cache and a source that compiles quickly, as on a new machine."""
     need_compiler()
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
@@ -105,7 +105,7 @@ def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     native.library.cache_clear()
 
 
-def test_compiling_is_announced_and_its_time_is_logged_once(
+def test_compilation_and_its_time_are_logged_once(
     one_source: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert native.needs_compiling()
@@ -120,7 +120,7 @@ def test_compiling_is_announced_and_its_time_is_logged_once(
     assert len(caplog.records) == 2
 
 
-def test_without_a_compiler_compiling_ahead_gives_the_reason(
+def test_compiling_ahead_without_a_compiler_logs_the_reason(
     no_compiler: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not native.needs_compiling()
@@ -160,10 +160,10 @@ def test_narrower_instructions_compute_the_same(
 
 
 def check_norms_rotations_and_curves() -> None:
-    """As the tests of these kernels do."""
+    """Compared with the twins, as in the other tests of the kernels."""
     test_pointwise.test_rms_norm_agrees_with_torch((3, 77), torch.float32)
     test_pointwise.test_layer_norm_agrees_with_torch((3, 77), torch.float32)
-    test_pointwise.test_rope_turns_halves_as_rotate_half_does(3, 80, 20, 33, torch.float32)
+    test_pointwise.test_rope_of_halves_agrees_with_rotate_half(3, 80, 20, 33, torch.float32)
     test_pointwise.test_softcap_agrees_with_torch((3, 77), 30.0, torch.float32)
     for curve in test_pointwise.CURVES:
         test_pointwise.test_gates_agree_with_torch((3, 77), curve, torch.float32)

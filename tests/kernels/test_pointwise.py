@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels import pointwise
-from runtime.kernels.native import library
 from runtime.kernels.pointwise import (
     layer_norm,
     layer_norm_twin,
@@ -19,6 +18,7 @@ from runtime.kernels.pointwise import (
     softcap,
     softcap_twin,
 )
+from tests.kernels.native_kernels import require_native_kernels
 
 # Name of the gate -> what it does to one side.
 CURVES = {
@@ -30,11 +30,6 @@ CURVES = {
 }
 every_curve = pytest.mark.parametrize("curve", CURVES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-
-
-def fast() -> None:
-    if library() is None:
-        pytest.skip("no C compiler here, so there is no fast path to test")
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 80), (0, 16)])
@@ -58,7 +53,7 @@ def test_rms_norm_without_weights_has_ones(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
 @DTYPES
 def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """The values are far from nought, so that a variance from squares alone would be off."""
+    """The values are far from 0, where a variance computed from squares is inaccurate."""
     x = (torch.randn(shape) + 100).to(dtype)
     weight, bias = torch.randn(shape[-1]), torch.randn(shape[-1])
     expected = F.layer_norm(x.double(), shape[-1:], weight.double(), bias.double(), 1e-5).to(dtype)
@@ -69,7 +64,7 @@ def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype
 
 
 def test_a_norm_has_the_same_bits_alone_and_in_any_batch() -> None:
-    fast()
+    require_native_kernels()
     x, weight, bias = torch.randn(70, 1100), torch.randn(1100), torch.randn(1100)
     for norm in (
         lambda rows: rms_norm(rows, weight, 1e-6),
@@ -83,7 +78,7 @@ def test_a_norm_has_the_same_bits_alone_and_in_any_batch() -> None:
 @pytest.mark.parametrize(("heads", "dim", "rotated"), [(1, 8, 8), (32, 64, 64), (3, 80, 20)])
 @pytest.mark.parametrize("tokens", [0, 1, 33])
 @DTYPES
-def test_rope_turns_neighbours_as_complex_numbers_do(
+def test_interleaved_rope_is_multiplication_of_complex_numbers(
     heads: int, dim: int, rotated: int, tokens: int, dtype: torch.dtype
 ) -> None:
     x = torch.randn(tokens, heads, dim).to(dtype)
@@ -102,7 +97,7 @@ def test_rope_turns_neighbours_as_complex_numbers_do(
 @pytest.mark.parametrize(("heads", "dim", "rotated"), [(1, 8, 8), (32, 64, 64), (3, 80, 20)])
 @pytest.mark.parametrize("tokens", [0, 1, 33])
 @DTYPES
-def test_rope_turns_halves_as_rotate_half_does(
+def test_rope_of_halves_agrees_with_rotate_half(
     heads: int, dim: int, rotated: int, tokens: int, dtype: torch.dtype
 ) -> None:
     x = torch.randn(tokens, heads, dim).to(dtype)
@@ -158,6 +153,6 @@ def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: to
     assert softcap(torch.full((1, 17), torch.nan), cap).isnan().all()
 
 
-def test_strided_rows_are_taken_as_they_are() -> None:
+def test_strided_rows_are_accepted() -> None:
     gate, up = torch.randn(5, 96).split((48, 48), dim=1)
     torch.testing.assert_close(silu_mul(gate, up), F.silu(gate) * up, rtol=1e-5, atol=1e-6)

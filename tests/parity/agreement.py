@@ -1,6 +1,6 @@
-"""Whether a decoder agrees with `transformers`, float32 and eager: checks for every architecture.
+"""Checks of every text decoder against `transformers`, float32 and eager.
 
-A test file names tiny configurations, makes a `Pair` of each and runs CHECKS on it.
+`text_families.py` names tiny configurations; CHECKS run on a `Pair` of each.
 """
 
 from collections.abc import Callable
@@ -60,10 +60,14 @@ def make_pair(config: PreTrainedConfig, path: Path, **options: Any) -> Pair:
     return Pair(load_decoder(path), twin, tiny_tokenizer().get_vocab_size())
 
 
-def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
+def load_decoder(
+    path: Path, dtype: torch.dtype = torch.float32, *, context_tokens: int | None = None
+) -> DecoderModel:
+    """The text model of a file, all of whose tensors it must use."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    scope = TensorScope(file, device=torch.device("cpu"), dtype=dtype)
+    device = torch.device("cpu")
+    scope = TensorScope(file, device=device, dtype=dtype, context_tokens=context_tokens)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()
     return decoder
@@ -151,7 +155,7 @@ def check_declared_memory(
 
 
 def check_quantized(config: PreTrainedConfig, folder: Path, type: str, **options: Any) -> None:
-    """A copy in `type` means its weights: as near to float32 ones as sums can be.
+    """A quantised copy computes what its dequantised weights compute, up to rounding.
 
     `options`: those of `write_tiny`.
     """
@@ -159,8 +163,7 @@ def check_quantized(config: PreTrainedConfig, folder: Path, type: str, **options
     write_tiny(path, config, type=type, **options)
     kept = {tensor.type.name for tensor in GGUFFile.open(path).tensors.values()}
     assert kept - {"F32"}, "nothing is quantised"
-    keys = {"general.architecture": GGUFFile.open(path).metadata["general.architecture"]}
-    plain = rewrite(path, folder / "plain.gguf", keys=keys, tensors=dict(matrices(path)))
+    plain = rewrite(path, folder / "plain.gguf", tensors=dict(matrices(path)))
     tokens = random_tokens(PROMPT, seed=14)
     logits = [PagedDecoder(load_decoder(file)).feed({0: tokens}) for file in (path, plain)]
     known = tiny_tokenizer().get_vocab_size()

@@ -17,7 +17,7 @@ EPS = 1e-3
 
 @contextmanager
 def step_by_step(*modules: ModuleType) -> Iterator[None]:
-    """Models of these modules of `transformers` compute prompts as they compute single tokens."""
+    """Models of these modules of `transformers` compute prompts token by token."""
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             step = module.torch_recurrent_gated_delta_rule

@@ -1,4 +1,4 @@
-"""Tiny models that attend to images from the side, and what `transformers` makes of them."""
+"""Tiny models with cross-attention to images, and their logits in `transformers`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +41,8 @@ class Maker:
     from_config = MllamaForCausalLM._from_config
 
 
+# The size of images, which the cache of the layers that attend to them depends on.
+VISION_KEYS = {"vision.image_size": 28, "vision.max_num_tiles": TILES}
 OPTIONS = {"flavour": "ollama", "maker": Maker}
 
 
@@ -48,22 +50,17 @@ def tiny_config(**changes: Any) -> MllamaTextConfig:
     return MllamaTextConfig(**(SIZES | changes))
 
 
-def write_seeing(path: Path, config: MllamaTextConfig) -> MllamaForCausalLM:
-    """A file that says how large images are, although it has no tower for them; its twin."""
-    blind = path.with_name("blind.gguf")
-    twin = write_tiny(blind, config, **OPTIONS)
-    keys = {
-        "general.architecture": "mllama",
-        "mllama.vision.image_size": 28,
-        "mllama.vision.max_num_tiles": TILES,
-    }
-    rewrite(blind, path, keys=keys)
+def write_with_image_size(path: Path, config: MllamaTextConfig) -> MllamaForCausalLM:
+    """Write a file that states the size of images but has no tower; returns the twin."""
+    plain = path.with_name("plain.gguf")
+    twin = write_tiny(plain, config, **OPTIONS)
+    rewrite(plain, path, own_keys=VISION_KEYS)
     return twin
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image at a position of the text, in so many tiles; the others of TILES are padding."""
+    """An image at a position of the text with `tiles` tiles; the rest of TILES is padding."""
 
     position: int
     tiles: int
@@ -88,7 +85,7 @@ class Picture:
 
 
 class PictureTower:
-    """Features are those of the pictures; counts how often they are computed."""
+    """A tower that returns the features of pictures and records which it encodes."""
 
     limits = ImageLimits(TILES * TILE_ROWS, SIZES["hidden_size"], torch.float32)
     weight_bytes = 0

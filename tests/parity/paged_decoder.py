@@ -9,14 +9,14 @@ from torch import Tensor
 from runtime.engine.request import ImageSpan
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.vision.image_rows import AXES, places
+from runtime.vision.image_rows import AXES, axes_of
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
 
 PAGE_TOKENS = 8
 
 
 class PagedDecoder:
-    """Pages lie in a shuffled order, and unwritten cells hold garbage that nobody may see."""
+    """Pages are in shuffled order, and unwritten cells hold garbage, which must not matter."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class PagedDecoder:
     def show(self, slot: int, images: Sequence[tuple[ImageSpan, Tensor]]) -> None:
         """All images of the sequence in `slot`, before its first tokens are fed.
 
-        Each with the features [rows, width] of its digest, those of padding last. They go to layers
-        that attend to images from the side where the span says so, else into the text.
+        Each with the features [rows, width] of its digest, those of padding last. They go to cross
+        attention where the span says so, else into the text.
         """
         assert self._lengths[slot] == 0
         self._images[slot] = tuple(span for span, _ in images)
@@ -129,7 +129,7 @@ class PagedDecoder:
     def _written(
         self, kind: CacheKind, table: Tensor, spans: Sequence[RowSpan]
     ) -> tuple[list[int], tuple[ImageWrite, ...], Tensor | None]:
-        """The cells that the rows fill; of which image, and which rows come behind one."""
+        """The cells that rows and images write, and which rows come after an image."""
         cells: list[int] = []
         after: list[bool] = []
         writes: list[ImageWrite] = []
@@ -141,14 +141,16 @@ class PagedDecoder:
                 cells += [int(table[span.slot, 0])] * len(positions)
             elif not kind.by_image:
                 cells += _cells(table[span.slot], positions)
-            for place in kind.begun(positions.start, positions.stop, self._images[span.slot]):
+            for place in kind.filled_images(
+                positions.start, positions.stop, self._images[span.slot]
+            ):
                 begin = len(cells)
                 cells += _cells(table[span.slot], [*place.rows, *place.padding])
                 writes.append(ImageWrite(place.image.digest, begin, len(cells)))
         return cells, tuple(writes), torch.tensor(after) if kind.by_image else None
 
     def _inserted(self, spans: Sequence[RowSpan]) -> tuple[Tensor | None, Tensor | None]:
-        """Rows of the batch whose embeddings are replaced, and by what."""
+        """Rows of the batch whose embeddings are replaced, and the features that replace them."""
         rows: list[int] = []
         features: list[Tensor] = []
         for span in spans:
@@ -163,7 +165,7 @@ class PagedDecoder:
         return (torch.tensor(rows), torch.stack(features)) if rows else (None, None)
 
     def _axes(self, spans: Sequence[RowSpan]) -> Tensor:
-        parts = [places(self._images[s.slot], s.start, s.start + s.end - s.begin) for s in spans]
+        parts = [axes_of(self._images[s.slot], s.start, s.start + s.end - s.begin) for s in spans]
         return torch.cat([torch.from_numpy(part) for part in parts], dim=1).long()
 
     def _image_features(self, plans: Sequence[AttentionPlan]) -> tuple[Tensor, ...]:
@@ -172,6 +174,6 @@ class PagedDecoder:
 
 
 def _cells(table: Tensor, indices: Sequence[int]) -> list[int]:
-    """Where the pages of one slot hold `indices`."""
+    """The cells of `indices` in the pages of one slot."""
     pages = table.tolist()
     return [pages[index // PAGE_TOKENS] * PAGE_TOKENS + index % PAGE_TOKENS for index in indices]

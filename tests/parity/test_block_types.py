@@ -27,7 +27,7 @@ every_type = pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda t:
 
 
 def expected_weights(data: np.ndarray, type: BlockType) -> np.ndarray:
-    """What the `gguf` package says; of integers and doubles, which it does not know, numpy."""
+    """Weights of the `gguf` package; numpy's for integers and doubles, which it lacks."""
     if type.name in NUMBERS:
         return data.view(NUMBERS[type.name]).astype(np.float32)
     with np.errstate(over="ignore"):
@@ -52,7 +52,7 @@ def test_sizes_and_names_are_those_of_the_gguf_package(type: BlockType) -> None:
 
 @every_type
 @pytest.mark.parametrize("shape", [(1,), (3,), (5, 7), (2, 3, 4), (64, 96)])
-def test_weights_mean_bit_for_bit_what_the_gguf_package_says(
+def test_weights_equal_those_of_the_gguf_package_bit_for_bit(
     type: BlockType, shape: tuple[int, ...]
 ) -> None:
     expected = assert_same_bits(random_blocks(type, shape), type)
@@ -75,7 +75,7 @@ def test_denormal_scales_survive(type: BlockType) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL_FLOATS)
-def test_every_scale_of_eight_bits_means_the_same(name: str) -> None:
+def test_every_scale_of_eight_bits_equals_that_of_the_gguf_package(name: str) -> None:
     """The largest exponents of MXFP4 give infinities, in both."""
     type = block_type(name)
     data = random_blocks(type, (256, 1))
@@ -89,12 +89,12 @@ def test_grids_are_those_of_the_gguf_package(name: str) -> None:
     assert np.array_equal(grid.numpy(), reference_grid(name))
 
 
-def test_the_file_of_grids_is_what_its_tool_writes() -> None:
+def test_the_file_of_grids_is_the_output_of_its_tool() -> None:
     assert PATH.read_bytes() == grids_file()
 
 
 @every_type
-def test_expanding_takes_no_more_memory_than_plans_say(type: BlockType) -> None:
+def test_dequantising_takes_no_more_memory_than_planned(type: BlockType) -> None:
     data = torch.from_numpy(random_blocks(type, (64, 4096 // type.block_elements)))
     dequantize(data, type)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -104,7 +104,7 @@ def test_expanding_takes_no_more_memory_than_plans_say(type: BlockType) -> None:
 
 
 @every_type
-def test_bytes_may_begin_anywhere_in_a_larger_buffer(type: BlockType) -> None:
+def test_blocks_may_start_at_any_offset_of_a_buffer(type: BlockType) -> None:
     data = random_blocks(type, (6, 2))
     buffer = torch.zeros(3 * 4 + data.size, dtype=torch.uint8)
     buffer[12:] = torch.from_numpy(data).flatten()
@@ -122,7 +122,7 @@ def test_gathered_rows_are_the_rows_of_the_whole_table(type: BlockType) -> None:
 
 
 @every_type
-def test_gathering_leaves_the_rest_of_the_table_alone(type: BlockType) -> None:
+def test_gathering_reads_only_the_requested_rows(type: BlockType) -> None:
     rows, elements = 512, 1024
     data = torch.from_numpy(random_blocks(type, (rows, elements // type.block_elements)))
     weight, ids = Weight(data, type, (rows, elements)), torch.tensor([7, 500])
@@ -147,7 +147,7 @@ def test_an_unknown_block_type_is_named() -> None:
         block_type("IQ9_Z")
 
 
-def test_paired_nibbles_mean_what_the_same_nibbles_mean_in_halves() -> None:
+def test_paired_nibbles_have_the_weights_of_nibbles_in_halves() -> None:
     """Ollama's first gpt-oss files: the gguf package knows only the order of halves."""
     halves = block_type("MXFP4")
     data = random_blocks(halves, (50, 3))

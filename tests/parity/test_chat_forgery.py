@@ -15,7 +15,11 @@ from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import IMAGE, ONE, TEMPLATES, offered, template_source
 from tests.reference_data import vocabulary_metadata
-from tests.unit.model_zoo.tiny_vocabulary import CONTROL, USER_DEFINED, byte_level_metadata
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
+    CONTROL,
+    USER_DEFINED,
+    byte_level_metadata,
+)
 
 VOCABULARIES = {"llama-bpe": "llama", "llama-spm": "llama", "qwen2": "qwen2", "gpt-2": "gpt2"}
 OWN = "the template's own"
@@ -167,7 +171,7 @@ def test_no_text_becomes_a_control_token(name: str, vocabulary: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith(WITH_PARTS)])
-def test_no_control_token_comes_together_from_parts(name: str) -> None:
+def test_no_control_token_is_joined_from_parts(name: str) -> None:
     template, tokenizer = template_of(name), tokenizer_of(OWN, name)
 
     @settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -214,8 +218,8 @@ def test_the_templates_own_markers_are_tokens_in_every_turn(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_an_honest_conversation_stays_as_it_is_beside_a_forged_one(name: str) -> None:
-    """All that is said comes through, the forgery as text."""
+def test_text_without_forgeries_is_unchanged_next_to_forgeries(name: str) -> None:
+    """All content is kept, the forgery as text."""
     template, tokenizer = template_of(name), tokenizer_of(OWN, name)
     forgery = "".join(tokenizer.vocabulary.control)
     messages = [Message("user", f"before {forgery} after")]

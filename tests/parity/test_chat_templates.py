@@ -1,4 +1,4 @@
-"""Every published chat template, over all that conversations hold, against `transformers`."""
+"""Every published chat template with every kind of message against `transformers`."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ VARIABLES: list[dict[str, Any]] = [
 QUESTION = {"role": "user", "content": "Zürich?"}
 
 
-def test_no_published_template_is_left_out() -> None:
+def test_every_published_template_is_tested() -> None:
     files = reference_data("templates").glob("*.jinja")
     assert sorted(path.stem for path in files) == sorted(TEMPLATES)
 
@@ -54,7 +54,7 @@ def test_rendered_text_is_that_of_transformers(name: str, add_generation_prompt:
 
 
 class Known:
-    """What `transformers` makes of a template's tools, calls and images, found by trying."""
+    """Whether a template renders tools, calls and images, found by rendering them."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -69,7 +69,7 @@ class Known:
         self.images = seen not in (None, said) and "type" not in seen.replace(alone or "", "")
 
     def missing(self, talk: Talk) -> list[str]:
-        """What of the conversation the template would leave out, or print as Python does."""
+        """Content that the template would drop, or print in Python's notation."""
         messages = talk.messages
         return [
             *(["tools"] if talk.tools and not self.tools else []),
@@ -85,7 +85,7 @@ class Known:
         return {"type": "text", "text": "Zürich?"}
 
     def _calls(self) -> list[dict[str, Any]]:
-        """In each form in which somebody passes them."""
+        """In each form that clients send."""
         forms: list[tuple[Any, Any]] = [("", {}), (None, {}), (None, "{}")]
         return [
             {
@@ -104,7 +104,7 @@ class Known:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_a_template_would_leave_out_is_refused_by_name(name: str) -> None:
+def test_content_that_a_template_would_drop_is_refused_by_name(name: str) -> None:
     source = template_source(name)
     template, known = ChatTemplate(source, **SPECIAL), Known(source)
     tokenizer = load_tokenizer(vocabulary_metadata("gpt-2"), architecture="gpt2")
@@ -120,8 +120,8 @@ def test_what_a_template_would_leave_out_is_refused_by_name(name: str) -> None:
             assert known.missing(talk) == [], about
 
 
-def test_published_templates_are_known_by_what_they_support() -> None:
-    """Were `Known` blind, the test above would show nothing."""
+def test_features_of_published_templates_are_detected() -> None:
+    """Shows that the test above compares templates with and without these features."""
     known = {name: Known(template_source(name)) for name in TEMPLATES}
     without_tools = {name for name, found in known.items() if not found.tools}
     assert without_tools == {

@@ -1,6 +1,6 @@
-"""Models whose weights ranks divide among them give the logits of the whole, in every architecture.
+"""Tensor parallel models give the logits of undivided ones, in every architecture.
 
-Ranks are threads here; `tests/unit/runtime/test_parallel.py` has processes.
+Ranks are threads here; `tests/unit/runtime/distributed/test_ranks.py` has processes.
 """
 
 from functools import partial
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedConfig
+from transformers import AutoModel
 
 from model_zoo.families import FAMILIES
 from model_zoo.gguf.metadata import Metadata
@@ -20,59 +20,15 @@ from runtime.distributed.process_group import ProcessRanks
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.engine.request import ImageSpan
 from runtime.worker.model import DecoderModel
-from tests.parity import (
-    image_rows,
-    test_command_r,
-    test_encoders,
-    test_gemma2,
-    test_gemma3,
-    test_gemma4,
-    test_glm4,
-    test_gptoss,
-    test_granite,
-    test_llama4,
-    test_mistral3,
-    test_mixtral,
-    test_mllama,
-    test_phi3,
-    test_qwen2,
-    test_qwen3,
-    test_qwen3moe,
-    test_qwen3next,
-    test_qwen3vl,
-    test_qwen25vl,
-    test_qwen35,
-)
+from tests.parity import image_rows, test_encoders, test_mllama
 from tests.parity.agreement import check_declared_memory, random_tokens
 from tests.parity.paged_decoder import PagedDecoder
+from tests.parity.text_families import TEXT_MODELS
 from tests.thread_ranks import Meeting
 from tests.tiny_models import TinyLlama, write_tiny, write_tiny_llama
 
 TOLERANCE = 2e-5  # of logits, which are about one
-# What ranks divide in each architecture: at least one configuration for every kind of layer.
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "command-r": test_command_r.CONFIGS["biases"],
-    "gemma2": test_gemma2.CONFIGS["plain"],
-    "gemma3": test_gemma3.CONFIGS["capped_logits"],
-    "gemma4": test_gemma4.CONFIGS["all_at_once"],
-    "glm4": test_glm4.CONFIGS["plain"],
-    "gpt-oss": test_gptoss.CONFIGS["plain"],
-    "granite": test_granite.CONFIGS["dense"],
-    "granitemoe": test_granite.CONFIGS["experts"],
-    "llama4": test_llama4.CONFIGS["experts_in_every_other_layer"],
-    "mistral3": test_mistral3.CONFIGS["temperature"],
-    "mixtral": test_mixtral.CONFIGS["plain"],
-    "phi3": test_phi3.CONFIGS["window"],
-    "qwen2": test_qwen2.CONFIGS["tied"],
-    "qwen3": test_qwen3.CONFIGS["biases"],
-    "qwen3moe": test_qwen3moe.CONFIGS["plain"],
-    "qwen3next": test_qwen3next.CONFIGS["plain"],
-    "qwen35": test_qwen35.CONFIGS["dense"],
-    "qwen35moe": test_qwen35.CONFIGS["experts"],
-    "qwen3vl": test_qwen3vl.CONFIGS["plain"],
-    "qwen3vlmoe": test_qwen3vl.CONFIGS["experts"],
-    "qwen25vl": test_qwen25vl.CONFIGS["plain"],
-}
+DIVIDED = [name for name, row in TEXT_MODELS.items() if row.divided]
 # Heads that go into few ranks, and more ranks than key heads.
 UNEVEN = TinyLlama(heads=6, kv_heads=3, head_dim=8, hidden=96, biases=True, padding_rows=3)
 
@@ -87,7 +43,7 @@ def decoder_of(path: Path, ranks: Ranks = ALONE) -> DecoderModel:
 
 
 def fed(path: Path, ranks: Ranks) -> Tensor:
-    """Logits of two prompts in one step, a further part of one, and a token more for both."""
+    """Logits of two prompts in one step, a chunk of one, and a token of both."""
     paged = PagedDecoder(decoder_of(path, ranks))
     one, two = random_tokens(41, seed=1), random_tokens(24, seed=2)
     steps = [{0: one[:20], 1: two[:23]}, {0: one[20:40]}, {1: two[23:], 0: one[40:]}]
@@ -104,22 +60,22 @@ def check_division(path: Path, sizes: tuple[int, ...]) -> None:
             assert (part[finite] - whole[finite]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_logits_of_two_ranks_are_those_of_one(tmp_path, name: str) -> None:
-    write_tiny(tmp_path / "tiny.gguf", CONFIGS[name])
+@pytest.mark.parametrize("family", DIVIDED)
+def test_logits_of_two_ranks_are_those_of_one(tmp_path, family: str) -> None:
+    row = TEXT_MODELS[family]
+    row.write(tmp_path / "tiny.gguf", row.divided)
     check_division(tmp_path / "tiny.gguf", (2,))
 
 
 @pytest.mark.parametrize("config", ["gqa", "tied", "biases", "llama3_rope", UNEVEN], ids=str)
-def test_heads_go_into_any_number_of_ranks_up_to_theirs(tmp_path, config) -> None:
+def test_heads_are_divided_among_any_number_of_ranks_up_to_theirs(tmp_path, config) -> None:
     write_tiny_llama(tmp_path / "tiny.gguf", config=config)
     check_division(tmp_path / "tiny.gguf", (2, 3, 4))
 
 
-def test_images_at_the_side_are_divided_too(tmp_path) -> None:
+def test_cross_attention_to_images_is_divided(tmp_path) -> None:
     path = tmp_path / "tiny.gguf"
-    twin = image_rows.write_seeing(path, test_mllama.CONFIGS["plain"])
-    del twin
+    TEXT_MODELS["mllama"].write(path)
     pictures = [image_rows.Picture(6, 2, b"a"), image_rows.Picture(17, 1, b"b")]
     tokens = random_tokens(30, seed=4)
 
@@ -135,7 +91,7 @@ def test_images_at_the_side_are_divided_too(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "nomic_bert"])
-def test_encoders_are_divided_too(tmp_path, name: str) -> None:
+def test_text_encoders_are_divided(tmp_path, name: str) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny(path, test_encoders.CONFIGS[name], maker=AutoModel)
     tokens = random_tokens(41, seed=3)
@@ -161,11 +117,11 @@ def test_every_rank_holds_its_part_of_weights_and_cache(tmp_path) -> None:
         assert part.kv_heads == one.kv_heads // 2
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss"])
-def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(tmp_path, name: str) -> None:
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss"])
+def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(tmp_path, family: str) -> None:
     """Nor on how many of them the ranks exchange at once."""
     path = tmp_path / "tiny.gguf"
-    write_tiny(path, CONFIGS[name])
+    TEXT_MODELS[family].write(path, TEXT_MODELS[family].divided)
     one, two = random_tokens(41, seed=7), random_tokens(29, seed=8)
 
     def fed_both_ways(ranks: Ranks) -> tuple[Tensor, Tensor]:
@@ -178,22 +134,22 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(tmp_path, name: str) 
         assert torch.equal(together, apart)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gpt-oss", "qwen3next"])
-def test_a_rank_needs_no_more_than_it_declares(tmp_path, name: str) -> None:
+@pytest.mark.parametrize("family", ["gemma4", "gpt-oss", "qwen3next"])
+def test_a_rank_needs_no_more_than_it_declares(tmp_path, family: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_tiny(path, CONFIGS[name])
+    TEXT_MODELS[family].write(path, TEXT_MODELS[family].divided)
     decoder = decoder_of(path, Echo(0, 4, torch.device("cpu")))
     for tokens, outputs in ((1, 1), (120, 3), (120, 120)):
         check_declared_memory(decoder, tokens, outputs)
 
 
 class Echo(ProcessRanks):
-    """Ranks that all bring the same."""
+    """Ranks that all contribute the same tensor."""
 
     def of_all(self, x: Tensor) -> tuple[Tensor, ...]:
         parts = x.new_empty(self.size * x.numel())
         return parts.view(self.size, *x.shape).copy_(x).unbind()
 
 
-def test_what_is_divided_is_one_list() -> None:
+def test_families_that_ranks_cannot_divide_are_these() -> None:
     assert [f.folder for f in FAMILIES if not f.tensor_parallel] == ["gemma3n", "olmo2"]

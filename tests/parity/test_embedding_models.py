@@ -27,11 +27,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from model_zoo.convert.convert import convert
+from model_zoo.convert.convert_folder import convert
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
-from tests.unit.serve_app.pretend import http_client
+from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 2e-5  # of components of vectors of length one
 CONTEXT = 128
@@ -129,7 +129,7 @@ def save_word_pieces(folder: Path) -> None:
 
 
 def save_byte_pieces(folder: Path) -> None:
-    """As Qwen 3's embedding models: a text ends in another token than a turn of a chat."""
+    """As in Qwen 3's embedding models, a text ends in another token than a chat turn."""
     tokenizer = tiny_tokenizer()
     own = tokenizer.from_str(tokenizer.to_str())
     ends = [(END_OF_TEXT, own.token_to_id(END_OF_TEXT))]
@@ -142,7 +142,7 @@ def save_byte_pieces(folder: Path) -> None:
 
 
 def ask(original: Original, path: str, **body: Any) -> httpx.Response:
-    """One request to the whole way from HTTP to the engine."""
+    """One request through all layers from HTTP to the engine."""
 
     async def main() -> httpx.Response:
         async with http_client(replica) as client:
@@ -156,7 +156,7 @@ def ask(original: Original, path: str, **body: Any) -> httpx.Response:
         replica.close()
 
 
-def test_texts_become_the_vectors_that_transformers_makes(original) -> None:
+def test_vectors_of_texts_are_those_of_transformers(original) -> None:
     reply = ask(original, "/api/embed", input=list(TEXTS)).json()
     assert np.abs(np.array(reply["embeddings"]) - original.vectors(TEXTS)).max() <= TOLERANCE
     assert reply["prompt_eval_count"] == sum(len(original.tokens(text)) for text in TEXTS)
@@ -172,13 +172,13 @@ def test_openai_and_the_older_endpoint_give_the_same_vectors(original) -> None:
     assert np.abs(np.array(older) - raw).max() <= TOLERANCE * np.linalg.norm(raw)
 
 
-def test_fewer_dimensions_are_the_first_ones_at_length_one(original) -> None:
+def test_fewer_dimensions_are_the_first_ones_normalised(original) -> None:
     reply = ask(original, "/v1/embeddings", input=TEXTS[0], dimensions=10).json()
     expected = unit(original.vectors(TEXTS[:1])[0, :10])
     assert np.abs(np.array(reply["data"][0]["embedding"]) - expected).max() <= TOLERANCE
 
 
-def test_a_long_text_is_cut_as_the_tokenizer_cuts_it(original) -> None:
+def test_a_long_text_is_truncated_as_by_the_tokenizer(original) -> None:
     for most in (CONTEXT, 16):
         options = {} if most == CONTEXT else {"options": {"num_ctx": most}}
         reply = ask(original, "/api/embed", input=FAR_TOO_LONG, **options).json()
@@ -187,7 +187,7 @@ def test_a_long_text_is_cut_as_the_tokenizer_cuts_it(original) -> None:
         assert reply["prompt_eval_count"] == most
 
 
-def test_a_long_text_that_may_not_be_cut_is_refused(original) -> None:
+def test_a_long_text_without_truncation_is_refused(original) -> None:
     response = ask(original, "/api/embed", input=FAR_TOO_LONG, truncate=False)
     assert response.status_code == 400
     assert "the input length exceeds the context length" in response.json()["error"]
@@ -195,7 +195,7 @@ def test_a_long_text_that_may_not_be_cut_is_refused(original) -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("truncate", [True, False])
-def test_words_behind_many_spaces_and_long_ones_are_read(tmp_path, name, truncate) -> None:
+def test_words_after_many_spaces_and_long_words_are_tokenised(tmp_path, name, truncate) -> None:
     original = made(name, tmp_path)
     reply = ask(original, "/api/embed", input=list(LONG_IN_CHARACTERS), truncate=truncate).json()
     expected = original.vectors(LONG_IN_CHARACTERS)

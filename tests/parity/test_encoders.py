@@ -54,7 +54,7 @@ def pair(request, tmp_path_factory) -> Pair:
 
 
 def paged(encoder: DecoderModel, *texts: list[int]) -> PagedDecoder:
-    """Ready for a text in each slot, each read in both directions."""
+    """A cache with a text in each slot, with attention in both directions."""
     cache = PagedDecoder(encoder)
     for slot, tokens in enumerate(texts):
         whole = ImageSpan(0, len(tokens), whole=True, digest=b"")
@@ -75,7 +75,7 @@ def test_two_texts_in_one_batch_agree(pair) -> None:
     assert (states - expected).abs().max() <= TOLERANCE
 
 
-def test_the_rows_that_are_asked_for_are_returned(pair) -> None:
+def test_the_requested_rows_are_returned(pair) -> None:
     tokens = random_tokens(30, seed=4)
     states = paged(pair.encoder, tokens).states({0: tokens}, outputs=[29, 0])
     assert (states - pair.expected(tokens)[[29, 0]]).abs().max() <= TOLERANCE
@@ -93,7 +93,7 @@ def test_a_step_allocates_no_more_than_it_declares(pair) -> None:
 
 @pytest.mark.parametrize("config", ["bert", "nomic_bert"])
 @pytest.mark.parametrize("type", QUANTIZED_TYPES)
-def test_quantized_copies_mean_their_weights(tmp_path, config, type) -> None:
+def test_quantized_copies_agree_with_their_dequantised_weights(tmp_path, config, type) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny(path, LARGE[config], type=type, maker=AutoModel)
     keys = {"general.architecture": config.replace("_", "-")}

@@ -1,4 +1,4 @@
-"""The whole engine on tiny models answers as `transformers` does, alone or in a crowd."""
+"""The whole engine on tiny models against `transformers`, alone and in batches."""
 
 import asyncio
 import contextlib
@@ -133,7 +133,9 @@ def test_greedy_answers_are_those_of_transformers(either) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("cache_tokens", [256, None])
-def test_a_crowd_gets_what_each_request_gets_alone(either, depth: int, cache_tokens) -> None:
+def test_requests_in_a_batch_get_the_answers_they_get_alone(
+    either, depth: int, cache_tokens
+) -> None:
     model, _ = either
     requests = mixed_requests(model.tokenizer.vocab_size)
     with running(model, prefix_cache=False, step_tokens=256) as engine:
@@ -163,7 +165,7 @@ def test_a_follow_up_reuses_the_conversation_s_pages(tiny) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_chat_far_longer_than_the_window_goes_on_in_a_bounded_cache(sliding, depth: int) -> None:
+def test_a_chat_longer_than_the_window_fits_in_a_bounded_cache(sliding, depth: int) -> None:
     model, twin = sliding
     settings = {"context_tokens": 480, "max_sequences": 1, "depth": depth, "step_tokens": 16}
     turn, cached, answered = tuple(range(40, 90)), 0, []

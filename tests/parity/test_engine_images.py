@@ -1,4 +1,4 @@
-"""The whole engine on a tiny model that attends to images: alone, in a crowd, as `transformers`."""
+"""The whole engine on a tiny model with cross-attention to images against `transformers`."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from tests.parity.image_rows import (
     PictureTower,
     logits_of_twin,
     tiny_config,
-    write_seeing,
+    write_with_image_size,
 )
 from tests.parity.test_engine import answers
 from tests.tiny_models import write_tiny
@@ -32,7 +32,7 @@ TILES_OF = {b"\x00": 3, b"\x01": 1, b"\x02": 2}
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "seeing.gguf"
-    twin = write_seeing(path, tiny_config())
+    twin = write_with_image_size(path, tiny_config())
     return load(path, device=CPU, dtype=torch.float32), twin
 
 
@@ -59,7 +59,7 @@ def conversation(tokens: list[int], pictures: list[Picture], image_token: int) -
     return tuple(tokens)
 
 
-def crowd(model, twin) -> list[tuple[GenerationRequest, list[Picture]]]:
+def mixed_requests(model, twin) -> list[tuple[GenerationRequest, list[Picture]]]:
     """Prompts that share beginnings and pictures; some have none, some begin with one."""
     r = random.Random(5)
     vocab = model.tokenizer.vocab_size
@@ -87,7 +87,9 @@ def about(pictures: list[Picture], *asked) -> GenerationRequest:
 
 def test_greedy_answers_about_images_are_those_of_transformers(seeing) -> None:
     model, twin = seeing
-    asked = [(r, pictures) for r, pictures in crowd(model, twin) if r.sampling.temperature == 0]
+    asked = [
+        (r, pictures) for r, pictures in mixed_requests(model, twin) if r.sampling.temperature == 0
+    ]
     with running(model) as engine:
         results = answers(engine, [request for request, _ in asked], together=True)
     known = model.tokenizer.vocab_size
@@ -100,14 +102,16 @@ def test_greedy_answers_about_images_are_those_of_transformers(seeing) -> None:
 @pytest.fixture(scope="module")
 def alone(seeing):
     model, twin = seeing
-    requests = [request for request, _ in crowd(model, twin)]
+    requests = [request for request, _ in mixed_requests(model, twin)]
     with running(model, prefix_cache=False, step_tokens=256) as engine:
         return requests, answers(engine, requests, together=False)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("cache_tokens", [256, None])
-def test_a_crowd_gets_what_each_request_gets_alone(seeing, alone, depth, cache_tokens) -> None:
+def test_requests_in_a_batch_get_the_answers_they_get_alone(
+    seeing, alone, depth, cache_tokens
+) -> None:
     model, _ = seeing
     requests, expected = alone
     with running(model, depth=depth, cache_tokens=cache_tokens) as engine:
@@ -142,7 +146,7 @@ def test_a_follow_up_reuses_the_rows_of_its_images(seeing) -> None:
     assert tower.encoded[1:] == [picture.digest, other.digest]  # the first is the worst one's
 
 
-def test_a_model_that_sees_no_images_answers_without_a_cache_for_them(tmp_path) -> None:
+def test_a_model_without_images_has_no_cache_for_them(tmp_path) -> None:
     path = tmp_path / "blind.gguf"
     twin = write_tiny(path, tiny_config(), **OPTIONS)
     model = load(path, device=CPU, dtype=torch.float32)
@@ -154,7 +158,7 @@ def test_a_model_that_sees_no_images_answers_without_a_cache_for_them(tmp_path) 
     assert list(delta.tokens) == logits[:, : model.tokenizer.vocab_size].argmax(-1).tolist()
 
 
-def test_more_images_than_the_model_takes_are_refused(seeing) -> None:
+def test_more_images_than_the_model_accepts_are_refused(seeing) -> None:
     model, _ = seeing
     pictures = [Picture(at, 3, b"\x00") for at in range(5)]
     request = about(pictures, "a", tuple(range(20)), StopRules(5), SamplingParams())

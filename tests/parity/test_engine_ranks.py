@@ -1,4 +1,4 @@
-"""Engines over several processes answer as those of one do, and end when a process ends."""
+"""Engines over several processes answer as one process does, and fail when a process ends."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
 
 from model_zoo.registry import load
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -26,19 +25,20 @@ from runtime.engine.request import (
 )
 from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
 from runtime.vision.encoder import LocalEncoder
-from tests.parity import image_rows, test_engine_images, test_qwen3moe, test_qwen3vl
+from tests.parity import image_rows, test_engine_images
 from tests.parity.test_engine import SLIDING, answers, mixed_requests, running
+from tests.parity.text_families import TEXT_MODELS
 from tests.patience import HANG_S
 from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
 from tests.tiny_models import write_tiny, write_tiny_llama
-from tests.unit.runtime.vision import PretendTower, picture
+from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 
-EXPERTS = Qwen3MoeConfig(**(test_qwen3moe.SIZES | {"moe_intermediate_size": 64}))
+EXPERTS = TEXT_MODELS["qwen3moe"].config(moe_intermediate_size=64)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """For each rank; more would keep the others waiting."""
+    """One thread for each rank, so that ranks do not wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[list[Follower]]:
-    """Processes that are followers in one test after the other."""
+    """Follower processes that several tests use in turn."""
     with followers(3) as processes:
         yield processes
 
@@ -57,7 +57,7 @@ def write_llama(path: Path) -> None:
 
 
 def write_blocks(path: Path) -> None:
-    """A row is one block, so that ranks can divide it by outputs alone."""
+    """A row is one block, so ranks can divide matrices by outputs only."""
     write_tiny_llama(path, config="rows_of_256", type="Q4_K", overrides={"attn_v": "Q8_0"})
 
 
@@ -80,10 +80,10 @@ def write_experts(path: Path) -> None:
         (write_experts, 4, 1, 5),
     ],
 )
-def test_a_crowd_gets_from_ranks_what_it_gets_from_one(
+def test_requests_in_a_batch_get_the_answers_of_one_rank(
     tmp_path, three, write, size: int, depth: int, count: int
 ) -> None:
-    """Prompts longer than a step, prefixes that come again, and too few pages for all at once."""
+    """Prompts longer than a step, repeated prefixes, and too few pages for all requests."""
     write(tmp_path / "tiny.gguf")
     model = load(tmp_path / "tiny.gguf", device=CPU, dtype=torch.float32)
     requests = mixed_requests(model.tokenizer.vocab_size)[:count]
@@ -99,7 +99,7 @@ def test_a_crowd_gets_from_ranks_what_it_gets_from_one(
         assert statistics.cached_tokens_total > 0 and statistics.preemptions_total > 0
 
 
-def test_vectors_of_prompts_come_from_ranks_too(tmp_path, three) -> None:
+def test_embeddings_are_those_of_one_rank(tmp_path, three) -> None:
     write_llama(tmp_path / "tiny.gguf")
     model = load(tmp_path / "tiny.gguf", device=CPU, dtype=torch.float32)
     requests = [
@@ -117,9 +117,9 @@ def test_vectors_of_prompts_come_from_ranks_too(tmp_path, three) -> None:
 
 
 def test_images_in_the_text_reach_all_ranks(tmp_path, three) -> None:
-    """With features for the first layer behind the embeddings, and places in rows and columns."""
+    """With deepstack features of the first layer, and positions in rows and columns."""
     path = tmp_path / "tiny.gguf"
-    write_tiny(path, test_qwen3vl.CONFIGS["plain"])
+    TEXT_MODELS["qwen3vl"].write(path)
     width = 2 * load(path, device=CPU, dtype=torch.float32).decoder.hidden_size
     requests = [about_a_picture(number) for number in range(1, 5)]
     with divided_engine(path, [], encoder=encoder_of(width)) as (model, engine):
@@ -131,11 +131,11 @@ def test_images_in_the_text_reach_all_ranks(tmp_path, three) -> None:
     assert len({d.tokens for d in divided}) == len(requests)
 
 
-def test_images_at_the_side_reach_all_ranks(tmp_path, three) -> None:
+def test_cross_attention_images_reach_all_ranks(tmp_path, three) -> None:
     path = tmp_path / "tiny.gguf"
-    twin = image_rows.write_seeing(path, image_rows.tiny_config())
+    twin = image_rows.write_with_image_size(path, image_rows.tiny_config())
     model = load(path, device=CPU, dtype=torch.float32)
-    requests = [request for request, _ in test_engine_images.crowd(model, twin)[:8]]
+    requests = [request for request, _ in test_engine_images.mixed_requests(model, twin)[:8]]
     with test_engine_images.running(model) as engine:
         alone = answers(engine, requests, together=True)
     encoder = LocalEncoder(image_rows.PictureTower(), device=CPU)
@@ -155,7 +155,7 @@ def about_a_picture(number: int) -> GenerationRequest:
     return GenerationRequest(str(number), prompt, StopRules(9), greedy, (span,), images=(image,))
 
 
-def test_what_a_rank_lacks_is_told_by_the_first(tmp_path, three) -> None:
+def test_an_error_of_a_rank_is_reported_by_rank_0(tmp_path, three) -> None:
     write_llama(tmp_path / "tiny.gguf")
     write_tiny_llama(tmp_path / "other.gguf", config="gqa", seed=1)
     lead = RankZero(HOST, 2)
@@ -183,7 +183,7 @@ def test_a_rank_that_dies_ends_the_streams_with_an_error(tmp_path, three, monkey
             asyncio.run(first_delta(engine, "b"))
 
 
-def test_a_rank_that_dies_while_nobody_asks_is_noticed(tmp_path, three) -> None:
+def test_a_rank_that_dies_without_requests_is_noticed(tmp_path, three) -> None:
     write_llama(tmp_path / "tiny.gguf")
     with divided_engine(tmp_path / "tiny.gguf", three[1:]) as (_, engine):
         engine.check()
@@ -199,7 +199,7 @@ async def first_delta(engine: AsyncEngine, name: str) -> Delta:
 
 
 def kill_at_token(number: int, follower: Follower, monkeypatch) -> None:
-    """While the engine takes in that token, so the next step is computed without the follower."""
+    """When the engine takes in that token, so the next step runs without the follower."""
     token_bytes, taken = Tokenizer.token_bytes, itertools.count(1)
 
     def killing(tokenizer: Tokenizer, token: int) -> bytes:
@@ -220,7 +220,7 @@ async def whole_answer(engine: AsyncEngine) -> Delta:
 
 
 def check_for_a_while(engine: AsyncEngine) -> None:
-    """Until it raises."""
+    """Repeat the check until it raises."""
     deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         engine.check()

@@ -1,37 +1,29 @@
-"""The whole engine on models that keep a state for each sequence: alone, in a crowd, preempted."""
+"""The whole engine on recurrent models: alone, in batches, and preempted."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers.models.qwen3_5 import modeling_qwen3_5
-from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
 from model_zoo.registry import load
 from runtime.engine.request import Delta, GenerationRequest, Pooling, SamplingParams, StopRules
-from tests.parity.delta_rule import step_by_step
 from tests.parity.test_engine import CPU, answers, mixed_requests, running
-from tests.parity.test_qwen35 import dense, experts
-from tests.tiny_models import write_tiny
+from tests.parity.text_families import TEXT_MODELS
 
-CONFIGS = {
-    "experts": experts(),
-    "a_state_last": dense(num_hidden_layers=3, full_attention_interval=2),
-}
+CONFIGS = [("qwen35moe", "plain"), ("qwen35", "recurrent_last_layer")]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def hybrid(request, tmp_path_factory) -> Iterator[tuple]:
+@pytest.fixture(scope="module", params=CONFIGS, ids="-".join)
+def hybrid(request, tmp_path_factory) -> tuple:
     path = tmp_path_factory.mktemp("models") / "hybrid.gguf"
-    with step_by_step(modeling_qwen3_5, modeling_qwen3_5_moe):
-        twin = write_tiny(path, CONFIGS[request.param])
-        yield load(path, device=CPU, dtype=torch.float32), twin
+    family, config = request.param
+    twin = TEXT_MODELS[family].write(path, config)
+    return load(path, device=CPU, dtype=torch.float32), twin
 
 
 @pytest.fixture(scope="module")
 def alone(hybrid) -> list[Delta]:
-    """What each of the mixed requests gets alone, in steps that seldom cut a prompt."""
+    """The answer to each of the mixed requests alone, with few chunks."""
     model, _ = hybrid
     with running(model, step_tokens=256) as engine:
         return answers(engine, mixed_requests(model.tokenizer.vocab_size), together=False)
@@ -58,7 +50,9 @@ def test_greedy_answers_are_those_of_transformers(hybrid) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("cache_tokens", [256, None])
-def test_a_crowd_gets_what_each_request_gets_alone(hybrid, alone, depth, cache_tokens) -> None:
+def test_requests_in_a_batch_get_the_answers_they_get_alone(
+    hybrid, alone, depth, cache_tokens
+) -> None:
     """Prompts share prefixes, steps cut them anywhere, and few pages make for preemption."""
     model, _ = hybrid
     requests = mixed_requests(model.tokenizer.vocab_size)

@@ -27,7 +27,7 @@ from tests.chat_templates import (
     plain,
     rendered_by_transformers,
 )
-from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 Turn = dict[str, Any]
 NOW = datetime(2031, 5, 4, 3, 2, 1)

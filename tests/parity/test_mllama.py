@@ -1,4 +1,4 @@
-"""Logits of Llama 3.2 Vision, the text model, against `transformers`, on tiny random models."""
+"""Logits of Llama 3.2 Vision's text model with images, on tiny random models."""
 
 import pytest
 import torch
@@ -7,31 +7,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.memory_profile import peak_bytes
 from tests.parity.agreement import (
-    CHECKS,
-    QUANTIZED_TYPES,
     TOLERANCE,
     Pair,
-    check_quantized,
-    load_decoder,
     random_tokens,
 )
 from tests.parity.image_rows import (
-    OPTIONS,
     TILES,
     Picture,
     logits_of_twin,
-    tiny_config,
-    write_seeing,
 )
 from tests.parity.paged_decoder import PagedDecoder
-from tests.tiny_models import tiny_tokenizer, write_tiny
+from tests.parity.text_families import TEXT_MODELS
 
-CONFIGS = {
-    "plain": tiny_config(),
-    "cross_layer_last": tiny_config(cross_attention_layers=[0, 4]),
-    "every_head_its_own": tiny_config(num_key_value_heads=4),
-}
-LARGE = tiny_config(hidden_size=256, intermediate_size=256)
+MLLAMA = TEXT_MODELS["mllama"]
 LENGTH = 40
 # How images may lie in a text of that length: their positions and tiles.
 SCENES = {
@@ -46,28 +34,9 @@ SCENES = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=MLLAMA.configs)
 def pair(request, tmp_path_factory) -> Pair:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    twin = write_seeing(path, CONFIGS[request.param])
-    return Pair(load_decoder(path), twin, tiny_tokenizer().get_vocab_size())
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_logits_without_images_agree(pair, check) -> None:
-    CHECKS[check](pair)
-
-
-@pytest.mark.parametrize("type", QUANTIZED_TYPES)
-def test_quantized_copies_agree(tmp_path, type) -> None:
-    check_quantized(LARGE, tmp_path, type, **OPTIONS)
-
-
-def test_a_file_that_sees_no_images_agrees(tmp_path) -> None:
-    twin = write_tiny(tmp_path / "blind.gguf", CONFIGS["plain"], **OPTIONS)
-    decoder = load_decoder(tmp_path / "blind.gguf")
-    assert decoder.cache_layers[1].kind.capacity(100) == 0
-    CHECKS["two_chunks"](Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
+    return MLLAMA.pair(tmp_path_factory.mktemp("models") / "tiny.gguf", request.param)
 
 
 @pytest.fixture(scope="module")

@@ -8,30 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.registry import class_for, load
+from model_zoo.registry import LoadOptions, class_for, load
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.engine.assembly import EngineOptions, assemble
-from runtime.errors import DoesNotFitError, UnsupportedModelError
+from runtime.errors import DoesNotFitError
 from runtime.worker.model import Batch, DecoderModel
-from tests.parity import test_gemma3, test_gemma3n, test_gemma4, test_gptoss, test_qwen3next
 from tests.parity.agreement import random_tokens
 from tests.parity.paged_decoder import PagedDecoder
 from tests.parity.test_engine import answers, mixed_requests, running
-from tests.tiny_models import write_tiny, write_tiny_llama
+from tests.parity.text_families import TEXT_MODELS
+from tests.tiny_models import write_tiny_llama
 
 CPU = torch.device("cpu")
 MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "gemma3": test_gemma3.CONFIGS["plain"],
-    "gemma4": test_gemma4.CONFIGS["all_at_once"],
-    "gpt-oss": test_gptoss.CONFIGS["plain"],
-    "qwen3next": test_qwen3next.CONFIGS["plain"],
-}
+# Between them: windows, shared keys, experts, sinks and recurrent layers.
+FAMILIES = ("deepseek2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "olmo2", "qwen3next")
 
 
 def staged(count: int) -> LayerPlacement:
@@ -47,11 +42,12 @@ def decoder_of(path: Path, layer_placement: LayerPlacement | None) -> DecoderMod
     return class_for(metadata)(scope, metadata)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_one_device(tmp_path, name: str) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_tiny(path, CONFIGS[name])
-    layers = CONFIGS[name].get_text_config().num_hidden_layers
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_one_device(tmp_path, family: str) -> None:
+    path, row = tmp_path / "tiny.gguf", TEXT_MODELS[family]
+    name = row.divided or "plain"
+    row.write(path, name)
+    layers = row.config(name).get_text_config().num_hidden_layers
     tokens, found = random_tokens(41, seed=1), []
     for layer_placement in (None, staged(layers)):
         paged = PagedDecoder(decoder_of(path, layer_placement))
@@ -74,8 +70,8 @@ def test_every_device_holds_its_layers_and_the_main_one_the_rest(tmp_path) -> No
 
 def test_a_step_travels_once_to_each_device(tmp_path, monkeypatch) -> None:
     path = tmp_path / "tiny.gguf"
-    write_tiny(path, CONFIGS["gemma3"])
-    layers = CONFIGS["gemma3"].num_hidden_layers
+    TEXT_MODELS["gemma3"].write(path)
+    layers = TEXT_MODELS["gemma3"].sizes["num_hidden_layers"]
     paged = PagedDecoder(decoder_of(path, staged(layers)))
     went: list[torch.device] = []
     move = Batch.to
@@ -92,9 +88,8 @@ def test_an_engine_over_stages_answers_as_one_device(tmp_path) -> None:
     with running(model) as engine:
         alone = answers(engine, requests, together=True)
     layer_placement = LayerPlacement((OTHERS[0], OTHERS[1]), MAIN)
-    model = load(
-        path, device=MAIN, dtype=torch.float32, place=lambda file, outline: layer_placement
-    )
+    options = LoadOptions(place=lambda file, outline: layer_placement)
+    model = load(path, device=MAIN, dtype=torch.float32, options=options)
     options = EngineOptions(context_tokens=256, max_sequences=8, step_tokens=32)
     engine, memory = assemble(
         model.decoder, model.tokenizer.token_bytes, device=MAIN, options=options
@@ -113,19 +108,10 @@ def test_each_device_must_have_room(tmp_path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, config="gqa")
     layer_placement = LayerPlacement((OTHERS[0], OTHERS[0]), MAIN)
-    model = load(
-        path, device=MAIN, dtype=torch.float32, place=lambda file, outline: layer_placement
-    )
+    options = LoadOptions(place=lambda file, outline: layer_placement)
+    model = load(path, device=MAIN, dtype=torch.float32, options=options)
     options = EngineOptions(
         context_tokens=256, max_sequences=2, step_tokens=8, memory_bytes=model.decoder.weight_bytes
     )
     with pytest.raises(DoesNotFitError, match="cpu"):
         assemble(model.decoder, model.tokenizer.token_bytes, device=MAIN, options=options)
-
-
-def test_an_architecture_whose_layers_cannot_move_is_refused(tmp_path) -> None:
-    write_tiny(tmp_path / "a.gguf", next(iter(test_gemma3n.CONFIGS.values())))
-    options = {"device": MAIN, "dtype": torch.float32}
-    with pytest.raises(UnsupportedModelError, match="gemma3n cannot be placed on several devices"):
-        load(tmp_path / "a.gguf", **options, place=lambda file, outline: staged(4))
-    assert load(tmp_path / "a.gguf", **options, place=lambda file, outline: None)

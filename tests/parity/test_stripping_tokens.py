@@ -15,7 +15,7 @@ from transformers import RobertaTokenizer
 from model_zoo.tokenizers.byte_level import splitter
 from model_zoo.tokenizers.pretokenizers import choose_pre_tokenizer
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 LEFT, RIGHT, BOTH = {"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}
 # What each family's tokenizer.json has for these tokens.

@@ -1,11 +1,11 @@
-"""The largest images of every family: as its processor produces them, and memory for all of them.
+"""The largest images of every vision family: what its processor produces, and their memory.
 
-Files state the limits of images in several ways, or not at all; each way is tried with numbers of
-rows that no rectangle has, that are tiny, and that are no multiples of a patch.
+Files state the limits of images in several ways, or not at all. The limits here are numbers of rows
+that no rectangle has, tiny ones, and areas that are no multiples of a patch.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -17,24 +17,20 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.images.prepared import Outline, blank
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.registry import load
-from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError, RequestError
-from runtime.vision.encoder import LocalEncoder, most_pixels
+from runtime.errors import DoesNotFitError, ModelFileError, RequestError
+from runtime.vision.encoder import LocalEncoder, max_pixel_elements
 from tests.gguf_files import rewrite
 from tests.memory_profile import peak_bytes
-from tests.parity import test_vision_qwen3vl, test_vision_qwen25vl
 from tests.parity.test_engine import answers
-from tests.parity.test_vision_engine import FAMILIES, check_answer, request, running
-from tests.parity.vision_agreement import FLAVOURS, Seeing, make_seeing
+from tests.parity.test_vision_engine import check_answer, request, running
+from tests.parity.vision_agreement import FLAVOURS, VisionPair
+from tests.parity.vision_families import VISION_MODELS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-# Of each family the flavours of its files, and what each calls the limits.
-FILES: Mapping[str, Sequence[str]] = {
-    "gemma3": FLAVOURS, "gemma4": FLAVOURS, "idefics3": ("llama.cpp",), "internvl": ("llama.cpp",),
-    "llama4": FLAVOURS, "llava": ("llama.cpp",), "llava_next": ("llama.cpp",),
-    "mistral3": FLAVOURS, "mllama": ("ollama",), "qwen25vl": FLAVOURS, "qwen3vl": FLAVOURS,
-}  # fmt: skip
+# Their processors have the limits of other rows.
+SAME_LIMITS = ("gemma4_small", "llava_cropped")
 QWEN_KEYS = {
     ("qwen25vl", "llama.cpp"): ("vision.image_min_pixels", "vision.image_max_pixels"),
     ("qwen25vl", "ollama"): ("vision.min_pixels", "vision.max_pixels"),
@@ -83,8 +79,9 @@ def limits_of(family: str, flavour: str) -> Iterator[Limits]:
 
 CASES = [
     (family, flavour, limits)
-    for family, flavours in FILES.items()
-    for flavour in flavours
+    for family, row in VISION_MODELS.items()
+    if family not in SAME_LIMITS
+    for flavour in row.flavours
     for limits in limits_of(family, flavour)
 ]
 
@@ -103,10 +100,7 @@ class Made:
         folder = self._folder(family, flavour)
         own = folder / "mmproj-tiny.gguf"
         source = own if own.exists() else folder / "tiny.gguf"
-        name = "clip" if own.exists() else family
-        keys = {f"{name}.{key}": value for key, value in limits.items()}
-        changed = folder / f"changed-{source.name}"
-        rewrite(source, changed, keys={"general.architecture": name, **keys})
+        changed = rewrite(source, folder / f"changed-{source.name}", own_keys=limits)
         options = {"device": device, "dtype": torch.float32}
         if own.exists():
             return load(folder / "tiny.gguf", projector=changed, **options)
@@ -115,16 +109,7 @@ class Made:
     def _folder(self, family: str, flavour: str) -> Path:
         if (family, flavour) not in self._folders:
             folder = self._folders[family, flavour] = self._factory.mktemp("models")
-            made = FAMILIES[family]
-            make_seeing(
-                made.config(),
-                folder,
-                made.module.expected,
-                special=made.module.SPECIAL,
-                spelled=made.spelled,
-                flavour=flavour,
-                settings=made.settings,
-            )
+            VISION_MODELS[family].write(folder, flavour=flavour)
         return self._folders[family, flavour]
 
 
@@ -144,7 +129,7 @@ def sizes(count: int) -> Iterator[tuple[int, int]]:
         yield 200 * int(sides[1]), int(sides[1])
 
 
-def outlines(model: ChatModel, count: int) -> list[Outline]:
+def outlines(model: ChatModel, count: int) -> list[ImageOutline]:
     """What the processor makes of images of many sizes, as far as it accepts them."""
     found = []
     for height, width in sizes(count):
@@ -158,9 +143,9 @@ def outlines(model: ChatModel, count: int) -> list[Outline]:
 def check_limits(model: ChatModel) -> None:
     tower, processor = model.vision.tower, model.vision.processor
     largest, image = processor.largest, tower.largest()
-    assert Outline(tuple(image.pixels.shape), image.grid, image.rows) == largest
+    assert ImageOutline(tuple(image.pixels.shape), image.grid, image.rows) == largest
     assert 1 <= largest.rows <= processor.most_rows == tower.limits.rows
-    most = most_pixels(tower)
+    most = max_pixel_elements(tower)
     for outline in outlines(model, 300):
         assert 1 <= outline.rows <= tower.limits.rows
         assert prod(outline.shape) <= most
@@ -210,8 +195,8 @@ def test_limits_that_exceed_the_memory_are_refused_before_anything_is_encoded(
 ) -> None:
     _, most = QWEN_KEYS["qwen25vl", flavour]
     model = made.load("qwen25vl", flavour, {most: 1 << 24})
-    seeing = Seeing(model, None, test_vision_qwen25vl.expected)
-    with pytest.raises(DoesNotFitError), running(seeing, memory_bytes=1 << 28):
+    pair = VisionPair(model, None, VISION_MODELS["qwen25vl"].expected)
+    with pytest.raises(DoesNotFitError), running(pair, memory_bytes=1 << 28):
         pass
 
 
@@ -233,19 +218,12 @@ def test_qwen25vl_starts_and_answers_where_its_file_states_no_limits(tmp_path, f
 
     The largest image is then of 14 x 191 rows, which fill 2 << 20 pixels best.
     """
-    seeing = make_seeing(
-        test_vision_qwen25vl.config(),
-        tmp_path,
-        test_vision_qwen25vl.expected,
-        special=test_vision_qwen25vl.SPECIAL,
-        spelled=FAMILIES["qwen25vl"].spelled,
-        flavour=flavour,
-    )
-    assert seeing.model.tower.largest().grid == (14, 191)
-    about = "images in two turns"
-    with running(seeing) as engine:
-        [delta] = answers(engine, [request(seeing, about)], together=True)
-    check_answer(seeing, about, delta)
+    pair = VISION_MODELS["qwen25vl"].write(tmp_path, flavour=flavour, processor={})
+    assert pair.model.tower.largest().grid == (14, 191)
+    name = "images in two turns"
+    with running(pair) as engine:
+        [delta] = answers(engine, [request(pair, name)], together=True)
+    check_answer(pair, name, delta)
 
 
 IMPOSSIBLE = [
@@ -261,17 +239,3 @@ def test_values_with_which_no_image_can_be_computed_are_refused_by_key(
 ) -> None:
     with pytest.raises(ModelFileError, match=re.escape(f".{key}` is ")):
         made.load(family, flavour, {key: value})
-
-
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_features_for_more_layers_than_the_text_model_has_are_refused(tmp_path, flavour) -> None:
-    config = test_vision_qwen3vl.config(test_vision_qwen3vl.Qwen3VLConfig, num_hidden_layers=2)
-    with pytest.raises(ConfigurationError, match=r"first 2 layers .* at least 3, .* has 2"):
-        make_seeing(
-            config,
-            tmp_path,
-            test_vision_qwen3vl.expected,
-            special=test_vision_qwen3vl.SPECIAL,
-            spelled=FAMILIES["qwen3vl"].spelled,
-            flavour=flavour,
-        )

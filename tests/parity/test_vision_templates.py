@@ -9,11 +9,11 @@ import pytest
 
 from model_zoo.chat.messages import ChatTemplate, Message
 from tests.chat_templates import template_source
-from tests.parity.seeing_families import BOS, FAMILIES, TALKS, model_of, places
+from tests.parity.placeholder_families import BOS, CONVERSATIONS, FAMILIES, model_of, places
 from tests.vision_prompts import as_transformers, library_tokenizer, pictures
 
 MARKER = re.compile(r"<\|[^<>|\s]+\|>|\[/?[A-Z_]+\]|<end_of_utterance>")
-# All images of a turn before its texts, which it takes from a list alone.
+# All images of a turn come before its texts; content must be a list.
 IMAGES_FIRST = (
     "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
     "{% for part in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}"
@@ -21,7 +21,7 @@ IMAGES_FIRST = (
     "{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-# A text alone or a list, each image on a line of its own.
+# Content is a text or a list; each image is on a line of its own.
 ON_LINES = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
@@ -50,8 +50,8 @@ def source_of(family: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["pixtral", "llama4", "gemma4", "llava", "idefics3", "internvl"])
-@pytest.mark.parametrize("about", TALKS)
-def test_templates_show_images_as_in_transformers(name: str, about: str) -> None:
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_templates_show_images_as_in_transformers(name: str, conversation: str) -> None:
     family, source = FAMILIES[name], source_of(name)
     written = set(MARKER.findall(source)) - {BOS, *family.reserved}
     special = tuple(sorted(written))
@@ -59,19 +59,16 @@ def test_templates_show_images_as_in_transformers(name: str, about: str) -> None
         library_tokenizer((BOS, *family.reserved, *special), bos_token=BOS, **family.named)
     )
     processor.chat_template = source
-    chat = as_transformers(TALKS[about])
+    chat = as_transformers(CONVERSATIONS[conversation])
     text = processor.apply_chat_template(chat, add_generation_prompt=True)
-    images = pictures(TALKS[about]) or None
+    images = pictures(CONVERSATIONS[conversation]) or None
     made = processor(text=[text], images=images, add_special_tokens=False)
     model = model_of(family, source, special, bos_token=BOS, eos_token="<|im_end|>")
-    talk = TALKS[about]
-    if name in (
-        "pixtral",
-        "llama4",
-        "gemma4",
-    ):  # which show a text and a list of one text differently
-        talk = [replace(m, content=m.content if m.images else (m.content,)) for m in talk]
-    prompt = model.prepare(talk)
+    messages = CONVERSATIONS[conversation]
+    # These render a text and a list of one text differently.
+    if name in ("pixtral", "llama4", "gemma4"):
+        messages = [replace(m, content=m.content if m.images else (m.content,)) for m in messages]
+    prompt = model.prepare(messages)
     ids = np.asarray(made["input_ids"][0]).tolist()
     assert list(prompt.tokens) == ids
     place = model.tokenizer.id_of(family.place)
@@ -79,14 +76,15 @@ def test_templates_show_images_as_in_transformers(name: str, about: str) -> None
 
 
 @pytest.mark.parametrize("name", ["llava", "idefics3", "internvl"])
-def test_raw_prompts_have_in_an_images_place_what_transformers_puts_there(name: str) -> None:
+def test_raw_prompts_have_the_placeholder_tokens_of_transformers(name: str) -> None:
     family = FAMILIES[name]
     model = model_of(family)
     tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
-    image = TALKS["an image alone"][0].images[0]
-    marker = model.vision.placement.marker
+    image = CONVERSATIONS["an image alone"][0].images[0]
+    marker = model.vision.placeholders.marker
     made = family.theirs(tokenizer)(
-        text=[f"USER: {marker}\nhello\n\n{marker}"], images=pictures(TALKS["an image alone"]) * 2
+        text=[f"USER: {marker}\nhello\n\n{marker}"],
+        images=pictures(CONVERSATIONS["an image alone"]) * 2,
     )
     prompt = model.prepare_text("USER: [img-0]\nhello\n\n[img-1]", (image, image))
     assert list(prompt.tokens) == np.asarray(made["input_ids"][0]).tolist()
@@ -95,9 +93,9 @@ def test_raw_prompts_have_in_an_images_place_what_transformers_puts_there(name: 
 @pytest.mark.parametrize(
     ("name", "alone"), [("llava", True), ("idefics3", True), ("internvl", False)]
 )
-def test_templates_that_take_texts_from_lists_alone_get_them_there(name: str, alone: bool) -> None:
+def test_texts_are_passed_as_lists_to_templates_that_need_lists(name: str, alone: bool) -> None:
     template = ChatTemplate(source_of(name))
     assert template.form.parts is alone
-    talk = [Message("user", "hello"), Message("assistant", "there"), Message("user", "again")]
-    rendered = template.render(talk)
-    assert all(message.text in rendered for message in talk)
+    messages = [Message("user", "hello"), Message("assistant", "there"), Message("user", "again")]
+    rendered = template.render(messages)
+    assert all(message.text in rendered for message in messages)

@@ -1,4 +1,4 @@
-"""Tiny models with eyes: both flavours of their files, and features against `transformers`."""
+"""Vision towers of tiny models: writing their files, loading them, and comparing features."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +16,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.vision.encoder import VisionTower
 from tests.memory_profile import peak_bytes
-from tests.parity.agreement import CHECKS, Pair, load_decoder
-from tests.tiny_models import tiny_tokenizer, write_tiny
+from tests.tiny_models import write_tiny
 
 TOLERANCE = 3e-5  # of a row's largest feature
 FLAVOURS = ("llama.cpp", "ollama")
@@ -25,7 +24,7 @@ Build = Callable[[TensorScope, Metadata], VisionTower]
 
 
 @dataclass(frozen=True)
-class VisionModel:
+class TowerPair:
     """A tower and the model of `transformers` that its file was made of."""
 
     tower: VisionTower
@@ -33,7 +32,7 @@ class VisionModel:
     path: Path
 
 
-def make_eyes(
+def make_tower(
     build: Build,
     config: PreTrainedConfig,
     folder: Path,
@@ -41,18 +40,18 @@ def make_eyes(
     flavour: str,
     type: str = "f32",
     maker: Any = None,
-) -> VisionModel:
-    """Write the tiny model of `config` and load the part of it that sees."""
+) -> TowerPair:
+    """Write the tiny model of `config` and load its vision tower."""
     path = folder / "tiny.gguf"
     twin = write_tiny(path, config, flavour=flavour, type=type, maker=maker)
     own = folder / "mmproj-tiny.gguf"
     assert own.exists() == (flavour == "llama.cpp")
     path = own if own.exists() else path
-    return VisionModel(load_tower(build, path), twin, path)
+    return TowerPair(load_tower(build, path), twin, path)
 
 
 def load_tower(build: Build, path: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
-    """No tensor of the part that sees may be missing, misshapen or left over."""
+    """No tensor of the vision model may be missing, misshapen or unused."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
     draft = TensorScope(file, device=META, dtype=dtype)
@@ -78,29 +77,6 @@ def worst(features: Tensor, expected: Tensor) -> float:
     assert features.shape == expected.shape, (features.shape, expected.shape)
     largest = expected.abs().amax(-1, keepdim=True)
     return ((features.float() - expected) / largest).abs().max().item()
-
-
-def random_tiles(vision: VisionModel, images: int, tiles: int) -> Tensor:
-    """For towers that take images in any number of tiles."""
-    return random_pixels(images, tiles, *vision.tower.largest().pixels.shape[1:])
-
-
-def check_features(
-    vision: VisionModel, pixels: Tensor, expected: Tensor, grid: tuple[int, int] = (1, 1)
-) -> None:
-    assert worst(encoded(vision.tower, pixels, grid), expected) <= TOLERANCE
-
-
-def check_each_alone(vision: VisionModel, pixels: Tensor, grid: tuple[int, int] = (1, 1)) -> None:
-    """No image changes what another one gets."""
-    together = encoded(vision.tower, pixels, grid)
-    assert torch.equal(together[1:2], encoded(vision.tower, pixels[1:2], grid))
-
-
-def check_text_beside(vision: VisionModel) -> None:
-    """The file beside the projector is the text model's, which answers as the twin does."""
-    decoder = load_decoder(vision.path.parent / "tiny.gguf")
-    CHECKS["whole_prompt"](Pair(decoder, vision.twin, tiny_tokenizer().get_vocab_size()))
 
 
 def check_limits(tower: VisionTower, images: int) -> None:

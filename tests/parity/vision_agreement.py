@@ -1,6 +1,6 @@
-"""Whole models with eyes against `transformers`: pictures and text in, log-probabilities out.
+"""Whole vision models against `transformers`: pictures and text in, log-probabilities out.
 
-A test file names tiny configurations, makes a `Seeing` of each and runs CHECKS on it.
+`vision_families.py` names tiny configurations; CHECKS run on a `VisionPair` of each.
 """
 
 import json
@@ -16,10 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.convert.convert import convert
+from model_zoo.convert.convert_folder import convert
 from model_zoo.registry import load
 from runtime.engine.request import ImageSpan
-from runtime.vision.encoder import PreparedImage
 from tests.parity.paged_decoder import PagedDecoder
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.vision_prompts import TEMPLATE, png
@@ -29,7 +28,7 @@ FLAVOURS = ("llama.cpp", "ollama")
 CPU = torch.device("cpu")
 
 WIDE, TALL = ImagePart(png(60, 130)), ImagePart(png(150, 70, seed=1))
-TALKS = {
+CONVERSATIONS = {
     "one image": [Message("user", (WIDE, "What is this?"))],
     "two images in one message": [Message("user", (WIDE, TALL, "Compare them."))],
     "images in two turns": [
@@ -51,15 +50,15 @@ Expected = Callable[[Any, Prompt], Tensor]
 
 
 @dataclass(frozen=True)
-class Seeing:
-    """A loaded model and its twin; `expected` asks the twin."""
+class VisionPair:
+    """A loaded model and its twin; `expected` computes logits of the twin."""
 
     model: ChatModel
     twin: Any
     expected: Expected
 
-    def prompt(self, about: str) -> Prompt:
-        return self.model.prepare(TALKS[about])
+    def prompt(self, name: str) -> Prompt:
+        return self.model.prepare(CONVERSATIONS[name])
 
     def features(self, prompt: Prompt) -> list[tuple[ImageSpan, Tensor]]:
         """Each span with the features of its image."""
@@ -81,12 +80,12 @@ class Seeing:
 
 
 def special_ids(special: Sequence[str]) -> dict[str, int]:
-    """Behind all tokens of the tiny tokenizer."""
+    """Ids of further tokens, behind all tokens of the tiny tokenizer."""
     first = tiny_tokenizer().get_vocab_size()
     return {text: first + index for index, text in enumerate(special)}
 
 
-def make_seeing(
+def make_vision_pair(
     config: PreTrainedConfig,
     folder: Path,
     expected: Expected,
@@ -96,16 +95,14 @@ def make_seeing(
     flavour: str,
     settings: dict[str, Any] | None = None,
     files: tuple[str, str] = ("tiny.gguf", "mmproj-tiny.gguf"),
-    **options: Any,
-) -> Seeing:
-    """`special`: further tokens; `spelled`: what the template writes for an image.
+) -> VisionPair:
+    """Write a tiny model of `config` to `folder`, convert and load it.
 
-    `settings`: of the image processor, as the checkpoint states them; `options`: of
-    `write_tiny_folder`.
+    `special`: further tokens; `spelled`: what the template writes for an image; `settings`: those
+    of the image processor, as the checkpoint states them.
     """
     source = folder / "checkpoint"
-    rows = {"padding_rows": len(special)} | options
-    twin = write_tiny_folder(source, config, **rows)
+    twin = write_tiny_folder(source, config, padding_rows=len(special))
     _write_tokenizer(source, special, spelled)
     (source / "preprocessor_config.json").write_text(json.dumps(settings or {}))
     path, projector = (folder / name for name in files)
@@ -113,7 +110,7 @@ def make_seeing(
     own = projector if projector.exists() else None
     assert (own is None) == (flavour == "ollama")
     model = load(path, projector=own, device=CPU, dtype=torch.float32)
-    return Seeing(model, twin, expected)
+    return VisionPair(model, twin, expected)
 
 
 def _write_tokenizer(folder: Path, special: Sequence[str], spelled: str) -> None:
@@ -129,35 +126,13 @@ def _write_tokenizer(folder: Path, special: Sequence[str], spelled: str) -> None
     tokenizer.save_pretrained(folder)
 
 
-def shown_in_order(prompt: Prompt) -> list[PreparedImage]:
-    """The image of each place in the prompt, also where it comes again."""
-    images = {image.digest: image for image in prompt.images}
-    firsts = [span for span in prompt.spans if span.first_row == 0]
-    return [images[span.digest] for span in firsts]
-
-
-def rectangles(prompt: Prompt, place: int, *, merge: int) -> dict[str, Any]:
-    """What the models of Qwen are asked with."""
-    ids = torch.tensor([prompt.tokens])
-    images = shown_in_order(prompt)
-    if not images:
-        return {"input_ids": ids}
-    grids = [[1, image.grid[0] * merge, image.grid[1] * merge] for image in images]
-    return {
-        "input_ids": ids,
-        "pixel_values": torch.cat([image.pixels for image in images]),
-        "image_grid_thw": torch.tensor(grids),
-        "mm_token_type_ids": (ids == place).int(),
-    }
-
-
-def fed(seeing: Seeing, prompts: Sequence[Prompt], cuts: Sequence[int] = ()) -> list[Tensor]:
-    """Logits of whole prompts together, each in a slot of its own; cut at `cuts`."""
+def fed(pair: VisionPair, prompts: Sequence[Prompt], cuts: Sequence[int] = ()) -> list[Tensor]:
+    """Logits of prompts fed together, each in its own slot, in chunks that end at `cuts`."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     pages = -(-longest // 8) + 1
-    paged = PagedDecoder(seeing.model.decoder, slots=len(prompts), pages_per_sequence=pages)
+    paged = PagedDecoder(pair.model.decoder, slots=len(prompts), pages_per_sequence=pages)
     for slot, prompt in enumerate(prompts):
-        paged.show(slot, seeing.features(prompt))
+        paged.show(slot, pair.features(prompt))
     found: list[list[Tensor]] = [[] for _ in prompts]
     for begin, end in zip((0, *cuts), (*cuts, longest), strict=True):
         parts = {slot: prompt.tokens[begin:end] for slot, prompt in enumerate(prompts)}
@@ -168,47 +143,47 @@ def fed(seeing: Seeing, prompts: Sequence[Prompt], cuts: Sequence[int] = ()) -> 
     return [torch.cat(rows) for rows in found]
 
 
-def check_talks(seeing: Seeing) -> None:
-    for about in TALKS:
-        prompt = seeing.prompt(about)
-        [logits] = fed(seeing, [prompt])
-        assert seeing.worst(logits, prompt) <= TOLERANCE, about
+def check_conversations(pair: VisionPair) -> None:
+    for name in CONVERSATIONS:
+        prompt = pair.prompt(name)
+        [logits] = fed(pair, [prompt])
+        assert pair.worst(logits, prompt) <= TOLERANCE, name
 
 
-def check_chunks(seeing: Seeing) -> None:
-    """Cut before, between and behind images; within one where its rows need not stay together."""
-    prompt = seeing.prompt("images in two turns")
+def check_chunks(pair: VisionPair) -> None:
+    """Chunks end before, between and after images, and inside one where the model allows it."""
+    prompt = pair.prompt("images in two turns")
     first, last = prompt.spans[0], prompt.spans[-1]
     cuts = [first.start, first.end, last.start, last.end]
     if not first.whole:
         cuts += [first.start + 1, (last.start + last.end) // 2]
     cuts = sorted({cut for cut in cuts if 0 < cut < len(prompt.tokens)})
-    [logits] = fed(seeing, [prompt], cuts)
-    assert seeing.worst(logits, prompt) <= TOLERANCE
+    [logits] = fed(pair, [prompt], cuts)
+    assert pair.worst(logits, prompt) <= TOLERANCE
 
 
-def check_crowd(seeing: Seeing) -> None:
+def check_batch(pair: VisionPair) -> None:
     """Two requests with images and two without, in one batch."""
-    abouts = ["images in two turns", "text alone", "an image in the middle", "text alone"]
-    prompts = [seeing.prompt(about) for about in abouts]
-    for prompt, logits in zip(prompts, fed(seeing, prompts), strict=True):
-        assert seeing.worst(logits, prompt) <= TOLERANCE
+    names = ["images in two turns", "text alone", "an image in the middle", "text alone"]
+    prompts = [pair.prompt(name) for name in names]
+    for prompt, logits in zip(prompts, fed(pair, prompts), strict=True):
+        assert pair.worst(logits, prompt) <= TOLERANCE
 
 
-def check_images_are_seen(seeing: Seeing) -> None:
-    """Another image, other logits: so the checks above mean something."""
-    prompt = seeing.model.prepare([Message("user", (WIDE, "What is this?"))])
-    other = seeing.model.prepare([Message("user", (ImagePart(png(60, 130, 5)), "What is this?"))])
+def check_images_change_logits(pair: VisionPair) -> None:
+    """Shows that the checks above compare what images contribute."""
+    prompt = pair.model.prepare([Message("user", (WIDE, "What is this?"))])
+    other = pair.model.prepare([Message("user", (ImagePart(png(60, 130, 5)), "What is this?"))])
     assert prompt.tokens == other.tokens
-    [logits], [others] = fed(seeing, [prompt]), fed(seeing, [other])
+    [logits], [others] = fed(pair, [prompt]), fed(pair, [other])
     one, another = (rows[-1].log_softmax(-1) for rows in (logits, others))
     known = one.isfinite()  # the head may lack rows
     assert (one - another)[known].abs().max() > 10 * TOLERANCE
 
 
-CHECKS: dict[str, Callable[[Seeing], None]] = {
-    "talks": check_talks,
+CHECKS: dict[str, Callable[[VisionPair], None]] = {
+    "conversations": check_conversations,
     "chunks": check_chunks,
-    "crowd": check_crowd,
-    "images_are_seen": check_images_are_seen,
+    "batch": check_batch,
+    "images_change_logits": check_images_change_logits,
 }

@@ -12,18 +12,9 @@ from torch import Tensor
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.gguf_files import matrices, rewrite
-from tests.parity import (
-    test_towers_gemma3,
-    test_towers_idefics3,
-    test_towers_internvl,
-    test_towers_llama4,
-    test_towers_llava,
-    test_towers_mistral3,
-    test_towers_qwen3vl,
-    test_towers_qwen25vl,
-)
-from tests.parity.towers import encoded, load_tower, make_eyes, worst
-from tests.peers.llama_cpp_eyes import their_features
+from tests.parity.tower_families import TOWERS, TowerFamily
+from tests.parity.towers import encoded, load_tower, worst
+from tests.peers.llama_cpp_vision import their_features
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 # It keeps keys, values and its table of GELU in half precision.
@@ -36,51 +27,48 @@ def picture(height: int, width: int) -> NDArray[np.uint8]:
 
 
 def gemma3(folder: Path) -> Compared:
-    family, image = test_towers_gemma3, picture(84, 84)
-    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    family, image = TOWERS["gemma3"], picture(84, 84)
+    vision = family.write(folder, flavour="llama.cpp")
     ours = encoded(vision.tower, STANDARD(image)[None])[0]
     return ours, their_features(folder / "tiny.gguf", vision.path, image, width=64)
 
 
 def mistral3(folder: Path) -> Compared:
-    """Theirs has a row of its own behind each line of the picture, and wants it in the file."""
-    family, image = test_towers_mistral3, picture(120, 168)
-    vision = make_eyes(
-        family.build_tower, family.config(image_size=168), folder, flavour="llama.cpp"
-    )
+    """llama.cpp adds a row after each line of the image, and needs that row in the file."""
+    family, image = TOWERS["mistral3"], picture(120, 168)
+    vision = family.write(folder, flavour="llama.cpp", image_size=168)
     broken = rewrite(
         vision.path,
         folder / "broken.gguf",
-        keys={"general.architecture": "clip"},
         tensors={"v.token_embd.img_break": np.ones(64, dtype=np.float32)},
     )
-    ours = encoded(load_tower(family.build_tower, broken), CLIP(image)[None])[0]
+    ours = encoded(load_tower(family.build, broken), CLIP(image)[None])[0]
     [theirs] = their_features(folder / "tiny.gguf", broken, image, width=64)
     lines = torch.nn.functional.pad(theirs, (0, 0, 0, 1)).unflatten(0, (10, 15))
     return ours, [lines[:, :14].flatten(0, 1)]
 
 
 def llama4(folder: Path) -> Compared:
-    """Theirs goes over a tile column by column, unlike the authors' code."""
-    family, image = test_towers_llama4, picture(36, 36)
-    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    """llama.cpp reads a tile column by column, unlike the authors' code."""
+    family, image = TOWERS["llama4"], picture(36, 36)
+    vision = family.write(folder, flavour="llama.cpp")
     ours = encoded(vision.tower, STANDARD(image)[None, None])[0]
     theirs = their_features(folder / "tiny.gguf", vision.path, image, width=64)
     return ours, [part.unflatten(0, (3, 3)).transpose(0, 1).flatten(0, 1) for part in theirs]
 
 
 def qwen25vl(folder: Path) -> Compared:
-    return qwen(folder, test_towers_qwen25vl, patch=14, width=64, normalisation=CLIP)
+    return qwen(folder, TOWERS["qwen25vl"], patch=14, width=64, normalisation=CLIP)
 
 
 def qwen3vl(folder: Path) -> Compared:
-    return qwen(folder, test_towers_qwen3vl, patch=4, width=192, normalisation=STANDARD)
+    return qwen(folder, TOWERS["qwen3vl"], patch=4, width=192, normalisation=STANDARD)
 
 
-def qwen(folder: Path, family, *, patch: int, width: int, normalisation) -> Compared:
+def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisation) -> Compared:
     unit = 2 * patch
     image, most = picture(8 * unit, 12 * unit), 96 * unit**2
-    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
+    vision = family.write(folder, flavour="llama.cpp")
     processor = QwenVLProcessor(
         patch=patch, merge=2, frames=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
@@ -90,43 +78,42 @@ def qwen(folder: Path, family, *, patch: int, width: int, normalisation) -> Comp
 
 
 def idefics3(folder: Path) -> Compared:
-    family, image = test_towers_idefics3, picture(36, 36)
-    config = family.CONFIGS["smolvlm"]
-    vision = make_eyes(family.build_tower, config, folder, flavour="llama.cpp")
-    keys = {"general.architecture": "clip", "clip.vision.preproc_image_size": 36}
-    path = rewrite(vision.path, folder / "sized.gguf", keys=keys)
+    family, image = TOWERS["idefics3"], picture(36, 36)
+    vision = family.write(folder)
+    keys = {"vision.preproc_image_size": 36}
+    path = rewrite(vision.path, folder / "sized.gguf", own_keys=keys)
     ours = encoded(vision.tower, STANDARD(image)[None, None])[0]
     return ours, their_features(text_of(folder, 64), path, image, width=64)[:1]
 
 
 def internvl(folder: Path) -> Compared:
-    """Theirs puts the class last but leaves the places where they are: a known defect."""
-    family, image = test_towers_internvl, picture(36, 36)
-    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
-    shifted = load_tower(family.build_tower, shifted_places(vision.path, folder / "shifted.gguf"))
+    """llama.cpp puts the class last but does not move the positions: a known defect."""
+    family, image = TOWERS["internvl"], picture(36, 36)
+    vision = family.write(folder, flavour="llama.cpp")
+    shifted = load_tower(family.build, shifted_positions(vision.path, folder / "shifted.gguf"))
     ours = encoded(shifted, IMAGENET(image)[None, None])[0]
     return ours, their_features(text_of(folder, 64), vision.path, image, width=64)
 
 
 def llava(folder: Path) -> Compared:
-    """The same, the first patch is lost, and the last layer of the file is not computed."""
-    family, image = test_towers_llava, picture(36, 36)
-    vision = make_eyes(family.build_tower, family.config(), folder, flavour="llama.cpp")
-    shifted = shifted_places(vision.path, folder / "shifted.gguf", layers=1)
-    ours = encoded(load_tower(family.build_tower, shifted), CLIP(image)[None])[0]
+    """The same defect; the first patch is lost, and the last layer of the file is not computed."""
+    family, image = TOWERS["llava"], picture(36, 36)
+    vision = family.write(folder, flavour="llama.cpp")
+    shifted = shifted_positions(vision.path, folder / "shifted.gguf", layers=1)
+    ours = encoded(load_tower(family.build, shifted), CLIP(image)[None])[0]
     [theirs] = their_features(text_of(folder, 64), vision.path, image, width=64)
     return ours[1:], [theirs[:-1]]
 
 
-def shifted_places(source: Path, target: Path, layers: int | None = None) -> Path:
-    """Every patch with the place before it; only the first `layers`."""
+def shifted_positions(source: Path, target: Path, layers: int | None = None) -> Path:
+    """Each patch with the position before its own; only the first `layers`."""
     tensors = matrices(source)
     changed = {"v.position_embd.weight": np.roll(tensors["v.position_embd.weight"], 1, axis=0)}
-    keys = {"general.architecture": "clip"}
+    keys = {}
     if layers is not None:
-        keys["clip.vision.block_count"] = layers
+        keys["vision.block_count"] = layers
         changed |= {name: None for name in tensors if name.startswith(f"v.blk.{layers}.")}
-    return rewrite(source, target, keys=keys, tensors=changed)
+    return rewrite(source, target, own_keys=keys, tensors=changed)
 
 
 def text_of(folder: Path, width: int) -> Path:

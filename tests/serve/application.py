@@ -20,13 +20,13 @@ from ray import serve
 from runtime.engine.engine import EngineStatistics
 from serve_app.app import build
 from serve_app.gateway.model_card import ModelCard
+from tests.checkout import DEMO_MODEL, ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
 
-ROOT = Path(__file__).parents[2]
 NAME = "caravan"
 CALL_TIMEOUT_S = 100.0  # of a control call, where `eventually` may try again
-POLL_S = 10.0  # of a request that is made again until it is answered
+POLL_S = 10.0  # of one request of `await_http`, which repeats it
 # Options for long answers: so hot that the end token is one of hundreds of equals.
 ENDLESS = {"temperature": 1e6, "top_k": 0, "top_p": 1.0}
 
@@ -44,7 +44,7 @@ class Application:
         return self._call("describe")
 
     def pace(self, step_s: float) -> None:
-        """How long each step takes at least; see `MortalDeployment`."""
+        """Make each step take at least so long; see `FragileDeployment`."""
         self._call("pace", step_s)
 
     @contextmanager
@@ -60,10 +60,27 @@ class Application:
         return handle.remote(*arguments).result(timeout_s=CALL_TIMEOUT_S)
 
 
+def call_replicas(
+    method: str,
+    *args: Any,
+    deployment: str = "demo",
+    application: str = NAME,
+    skip_dead: bool = False,
+) -> list[Any]:
+    """The results of a method of all replicas, in the same order every time.
+
+    `skip_dead`: leave out replicas that do not answer, instead of raising their error.
+    """
+    handle = serve.get_deployment_handle(deployment, application)
+    replies = handle.broadcast(method, *args)
+    results = replies.results(timeout_s=CALL_TIMEOUT_S, return_exceptions=skip_dead)
+    return [each for each in results if not isinstance(each, Exception)]
+
+
 def arguments(**model: Any) -> dict[str, Any]:
     demo = {
         "name": "demo",
-        "source": str(ROOT / "models" / "demo.gguf"),
+        "source": str(DEMO_MODEL),
         "context_tokens": 512,
         "max_sequences": 32,
         "device": "cpu",
@@ -73,7 +90,7 @@ def arguments(**model: Any) -> dict[str, Any]:
 
 @contextmanager
 def ray_cluster(port: int) -> Iterator[None]:
-    """Ray and Serve as configs/quickstart.yaml has them, on ports that nobody else uses."""
+    """Ray and Serve as in configs/quickstart.yaml, on free ports."""
     with environment():
         ray.init(
             address="local",
@@ -92,7 +109,7 @@ def ray_cluster(port: int) -> Iterator[None]:
 
 @contextmanager
 def environment() -> Iterator[None]:
-    """What Ray's processes inherit, with a model store of their own."""
+    """The environment of Ray's processes, with a model store of their own."""
     own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     with TemporaryDirectory() as store, _environment({**own, "CARAVAN_MODELS": store}):
         yield
@@ -130,9 +147,11 @@ def deploy(args: Mapping[str, Any], port: int) -> Application:
 
 
 def report_of(module: str, *, timeout_s: float, **variables: str) -> Any:
-    """What a program of the tests writes, as JSON, to the file that it is given, with these
-    environment variables. A process can be the driver of one Ray cluster only, so tests that need
-    another cluster run as such programs. Ray's files are in the file's folder."""
+    """Run a program of the tests and return the JSON that it writes to the file it is given.
+
+    A process can drive one Ray cluster only, so tests that need another cluster are such programs.
+    Ray's files are in the folder of that file. `variables`: of the environment.
+    """
     with short_folder() as folder:
         report = folder / "report.json"
         done = subprocess.run(
@@ -149,13 +168,13 @@ def report_of(module: str, *, timeout_s: float, **variables: str) -> Any:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """For Ray's files: it puts sockets there, whose paths may not be long."""
+    """A folder with a short path for Ray, which puts sockets there."""
     with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def eventually(condition: Callable[[], bool], *, timeout_s: float = HANG_S) -> None:
-    """Wait until it holds; an exception counts as "not yet"."""
+    """Poll until the condition holds; unlike in `wait_until` it may raise meanwhile."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -164,12 +183,12 @@ def eventually(condition: Callable[[], bool], *, timeout_s: float = HANG_S) -> N
         except Exception:
             if time.monotonic() > deadline:
                 raise
-        assert time.monotonic() < deadline, f"not so within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
         time.sleep(0.05)
 
 
 def await_http(url: str) -> None:
-    """The proxy learns of a new application a moment after the application is up."""
+    """Wait until the proxy forwards to a new application."""
     eventually(lambda: httpx.get(f"{url}/healthz", timeout=POLL_S).status_code == 200)
 
 

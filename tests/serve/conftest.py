@@ -1,4 +1,4 @@
-"""One application for all tests that only talk to it."""
+"""One application for all tests that only send requests to it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +16,8 @@ from tests.serve.application import (
     deploy,
     ray_cluster,
 )
-from tests.serve.mortal import mortal_replicas
-from tests.serve.three_nodes import all_told
+from tests.serve.fragile_replicas import fragile_replicas
+from tests.serve.three_nodes import three_nodes_report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="package")
 def application() -> Iterator[Application]:
     port = free_port()
-    with ray_cluster(port), mortal_replicas():
+    with ray_cluster(port), fragile_replicas():
         application = deploy(arguments(), port)
         await_http(application.url)
         yield application
@@ -37,7 +37,7 @@ def application() -> Iterator[Application]:
 
 @pytest.fixture(scope="package")
 def three_nodes() -> dict[str, dict[str, Any]]:
-    return all_told()
+    return three_nodes_report()
 
 
 @pytest.fixture

@@ -15,16 +15,16 @@ from typing import Any
 
 import ray
 
+from tests.checkout import ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
-from tests.serve.application import ROOT
 from tests.serve.nodes import STORE
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def cluster_environment() -> dict[str, str]:
-    """For the process that drives the cluster, from its start on."""
+    """The environment of the process that drives the cluster."""
     return {
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
@@ -120,7 +120,7 @@ def adopt_descendants() -> None:
 
 
 def end_descendants() -> None:
-    """Those that do not end when they are asked to are killed."""
+    """Send SIGTERM to all descendants, then SIGKILL to those that do not end."""
     deadline = time.monotonic() + HANG_S
     how = signal.SIGTERM
     while pids := _descendants():

@@ -1,5 +1,6 @@
-"""A model under load on a cluster that grows by one node, where three replicas are wanted and two
-have a place; a program for `report_of`."""
+"""A model under load on a cluster that grows by one node: three replicas are wanted, two fit.
+
+A program for `report_of`."""
 
 import asyncio
 import json
@@ -27,8 +28,8 @@ from tests.serve.application import (
     report_of,
     serving,
 )
-from tests.serve.elastic import WORDS, body
 from tests.serve.fake_nodes import autoscaled_cluster, cluster_environment
+from tests.serve.scaling_on_nodes import WORDS, body
 
 # Of each node, and of a replica: one fits on each.
 CPUS = 2
@@ -85,7 +86,7 @@ class Watch:
 
 
 async def _load(url: str, enough: Callable[[], bool]) -> list[int]:
-    """The status of each answer to clients that ask one long prompt after the other."""
+    """Status codes of clients that send one long prompt after the other."""
     statuses: list[int] = []
 
     async def ask(client: httpx.AsyncClient, number: int) -> None:

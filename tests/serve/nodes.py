@@ -1,4 +1,4 @@
-"""Several Ray nodes in one machine; the GPUs of the workers exist in Ray's books alone."""
+"""Several Ray nodes in one machine; the workers' GPUs are resources of Ray without devices."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ class Nodes:
             self._add(count)
 
     def replace(self, node: str) -> None:
-        """By one without GPUs, once it has died without a word."""
+        """Kill a node without a graceful stop and add one without GPUs."""
         lost = next(each for each in self._cluster.worker_nodes if each.node_id == node)
         self._cluster.remove_node(lost, allow_graceful=False)
         self._add(gpus=0)

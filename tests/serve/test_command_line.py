@@ -12,9 +12,10 @@ import ollama
 import pytest
 import yaml
 
+from tests.checkout import ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
-from tests.serve.application import ROOT, await_http, eventually, short_folder
+from tests.serve.application import await_http, eventually, short_folder
 
 SERVE = Path(sys.executable).with_name("serve")
 OTHER_PORTS = (
@@ -31,7 +32,7 @@ def folder() -> Iterator[Path]:
 
 
 def quickstart(folder: Path, port: int) -> Path:
-    """The quickstart configuration on ports that nobody else uses."""
+    """The quickstart configuration on free ports."""
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     config["http_options"]["port"] = port
     environment = config["controller_options"]["runtime_env"]["env_vars"]
@@ -42,7 +43,7 @@ def quickstart(folder: Path, port: int) -> Path:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Command lines of the processes that were started with this folder for Ray's files."""
+    """Command lines of the processes whose files of Ray are in this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -53,7 +54,7 @@ def processes_of(folder: Path) -> list[str]:
     return [command for command in found if command]
 
 
-def test_the_quickstart_answers_and_an_interrupt_leaves_nothing_behind(folder: Path):
+def test_the_quickstart_answers_and_an_interrupt_ends_all_processes(folder: Path):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}

@@ -14,7 +14,7 @@ from serve_app.app import build
 from tests.loopback import Exchange, Server, serving
 from tests.patience import HANG_S
 from tests.serve.application import Application, await_http
-from tests.tiny_seeing import PLACES, write_tiny_seeing
+from tests.tiny_vision_model import PLACES, write_tiny_vision_model
 from tests.vision_prompts import png
 
 NAME, PATH = "seeing", "/seeing"
@@ -23,7 +23,7 @@ ONE, TWO = png(30, 40), png(40, 30, seed=1)
 
 @pytest.fixture(scope="module")
 def pictures() -> Iterator[Server]:
-    """Answers with a picture, or redirects to one that it says is elsewhere."""
+    """A server of a picture, with a redirect to another address."""
 
     def answer(exchange: Exchange) -> None:
         if exchange.path == "/one.png":
@@ -37,11 +37,14 @@ def pictures() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def seeing(application: Application, pictures: Server, tmp_path_factory) -> Iterator[str]:
-    """The URL of an application with a model that has a projector, and one that is blind."""
+    """The URL of an application with a vision model and a text model."""
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    projector = write_tiny_seeing(path, flavour="llama.cpp")
+    projector = write_tiny_vision_model(path, flavour="llama.cpp")
     shared = {"source": str(path), "device": "cpu", "context_tokens": 128, "max_sequences": 4}
-    models = [{"name": "eyes", "projector": str(projector), **shared}, {"name": "blind", **shared}]
+    models = [
+        {"name": "with-vision", "projector": str(projector), **shared},
+        {"name": "text-only", **shared},
+    ]
     try:
         urls = {"allowed_hosts": [pictures.host], "allow_private": True}
         args = {"models": models, "max_images": 8, "image_urls": urls}
@@ -67,13 +70,13 @@ def data_uri(image: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
-def chat(native: ollama.Client, *images: bytes | Path, model: str = "eyes"):
+def chat(native: ollama.Client, *images: bytes | Path, model: str = "with-vision"):
     message = {"role": "user", "content": "hello", "images": list(images)}
     options = {"temperature": 0, "num_predict": 4}
     return native.chat(model=model, messages=[message], options=options, logprobs=True)
 
 
-def complete(oai: openai.OpenAI, *parts: bytes | str, model: str = "eyes", **change):
+def complete(oai: openai.OpenAI, *parts: bytes | str, model: str = "with-vision", **change):
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)
@@ -93,13 +96,13 @@ def test_ollamas_client_sends_images_as_bytes_or_files(native, tmp_path) -> None
     assert sent.prompt_eval_count == chat(native).prompt_eval_count + PLACES
 
 
-def test_generate_sees_and_leaves_out_a_context_that_could_not_bring_images_back(native) -> None:
+def test_generate_with_images_returns_no_context(native) -> None:
     options = {"temperature": 0, "num_predict": 4}
-    seen = native.generate("eyes", "hello", images=[ONE], options=options)
-    blind = native.generate("eyes", "hello", options=options)
-    assert seen.prompt_eval_count == blind.prompt_eval_count + PLACES
-    assert blind.context and not seen.context
-    raw = native.generate("eyes", "a [img-0] b", images=[ONE], raw=True, options=options)
+    with_image = native.generate("with-vision", "hello", images=[ONE], options=options)
+    without = native.generate("with-vision", "hello", options=options)
+    assert with_image.prompt_eval_count == without.prompt_eval_count + PLACES
+    assert without.context and not with_image.context
+    raw = native.generate("with-vision", "a [img-0] b", images=[ONE], raw=True, options=options)
     assert raw.done_reason == "length"
 
 
@@ -120,33 +123,36 @@ def test_a_stream_with_an_image_says_the_same(oai) -> None:
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_both_protocols_show_the_model_the_same(native, oai) -> None:
+def test_both_protocols_give_the_same_prompt(native, oai) -> None:
     theirs = [entry.logprob for entry in chat(native, ONE).logprobs]
     assert theirs == [e.logprob for e in complete(oai, ONE, "hello").choices[0].logprobs.content]
 
 
-def test_only_a_model_with_eyes_says_that_it_sees(native, seeing) -> None:
-    assert "vision" in native.show("eyes").capabilities
-    assert "vision" not in native.show("blind").capabilities
-    shown = [httpx.post(f"{seeing}/api/show", json={"model": m}).json() for m in ("eyes", "blind")]
+def test_only_a_vision_model_lists_the_vision_capability(native, seeing) -> None:
+    assert "vision" in native.show("with-vision").capabilities
+    assert "vision" not in native.show("text-only").capabilities
+    shown = [
+        httpx.post(f"{seeing}/api/show", json={"model": m}).json()
+        for m in ("with-vision", "text-only")
+    ]
     assert shown[0]["projector_info"]["general.architecture"] == "clip"
     assert "projector_info" not in shown[1]
     tags = httpx.get(f"{seeing}/api/tags").json()["models"]
     sees = {model["name"]: "vision" in model["capabilities"] for model in tags}
-    assert sees == {"eyes:latest": True, "blind:latest": False}
+    assert sees == {"with-vision:latest": True, "text-only:latest": False}
 
 
 BAD = [
-    (["eyes", ONE[:-200]], "truncated"),
-    (["eyes", b"hello"], "no PNG, JPEG, WebP, GIF or BMP"),
-    (["eyes", *[ONE] * 8], "exceeds the context length"),
-    (["eyes", *[ONE] * 9], "at most 8"),
-    (["blind", ONE], "data required for image input"),
+    (["with-vision", ONE[:-200]], "truncated"),
+    (["with-vision", b"hello"], "not a PNG, JPEG, WebP, GIF or BMP"),
+    (["with-vision", *[ONE] * 8], "exceeds the context length"),
+    (["with-vision", *[ONE] * 9], "at most 8"),
+    (["text-only", ONE], "data required for image input"),
 ]
 
 
 @pytest.mark.parametrize(("asked", "reason"), BAD)
-def test_bad_images_are_told_to_both_clients_and_the_model_goes_on(
+def test_bad_images_are_refused_in_both_protocols_and_the_model_still_answers(
     native, oai, asked, reason
 ) -> None:
     model, *images = asked
@@ -156,13 +162,13 @@ def test_bad_images_are_told_to_both_clients_and_the_model_goes_on(
         complete(oai, *images, "hello", model=model)
     assert native_error.value.status_code == 400
     assert reason in native_error.value.error and reason in error.value.message
-    assert chat(native, model=model).done and (model == "blind" or chat(native, ONE).done)
+    assert chat(native, model=model).done and (model == "text-only" or chat(native, ONE).done)
 
 
 def from_url(oai: openai.OpenAI, url: str):
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hello"}]
     return oai.chat.completions.create(
-        model="eyes",
+        model="with-vision",
         messages=[{"role": "user", "content": content}],
         temperature=0,
         max_tokens=4,
@@ -176,7 +182,7 @@ def test_an_image_by_its_url_is_the_same_as_its_bytes(oai, pictures) -> None:
     assert told[0] == told[1]
 
 
-def test_other_hosts_are_not_asked_for_images(oai, pictures) -> None:
+def test_images_are_not_fetched_from_other_hosts(oai, pictures) -> None:
     for url in (f"http://localhost:{pictures.port}/one.png", f"{pictures.url}/elsewhere.png"):
         with pytest.raises(openai.BadRequestError, match="not among those that are allowed"):
             from_url(oai, url)

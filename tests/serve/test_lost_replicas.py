@@ -1,4 +1,4 @@
-"""Replicas are killed and replaced under their streams: clients get what they would have got."""
+"""Replicas are killed and replaced during streams: clients get the answers of undisturbed ones."""
 
 import os
 import signal
@@ -17,34 +17,35 @@ from ray import serve
 from serve_app.app import build
 from tests.patience import HANG_S
 from tests.serve.application import (
-    CALL_TIMEOUT_S,
     ENDLESS,
     Application,
     arguments,
     await_http,
+    call_replicas,
     eventually,
 )
-from tests.serve.mortal import POISON, Sight, mortal_replicas
+from tests.serve.fragile_replicas import CRASH_PROMPT, ReplicaReport, fragile_replicas
 
 NAME, PATH = "lasting", "/lasting"
-REPLICAS, CROWD = 2, 6
+REPLICAS, CLIENTS = 2, 6
 LONG = 150  # tokens, enough to be killed among
+MAX_RETRIES = 2
 HOT = {**ENDLESS, "num_predict": 300}
 
-# Of a part of an answer: its text, and the scores of its tokens where they are asked for.
+# Text of a part of an answer, and the log-probabilities of its tokens where requested.
 Part = tuple[str, list[float]]
-GenerateRequest = Callable[[str, int], Iterator[Part]]
+Ask = Callable[[str, int], Iterator[Part]]
 
 
 def deploy(**change) -> None:
     few = {"replicas": REPLICAS, "threads": 1, "num_cpus": 0.25, "max_sequences": 8}
-    args = arguments(**{**few, **change}) | {"failover": {"max_retries": 9}}
+    args = arguments(**{**few, **change}) | {"failover": {"max_retries": MAX_RETRIES}}
     serve.run(build(args), name=NAME, route_prefix=PATH)
 
 
 @pytest.fixture(scope="module")
 def url(application: Application) -> Iterator[str]:
-    with mortal_replicas():
+    with fragile_replicas():
         try:
             deploy()
             await_http(f"{application.url}{PATH}")
@@ -53,35 +54,34 @@ def url(application: Application) -> Iterator[str]:
             serve.delete(NAME)
 
 
-def asked(method: str, *args) -> list:
-    """What all replicas say, once nobody is asked who has just died."""
-    answers: list = []
+def call(method: str, *args) -> list:
+    """The results of all replicas, as soon as Serve lists none that has just died."""
+    results: list = []
 
     def answered() -> bool:
-        handle = serve.get_deployment_handle("demo", NAME)
-        answers[:] = handle.broadcast(method, *args).results(timeout_s=CALL_TIMEOUT_S)
+        results[:] = call_replicas(method, *args, application=NAME)
         return True
 
     eventually(answered)
-    return answers
+    return results
 
 
-def sights() -> list[Sight]:
-    return asked("sight")
+def reports() -> list[ReplicaReport]:
+    return call("report")
 
 
 @contextmanager
-def slowly(step_s: float = 0.01) -> Iterator[None]:
-    """Those that are there now take so long for each token, at least."""
-    asked("pace", step_s)
+def slow_steps(step_s: float = 0.01) -> Iterator[None]:
+    """Each step of the current replicas takes at least so long."""
+    call("pace", step_s)
     try:
         yield
     finally:
-        asked("pace", 0.0)
+        call("pace", 0.0)
 
 
-def all_there() -> bool:
-    return len({sight.pid for sight in sights()}) == REPLICAS
+def all_run() -> bool:
+    return len({report.pid for report in reports()}) == REPLICAS
 
 
 def native_stream(url: str, seed: int) -> Iterator[Part]:
@@ -103,7 +103,7 @@ def oai(url: str) -> openai.OpenAI:
 
 
 def chat_stream(url: str, seed: int) -> Iterator[Part]:
-    """Said again and again, since that is wanted, with log-probabilities."""
+    """Repetitive answers, by a negative penalty, with log-probabilities."""
     drawn = {"temperature": 2, "frequency_penalty": -2, "max_tokens": 300, "logprobs": True}
     messages = [{"role": "user", "content": "hello"}]
     stream = oai(url).chat.completions.create(
@@ -123,90 +123,96 @@ def completion_whole(url: str, seed: int) -> Iterator[Part]:
     yield f"{reply.choices[0].text} {counts}", []
 
 
-def said(ask: GenerateRequest, url: str, seed: int) -> Part:
-    """The whole: how it comes in parts is not part of the answer."""
+def whole(ask: Ask, url: str, seed: int) -> Part:
+    """The whole answer: its division into parts may differ."""
     texts, scores = zip(*ask(url, seed), strict=True)
     return "".join(texts), [score for some in scores for score in some]
 
 
-def long_answer(ask: GenerateRequest, url: str) -> int:
-    """A seed that gives one."""
-    return next(seed for seed in range(50) if len(said(ask, url, seed)[0]) > 3 * LONG)
+def long_answer(ask: Ask, url: str) -> int:
+    """A seed with a long answer."""
+    return next(seed for seed in range(50) if len(whole(ask, url, seed)[0]) > 3 * LONG)
 
 
 @contextmanager
-def held_in_the_middle() -> Iterator[None]:
-    """Answers stop at their second delta, where there is one, until their replica is gone."""
-    asked("hold_after", 1)
+def answers_held() -> Iterator[None]:
+    """Answers stop after their first delta; they continue at the end, or on another replica."""
+    call("hold_after", 1)
     try:
         yield
     finally:
-        asked("hold_after", None)
+        call("hold_after", None)
 
 
-def kill_whoever_works() -> int:
-    """The id of the process that is gone then."""
-    at_work: list[int] = []
+def kill_answering_replica() -> int:
+    """Kill a replica that holds an answer; returns its process id."""
+    answering: list[int] = []
 
     def found() -> bool:
-        at_work[:] = [sight.pid for sight in sights() if sight.holding]
-        return bool(at_work)
+        answering[:] = [report.pid for report in reports() if report.held]
+        return bool(answering)
 
     eventually(found)
-    os.kill(at_work[0], signal.SIGKILL)
-    return at_work[0]
+    os.kill(answering[0], signal.SIGKILL)
+    return answering[0]
 
 
 @pytest.mark.parametrize("ask", [native_stream, native_whole, chat_stream, completion_whole])
-def test_a_killed_replica_changes_no_answer(url: str, ask: GenerateRequest):
-    eventually(all_there)
+def test_a_killed_replica_changes_no_answer(url: str, ask: Ask):
+    eventually(all_run)
     seed = long_answer(ask, url)
-    undisturbed = said(ask, url, seed)
-    with slowly(), held_in_the_middle(), ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(said, ask, url, seed)
-        killed = kill_whoever_works()
+    undisturbed = whole(ask, url, seed)
+    with slow_steps(), answers_held(), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(whole, ask, url, seed)
+        killed = kill_answering_replica()
         assert answer.result() == undisturbed
-    assert killed not in [sight.pid for sight in sights()]
+    assert killed not in [report.pid for report in reports()]
 
 
-def test_a_request_that_kills_replicas_is_stopped_after_the_second_and_the_others_go_on(
+def test_a_request_that_crashes_replicas_ends_after_max_retries_and_the_others_continue(
     url: str, tmp_path: Path
 ):
-    eventually(all_there)
-    seeds = range(CROWD)
-    undisturbed = [said(native_stream, url, seed) for seed in seeds]
+    eventually(all_run)
+    seeds = range(CLIENTS)
+    undisturbed = [whole(native_stream, url, seed) for seed in seeds]
     deaths = tmp_path / "deaths"
-    with slowly(), ThreadPoolExecutor(CROWD) as pool:
-        answers = [pool.submit(said, native_stream, url, seed) for seed in seeds]
-        deadly = {"model": "demo", "raw": True, "prompt": f"{POISON}{deaths}", "stream": False}
+    with slow_steps(), ThreadPoolExecutor(CLIENTS) as pool:
+        answers = [pool.submit(whole, native_stream, url, seed) for seed in seeds]
+        deadly = {
+            "model": "demo",
+            "raw": True,
+            "prompt": f"{CRASH_PROMPT}{deaths}",
+            "stream": False,
+        }
         refused = httpx.post(f"{url}/api/generate", json=deadly, timeout=HANG_S)
         assert [answer.result() for answer in answers] == undisturbed
     assert refused.status_code == 500
-    assert "2 replicas of model 'demo' died while" in refused.json()["error"]
-    assert len(set(deaths.read_text().split())) == len(deaths.read_text().split()) == 2
+    assert f"`failover.max_retries` is {MAX_RETRIES}" in refused.json()["error"]
+    pids = deaths.read_text().split()
+    assert len(set(pids)) == len(pids) == MAX_RETRIES + 1
 
 
 def test_a_new_version_changes_no_answer(url: str):
-    """Clients ask on while every replica is replaced, and the ingress with them."""
-    eventually(all_there)
-    seeds = range(CROWD)
-    undisturbed = [said(native_stream, url, seed) for seed in seeds]
-    before = {sight.pid for sight in sights()}
+    """Clients send requests while all replicas and the ingress are replaced."""
+    eventually(all_run)
+    seeds = range(CLIENTS)
+    undisturbed = [whole(native_stream, url, seed) for seed in seeds]
+    before = {report.pid for report in reports()}
     done = threading.Event()
 
-    def ask_on(seed: int) -> list[Part]:
+    def ask_repeatedly(seed: int) -> list[Part]:
         answers = []
         while not done.is_set():
-            answers.append(said(native_stream, url, seed))
+            answers.append(whole(native_stream, url, seed))
         return answers
 
-    with slowly(), ThreadPoolExecutor(CROWD) as pool:
-        asking = [pool.submit(ask_on, seed) for seed in seeds]
+    with slow_steps(), ThreadPoolExecutor(CLIENTS) as pool:
+        asking = [pool.submit(ask_repeatedly, seed) for seed in seeds]
         try:
             deploy(max_sequences=9)
-            eventually(lambda: all_there() and before.isdisjoint(s.pid for s in sights()))
+            eventually(lambda: all_run() and before.isdisjoint(report.pid for report in reports()))
         finally:
             done.set()
         for seed, each in zip(seeds, asking, strict=True):
             assert all(answer == undisturbed[seed] for answer in each.result())
-    assert sum(sight.continued for sight in sights()) > 0, "no stream was handed over"
+    assert sum(report.resumed for report in reports()) > 0, "no stream was resumed"

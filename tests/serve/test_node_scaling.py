@@ -1,4 +1,4 @@
-"""Nodes that come with the load and go without it, under Ray's autoscaler."""
+"""Nodes that Ray's autoscaler adds under load and removes without."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def report() -> dict[str, Any]:
     return node_scaling_report()
 
 
-def test_a_node_is_added_for_a_replica_without_a_place(report: dict[str, Any]) -> None:
+def test_a_node_is_added_for_a_pending_replica(report: dict[str, Any]) -> None:
     seen = report["seen"]
     assert seen[0] == ASLEEP
     assert CROWDED in seen, "a third replica is wanted, and there is no third node"

@@ -31,7 +31,7 @@ def test_a_streamed_chat_says_the_same_as_a_whole_one(native):
     assert last.total_duration > 0 and last.eval_duration > 0
 
 
-def test_generate_goes_through_the_template_unless_raw(native):
+def test_generate_renders_the_template_unless_raw(native):
     question = QUESTION[0]["content"]
     templated = native.generate("demo", question, options=GREEDY)
     rendered = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -44,7 +44,7 @@ def test_generate_goes_through_the_template_unless_raw(native):
     assert templated.prompt_eval_count == raw.prompt_eval_count
 
 
-def test_a_context_carries_a_conversation_on(native):
+def test_a_context_continues_a_conversation(native):
     greedy = {"temperature": 0}
     first = native.generate("demo", "What is 23 + 14?", options=greedy)
     assert first.response == "23 + 14 = 37."
@@ -65,7 +65,7 @@ def test_a_seed_repeats_an_answer_and_another_seed_does_not(native):
     assert len({tell(seed) for seed in range(4)}) > 1
 
 
-def test_num_predict_ends_an_answer_for_its_length(native):
+def test_num_predict_limits_an_answer(native):
     reply = native.chat("demo", QUESTION, options={**GREEDY, "num_predict": 2})
     assert (reply.done_reason, reply.eval_count) == ("length", 2)
 
@@ -112,7 +112,7 @@ def test_an_empty_conversation_loads(native):
     assert (reply.done, reply.done_reason) == (True, "load")
 
 
-def test_a_configured_model_is_answered_as_unloaded_and_stays(native):
+def test_unloading_a_configured_model_succeeds_and_keeps_it(native):
     reply = native.generate("demo", keep_alive=0)
     assert (reply.done, reply.done_reason) == (True, "unload")
     assert [model.model for model in native.ps().models] == ["demo:latest"]
@@ -122,7 +122,7 @@ BAD = [
     ({"model": "nobody"}, 404, "model 'nobody' not found"),
     ({"options": {"temperature": -1}}, 400, 'option "temperature" is -1'),
     ({"format": "json"}, 400, '"format" is not served yet'),
-    ({"think": True}, 400, '"think" is not served yet'),
+    ({"think": True}, 400, '"demo" does not support thinking'),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "context"),
     ({"messages": [{"role": "user", "content": "long", "images": [b"x"]}]}, 400, "images"),
 ]
@@ -130,7 +130,7 @@ BAD = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("change", "status", "message"), BAD, ids=[m for _, _, m in BAD])
-def test_errors_are_the_clients_own(native, change, status, message, stream):
+def test_errors_are_those_of_the_clients_library(native, change, status, message, stream):
     with pytest.raises(ollama.ResponseError) as caught:
         reply = native.chat(**{"model": "demo", "messages": QUESTION, "stream": stream, **change})
         list(reply)
@@ -138,7 +138,7 @@ def test_errors_are_the_clients_own(native, change, status, message, stream):
     assert message in caught.value.error
 
 
-def test_a_refused_request_leaves_the_next_one_alone(native):
+def test_a_refused_request_does_not_affect_the_next_one(native):
     before = native.chat("demo", QUESTION, options=GREEDY).message.content
     rng = random.Random(0)
     for change, _, _ in rng.sample(BAD, len(BAD)):
@@ -162,7 +162,7 @@ def test_texts_become_vectors_of_length_one_in_their_order(native):
     assert [x / length for x in older] == pytest.approx(single.embeddings[0], abs=1e-5)
 
 
-def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(native):
+def test_a_text_that_is_too_long_is_truncated_unless_forbidden(native):
     text = "hot and cold " * 3000
     assert len(native.embed("demo", text).embeddings) == 1
     with pytest.raises(ollama.ResponseError, match="exceeds the context length") as caught:

@@ -1,5 +1,5 @@
-"""Models of the store, loaded when they are asked for, managed by the official client; beside them
-a model that runs and one that has no place in the cluster."""
+"""Models of the store, loaded on demand and managed by the official client, next to a configured
+model and one that the cluster cannot host."""
 
 import json
 import os
@@ -21,14 +21,15 @@ from model_zoo.store.store import Store
 from serve_app.app import build
 from serve_app.config.settings import AppSettings, read_settings
 from serve_app.on_demand.loader import StoreLoader
+from tests.checkout import DEMO_MODEL
 from tests.loopback import Server, digest, serving
 from tests.patience import HANG_S
 from tests.published import Registry
-from tests.serve.application import ROOT, Application, await_http, eventually
+from tests.serve.application import Application, await_http, eventually
 from tests.tiny_models import write_tiny_llama
-from tests.unit.serve_app.cli_runs import put
+from tests.unit.serve_app.cli.cli_runs import put
 
-DEMO = (ROOT / "models" / "demo.gguf").read_bytes()
+DEMO_BYTES = DEMO_MODEL.read_bytes()
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
 ENGINE = {"context_tokens": 128, "max_sequences": 2, "device": "cpu", "threads": 1}
 GREEDY = {"temperature": 0, "num_predict": 8}
@@ -37,7 +38,7 @@ GREEDY = {"temperature": 0, "num_predict": 8}
 @pytest.fixture(scope="module")
 def registry() -> Iterator[Server]:
     published = Registry()
-    layers = [("model", DEMO), ("params", b'{"num_predict": 3}'), ("system", b"Be brief.")]
+    layers = [("model", DEMO_BYTES), ("params", b'{"num_predict": 3}'), ("system", b"Be brief.")]
     published.publish("library/parrot:latest", layers)
     with serving(published) as server:
         yield server
@@ -52,8 +53,8 @@ def tiny(tmp_path_factory) -> Path:
 
 def arguments(registry: Server, **on_demand) -> dict:
     models = [
-        {"name": "fixed", "source": str(ROOT / "models" / "demo.gguf"), **ENGINE},
-        {"name": "huge", "source": str(ROOT / "models" / "demo.gguf"), "num_gpus": 4, **ENGINE},
+        {"name": "fixed", "source": str(DEMO_MODEL), **ENGINE},
+        {"name": "huge", "source": str(DEMO_MODEL), "num_gpus": 4, **ENGINE},
     ]
     section = {"model": ENGINE, "pull_hosts": [registry.host], "num_cpus": 1, **on_demand}
     return {
@@ -65,11 +66,11 @@ def arguments(registry: Server, **on_demand) -> dict:
 
 
 def room_for_one(args: dict) -> int:
-    """Bytes in which either of the two models of the store fits, but not both."""
+    """Bytes in which one of the two models of the store fits, but not both."""
     settings: AppSettings = read_settings(args)
     assert settings.on_demand is not None
     loader = StoreLoader(settings.on_demand)
-    least = [loader.outline(loader.find(name))[1].least for name in ("demo", "tiny")]
+    least = [loader.outline(loader.find(name))[1].minimum_bytes for name in ("demo", "tiny")]
     assert min(least) > 1000
     return sum(least) - 1000
 
@@ -77,7 +78,7 @@ def room_for_one(args: dict) -> int:
 @pytest.fixture(scope="module")
 def url(application: Application, registry: Server, tiny: Path) -> Iterator[str]:
     store = Store(Path(os.environ["CARAVAN_MODELS"]))
-    put(store, "demo", {"model": DEMO, "license": b"MIT"})
+    put(store, "demo", {"model": DEMO_BYTES, "license": b"MIT"})
     put(store, "tiny", {"model": tiny.read_bytes()})
     args = arguments(registry)
     args["on_demand"]["max_loaded_bytes"] = room_for_one(args)
@@ -87,7 +88,7 @@ def url(application: Application, registry: Server, tiny: Path) -> Iterator[str]
         await_http(f"{application.url}/many")
         yield f"{application.url}/many"
     finally:
-        # Not waited for: a replica that has no place takes Serve half a minute to give up.
+        # Not waited for: Serve takes half a minute to give up on a replica that no node can host.
         serve.delete("many", _blocking=False)
 
 
@@ -110,21 +111,21 @@ def failing(call, *arguments, **options) -> ollama.ResponseError:
     return caught.value
 
 
-def test_a_model_without_a_place_says_so_early_while_the_others_serve(url, client):
+def test_a_model_that_no_node_can_host_fails_at_once_while_others_serve(url, client):
     eventually(lambda: failing(client.chat, "huge", QUESTION).status_code == 503)
     refused = httpx.post(
         f"{url}/api/chat", json={"model": "huge", "messages": QUESTION}, timeout=HANG_S
     )
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 1
     told = refused.json()["error"]
-    assert "model 'huge' has no place: a replica needs 1 CPU and 4 GPU on one node" in told
+    assert "model 'huge' cannot be scheduled: a replica needs 1 CPU and 4 GPU on one node" in told
     assert "largest have 4 CPU and 0 GPU" in told
     said = client.chat("fixed", QUESTION, options=GREEDY)
     assert "cold" in said.message.content
     assert "huge:latest" in listed(client) and "huge:latest" not in loaded(client)
 
 
-def test_a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_the_next(client):
+def test_a_model_is_loaded_on_demand_and_unloaded_for_the_next(client):
     assert "cold" in client.chat("demo", QUESTION, options=GREEDY).message.content
     assert "demo:latest" in loaded(client) and "tiny:latest" not in loaded(client)
     assert client.generate("TINY", "a b", raw=True, options=GREEDY).eval_count > 0
@@ -133,7 +134,7 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_the_next(clie
     assert loaded(client)["tiny:latest"].context_length == 128
 
 
-def test_a_full_cluster_says_so_at_once(url):
+def test_a_full_cluster_is_reported_at_once(url):
     wild = {"temperature": 50.0, "top_k": 0, "num_predict": 100}
     talk = {"model": "demo", "messages": QUESTION, "options": wild, "stream": False}
     crowd = 8
@@ -153,7 +154,7 @@ def test_a_full_cluster_says_so_at_once(url):
     assert "needs" in refused.json()["error"]
 
 
-def test_keep_alive_says_how_long_a_model_stays(client):
+def test_keep_alive_sets_how_long_a_model_stays_loaded(client):
     client.chat("demo", QUESTION, options=GREEDY, keep_alive="1s")
     eventually(lambda: "demo:latest" not in loaded(client))
     assert client.chat("demo", [], keep_alive=-1).done_reason == "load"
@@ -164,7 +165,7 @@ def test_keep_alive_says_how_long_a_model_stays(client):
     assert "fixed:latest" in loaded(client)
 
 
-def test_lists_tell_what_can_be_served(url, client):
+def test_lists_name_the_models_that_can_be_served(url, client):
     found = listed(client)
     assert {"fixed:latest", "demo:latest", "tiny:latest"} <= set(found)
     stored = Store(Path(os.environ["CARAVAN_MODELS"])).open(ModelName.parse("demo"))
@@ -182,7 +183,7 @@ def test_lists_tell_what_can_be_served(url, client):
     assert "cold" in said.choices[0].message.content
 
 
-def test_what_is_not_there_is_not_found(url, client):
+def test_unknown_models_are_not_found(url, client):
     for call, arguments in [
         (client.chat, ("nobody", QUESTION)),
         (client.generate, ("nobody", "x")),
@@ -201,7 +202,7 @@ def test_a_model_is_pulled_with_progress_and_serves(client, registry):
     steps = list(client.pull(name, stream=True))
     statuses = [step.status for step in steps]
     assert statuses[0] == "pulling manifest" and statuses[-1] == "success"
-    assert any(step.total == step.completed == len(DEMO) for step in steps)
+    assert any(step.total == step.completed == len(DEMO_BYTES) for step in steps)
     assert name in listed(client)
     assert client.chat(name, QUESTION).eval_count == 3
     again = client.pull(name)
@@ -221,7 +222,7 @@ def test_a_model_is_copied_and_deleted(client):
     assert failing(client.delete, "fixed").status_code == 400
 
 
-def test_a_model_is_made_of_another_one(url, client):
+def test_a_model_is_created_from_another_one(url, client):
     statuses = [
         step.status
         for step in client.create(
@@ -249,8 +250,8 @@ def test_a_model_is_made_of_another_one(url, client):
         client.delete(name)
 
 
-def test_a_session_with_a_configured_model_is_saved_and_goes_on(client):
-    """As `/save` of `ollama run` asks for it."""
+def test_a_session_with_a_configured_model_is_saved_and_continues(client):
+    """As `/save` of `ollama run` does."""
     session = [*QUESTION, {"role": "assistant", "content": "Cold."}]
     steps = client.create(
         "session", from_="fixed", parameters={"num_predict": 8}, messages=session, stream=True
@@ -272,7 +273,7 @@ def test_a_configured_model_is_copied(client):
     client.delete("me/own")
 
 
-def test_a_cold_load_is_told_as_what_it_took(client):
+def test_a_cold_load_reports_its_duration(client):
     client.chat("demo", [], keep_alive=0)
     cold = client.chat("demo", QUESTION, options=GREEDY)
     assert 10e6 < cold.load_duration < cold.total_duration
@@ -291,7 +292,7 @@ def test_a_file_of_the_client_becomes_a_model(url, client, tiny):
     assert refused.status_code == 400 and "digest mismatch" in refused.json()["error"]
 
 
-def test_pages_from_elsewhere_may_not_manage_models(url):
+def test_foreign_web_pages_may_not_manage_models(url):
     own = url.removesuffix(urlsplit(url).path)
     for origin, status in [("https://elsewhere.test", 403), ("null", 403), (own, 404)]:
         body = {"source": "nobody", "destination": "x"}

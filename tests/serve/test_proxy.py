@@ -1,4 +1,4 @@
-"""Through Serve's HAProxy and past it: HTTP/1.0, web pages, names of the server, large heads."""
+"""Through Serve's HAProxy and directly: HTTP/1.0, web pages, host names, large heads."""
 
 import json
 import socket
@@ -40,7 +40,7 @@ def test_a_client_of_http_1_1_gets_a_stream_in_chunks(application: Application):
     assert b"transfer-encoding: chunked" in reply.partition(b"\r\n\r\n")[0].lower()
 
 
-def test_local_pages_may_ask_and_foreign_ones_may_not(application: Application):
+def test_local_web_pages_are_allowed_and_foreign_ones_are_not(application: Application):
     url = f"{application.url}/api/chat"
     asked = httpx.options(
         url, headers={"origin": PAGE, "access-control-request-method": "POST"}, timeout=HANG_S
@@ -56,7 +56,7 @@ def test_local_pages_may_ask_and_foreign_ones_may_not(application: Application):
 
 
 def ingress_ports() -> list[int]:
-    """Where replicas of the ingress listen, all of them on loopback, as the proxy does."""
+    """Ports of the ingress replicas; like the proxy they listen on loopback only."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = [row[1].split(":") for row in rows if row[3] == "0A"]
     found = {int(port, 16): address for address, port in listening}
@@ -73,7 +73,7 @@ def test_the_ingress_takes_requests_from_haproxy_only(application: Application):
             assert direct.status_code == 403, direct.text
 
 
-def test_the_head_of_a_request_is_limited_past_haproxy_too(application: Application):
+def test_the_head_of_a_request_is_limited_without_haproxy(application: Application):
     for port in (urlsplit(application.url).port, *ingress_ports()):
         with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
             try:

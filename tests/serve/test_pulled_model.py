@@ -1,4 +1,4 @@
-"""A model whose source is a registry: its replica pulls it, then serves it with what it brings."""
+"""A model whose source is a registry: its replica pulls it and applies its parameters."""
 
 from pathlib import Path
 
@@ -6,13 +6,14 @@ import httpx
 from ray import serve
 
 from serve_app.app import build
+from tests.checkout import DEMO_MODEL
 from tests.loopback import serving
 from tests.patience import HANG_S
 from tests.published import Registry
-from tests.serve.application import ROOT, Application, arguments, await_http
+from tests.serve.application import Application, arguments, await_http
 
 # Bytes that no other test has brought into the store, which is one for all.
-MODEL = (ROOT / "models" / "demo.gguf").read_bytes() + bytes(32)
+MODEL = DEMO_MODEL.read_bytes() + bytes(32)
 LAYERS = [
     ("model", MODEL),
     ("template", b"{{ .Prompt }}"),

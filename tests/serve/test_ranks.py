@@ -1,4 +1,4 @@
-"""A model that two processes compute together, and what becomes of it when one is killed."""
+"""A model divided among two processes, one of which is killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A model divided among two nodes, on a real cluster of three, of which one is lost."""
+"""A model divided among two of three nodes of a real cluster, one of which is lost."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
 @pytest.fixture
-def told(three_nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return three_nodes["spread"]
+def report(three_nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return three_nodes["ranks"]
 
 
-def test_ranks_on_two_nodes_answer_as_one_rank_does(told: dict[str, Any]) -> None:
-    before = told["nodes"][0]
+def test_ranks_on_two_nodes_answer_as_one_rank(report: dict[str, Any]) -> None:
+    before = report["nodes"][0]
     assert len(set(before)) == len(before) == 2
-    assert told["divided"] == told["whole"] != ""
+    assert report["divided"] == report["whole"] != ""
 
 
-def test_when_the_node_of_a_rank_is_lost_all_ranks_are_replaced(told: dict[str, Any]) -> None:
-    before, after = told["nodes"]
+def test_all_ranks_are_replaced_when_the_node_of_one_is_lost(report: dict[str, Any]) -> None:
+    before, after = report["nodes"]
     assert len(set(after)) == 2 and before[1] not in after
-    assert told["again"] == told["divided"]
+    assert report["again"] == report["divided"]

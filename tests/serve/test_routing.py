@@ -1,4 +1,4 @@
-"""Two real replicas: conversations stay, queues are avoided, the dead are forgotten."""
+"""Two real replicas: prefix affinity, load, and a replica that dies."""
 
 import asyncio
 import os
@@ -16,13 +16,13 @@ from serve_app.gateway.model_card import ModelCard
 from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S
 from tests.serve.application import (
-    CALL_TIMEOUT_S,
     Application,
     arguments,
     await_http,
+    call_replicas,
     eventually,
 )
-from tests.serve.mortal import mortal_replicas
+from tests.serve.fragile_replicas import fragile_replicas
 
 NAME, PATH = "routed", "/routed"
 PAUSE_S = 5 * REPORT_EVERY_S
@@ -33,10 +33,10 @@ GREEDY = {"temperature": 0, "num_predict": 3}
 
 @pytest.fixture(scope="module")
 def url(application: Application) -> Iterator[str]:
-    """Of an application with two replicas, whose steps are so short that prompts take many."""
+    """Of an application with two replicas, whose steps are so short that prompts need many."""
     limits = {"max_sequences": 4, "step_tokens": 4, "threads": 1, "num_cpus": 0.1}
     args = arguments(replicas=2, context_tokens=1024, **limits)
-    with mortal_replicas():
+    with fragile_replicas():
         try:
             serve.run(build(args), name=NAME, route_prefix=PATH)
             await_http(f"{application.url}{PATH}")
@@ -45,24 +45,23 @@ def url(application: Application) -> Iterator[str]:
             serve.delete(NAME)
 
 
-def told(method: str, *args) -> list:
-    """What all replicas say, in one order always."""
-    handle = serve.get_deployment_handle("demo", NAME)
-    return handle.broadcast(method, *args).results(timeout_s=CALL_TIMEOUT_S)
-
-
 def statistics() -> dict[int, EngineStatistics]:
-    """Of each replica, by its process."""
-    cards: list[ModelCard] = told("describe")
-    return dict(zip((card.pid for card in cards), told("statistics"), strict=True))
+    """By the process id of each replica."""
+    cards: list[ModelCard] = call_replicas("describe", application=NAME)
+    figures = call_replicas("statistics", application=NAME)
+    return dict(zip((card.pid for card in cards), figures, strict=True))
+
+
+def set_step_time(step_s: float) -> None:
+    call_replicas("pace", step_s, application=NAME)
 
 
 def prompt_tokens() -> dict[int, int]:
     return {pid: each.prompt_tokens_total for pid, each in statistics().items()}
 
 
-def asked_since(before: dict[int, int]) -> dict[int, int]:
-    """How many tokens of prompts each replica was given, of those that were given any."""
+def received_since(before: dict[int, int]) -> dict[int, int]:
+    """The number of prompt tokens that each replica has received, where it is not zero."""
     given = {pid: count - before.get(pid, 0) for pid, count in prompt_tokens().items()}
     return {pid: count for pid, count in given.items() if count}
 
@@ -86,20 +85,20 @@ class Conversation:
         self._messages = [{"role": "system", "content": f"{name}: {SYSTEM}"}]
 
     def turn(self, question: str) -> None:
-        """Asked when replicas have told how they stand, as by somebody who has read the answer."""
+        """Wait for the replicas' load reports, then ask."""
         time.sleep(PAUSE_S)
         self._messages.append({"role": "user", "content": question})
         answer = chat(self._url, self._messages)
         self._messages.append({"role": "assistant", "content": answer})
 
 
-def test_the_next_turns_of_a_conversation_go_where_it_is_cached(url: str):
+def test_a_conversation_stays_on_the_replica_that_has_it_cached(url: str):
     for name in ("Ali", "Badr", "Chafik"):
         before, cached_before = prompt_tokens(), statistics()
         conversation = Conversation(url, name)
         for question in ("Where is water?", "And salt?", "And dates?", "And rest?"):
             conversation.turn(question)
-        (holder,) = asked_since(before)
+        (holder,) = received_since(before)
         cached = statistics()[holder].cached_tokens_total
         assert cached - cached_before[holder].cached_tokens_total > 150
 
@@ -110,31 +109,31 @@ async def post(client: httpx.AsyncClient, prompt: str) -> None:
     assert reply.status_code == 200, reply.text
 
 
-async def test_the_replica_of_a_long_prompt_is_avoided_by_the_next_requests(url: str):
+async def test_a_replica_with_a_long_queue_gets_no_new_requests(url: str):
     async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
         for turn in range(4):
             before = await asyncio.to_thread(prompt_tokens)
-            await asyncio.to_thread(told, "pace", STEP_S)  # the least that a step takes
+            await asyncio.to_thread(set_step_time, STEP_S)
             long = asyncio.create_task(post(client, f"{turn} camels. " * 125))
             while not await asyncio.to_thread(queued_tokens):
                 assert not long.done()
             await post(client, f"Who are you, {turn}?")
-            await asyncio.to_thread(told, "pace", 0.0)
+            await asyncio.to_thread(set_step_time, 0.0)
             await long
-            given = await asyncio.to_thread(asked_since, before)
+            given = await asyncio.to_thread(received_since, before)
             assert len(given) == 2, given
             assert min(given.values()) < 40 < 200 < max(given.values())
 
 
-def test_a_killed_replica_is_forgotten_and_its_conversations_go_on(url: str):
+def test_conversations_of_a_killed_replica_continue_on_another(url: str):
     before = prompt_tokens()
     conversation = Conversation(url, "Dalil")
     conversation.turn("Where is water?")
-    (holder,) = asked_since(before)
+    (holder,) = received_since(before)
     os.kill(holder, signal.SIGKILL)
     for question in ("And salt?", "And dates?", "And rest?"):
         conversation.turn(question)
     eventually(lambda: holder not in prompt_tokens())
     (other,) = before.keys() - {holder}
-    assert asked_since(before)[other] > 300
+    assert received_since(before)[other] > 300
     conversation.turn("And shade?")

@@ -1,4 +1,4 @@
-"""What a model that cannot be loaded tells those who ask for it."""
+"""The errors of requests for a model that cannot be loaded."""
 
 import httpx
 from ray import serve
@@ -8,7 +8,7 @@ from tests.patience import HANG_S
 from tests.serve.application import Application, arguments, await_http
 
 
-def test_a_model_that_does_not_fit_says_what_is_missing(application: Application):
+def test_the_error_of_a_model_that_does_not_fit_names_the_missing_memory(application: Application):
     url = f"{application.url}/giant"
     asked = {"model": "giant", "messages": [{"role": "user", "content": "hi"}]}
     try:

@@ -1,4 +1,4 @@
-"""Many streams at once, clients that leave, and a replica that is killed."""
+"""Many streams at once, clients that disconnect, and a replica that is killed."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def answers(url: str, indices: range, *, at_once: int) -> list[str]:
         return await asyncio.gather(*map(one, indices))
 
 
-async def test_concurrent_streams_give_what_sequential_requests_give(application: Application):
+async def test_concurrent_streams_give_the_answers_of_sequential_requests(application: Application):
     indices = range(32)
     sequential = await answers(application.url, indices, at_once=1)
     concurrent = await answers(application.url, indices, at_once=32)
@@ -64,7 +64,7 @@ def steps_at_rest(application: Application) -> int:
     return application.statistics().steps_total
 
 
-def test_a_client_that_leaves_frees_its_sequence(application: Application):
+def test_a_client_that_disconnects_frees_its_sequence(application: Application):
     request = {"model": "demo", "prompt": "a", "raw": True, "options": endless(application)}
     before = steps_at_rest(application)
     url = f"{application.url}/api/generate"
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_frees_its_sequence(application: Application):
         assert 0 < steps_at_rest(application) - before < FULL_STEPS
 
 
-def test_a_client_that_leaves_before_an_answer_frees_its_sequence(application: Application):
+def test_a_client_that_disconnects_before_an_answer_frees_its_sequence(application: Application):
     options = endless(application)
     request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
     before = steps_at_rest(application)
@@ -86,7 +86,7 @@ def test_a_client_that_leaves_before_an_answer_frees_its_sequence(application: A
 
 @contextmanager
 def asked(url: str, request: dict) -> Iterator[None]:
-    """A request that has been sent, by a client that leaves without waiting for an answer."""
+    """Send a request as a client that disconnects without waiting for an answer."""
     parts, content = httpx.URL(url), json.dumps(request).encode()
     head = f"POST {parts.path} HTTP/1.1\r\nhost: {parts.host}\r\ncontent-length: {len(content)}"
     with socket.create_connection((parts.host, parts.port)) as line:
@@ -94,7 +94,7 @@ def asked(url: str, request: dict) -> Iterator[None]:
         yield
 
 
-def test_a_stream_whose_only_replica_is_killed_goes_on_with_the_next_one(
+def test_a_stream_whose_only_replica_is_killed_continues_on_the_next_one(
     application: Application,
 ):
     first = application.card().pid
@@ -112,7 +112,7 @@ def test_a_stream_whose_only_replica_is_killed_goes_on_with_the_next_one(
 
 
 def endless(application: Application) -> dict:
-    """Options whose answer to a raw "a" does fill the context when nobody stops it."""
+    """Options with which the answer to a raw "a" fills the context."""
     url = f"{application.url}/api/generate"
     for seed in range(50):
         options = {**ENDLESS, "seed": seed}

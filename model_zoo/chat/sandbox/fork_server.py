@@ -1,4 +1,4 @@
-"""Starts processes that render templates, from one that is made for forking."""
+"""Starts the processes that render templates, by forking a small server process."""
 
 import os
 import socket
@@ -10,33 +10,34 @@ from pathlib import Path
 
 from model_zoo.chat.sandbox.frames import PID
 
-# Of an editable installation `sys.path` says nothing.
+# `sys.path` does not contain the root of an editable installation.
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = (
     "import socket, sys; sys.path[:] = sys.argv[2:]; "
-    "from model_zoo.chat.sandbox.server import main; main(socket.socket(fileno=int(sys.argv[1])))"
+    "from model_zoo.chat.sandbox.render_server import main; "
+    "main(socket.socket(fileno=int(sys.argv[1])))"
 )
 
 
 class ForkServer:
-    """A child process, started at first use and again when it is gone.
+    """A child process that forks others, started at first use and restarted if it has died.
 
-    It ends with this process, however that ends: its end of the connection is then closed.
+    It exits when this process ends for any reason, since that closes its control connection.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
-        self._owner = 0  # the process that the connection belongs to, and not to its forks
+        self._owner = 0  # pid of the process that opened the connection; forks open their own
 
     def connect(self) -> tuple[socket.socket, int]:
-        """A connection to a new process, which ends when that is closed, and its id.
+        """A connection to a new process, which exits when it is closed, and the process id.
 
-        OSError where no process can be started.
+        OSError if no process can be started.
         """
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
-            for _ in range(2):  # it may have been killed since the last time
+            for _ in range(2):  # the server may have been killed since the last call
                 if self._control is None or self._owner != os.getpid():
                     self._control, self._owner = self._started(), os.getpid()
                 pid = self._forked(self._control, theirs)
@@ -56,7 +57,7 @@ class ForkServer:
 
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        # Without `site`, which may import much: this process has found its modules already.
+        # Without `site`, which may import large modules; `sys.path` is passed on instead.
         options = ["-I", "-S", "-c", _COMMAND, str(theirs.fileno()), _ROOT, *sys.path]
         with theirs:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Frames between a process that wants templates rendered and those that render them."""
+"""Messages between a process and the processes that render its templates."""
 
 import socket
 import struct
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-# Each begins with the length of what follows it.
+# Each begins with the length of the body.
 _REQUEST = struct.Struct("<QdQQ")
 _REPLY = struct.Struct("<QB")
 _AT_ONCE = 1 << 14
-# What the fork server answers: the id of the process that it has started.
+# The reply of the fork server: the id of the new process.
 PID = struct.Struct("<q")
 
 
 class Outcome(IntEnum):
-    """What became of a request; only DONE comes with a result, all others with an explanation."""
+    """The outcome of a request; DONE has a result as text, all others an explanation."""
 
     DONE = 0
     REFUSED = 1  # by the template itself
@@ -26,8 +26,8 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may take: processor time, memory beyond the idle process, reply bytes."""
+class RenderLimits:
+    """Limits of one request: processor time, memory beyond the idle process, bytes of the reply."""
 
     seconds: float
     memory_bytes: int
@@ -35,33 +35,33 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class RenderReply:
     outcome: Outcome
     text: str
 
 
-def send_request(connection: socket.socket, limits: Limits, body: bytes) -> None:
+def send_request(connection: socket.socket, limits: RenderLimits, body: bytes) -> None:
     header = _REQUEST.pack(len(body), limits.seconds, limits.memory_bytes, limits.reply_bytes)
     _send(connection, header, body)
 
 
-def receive_request(connection: socket.socket) -> tuple[Limits, bytes | bytearray] | None:
-    """None where the other side is gone."""
+def receive_request(connection: socket.socket) -> tuple[RenderLimits, bytes | bytearray] | None:
+    """None if the connection is closed."""
     received = _receive(connection, _REQUEST, most=None)
-    return None if received is None else (Limits(*received[0]), received[1])
+    return None if received is None else (RenderLimits(*received[0]), received[1])
 
 
 def send_reply(connection: socket.socket, outcome: Outcome, text: bytes) -> None:
     _send(connection, _REPLY.pack(len(text), outcome), text)
 
 
-def receive_reply(connection: socket.socket, limits: Limits) -> Reply | None:
-    """None where the other side is gone, or sends more than it may."""
+def receive_reply(connection: socket.socket, limits: RenderLimits) -> RenderReply | None:
+    """None if the connection is closed or the reply exceeds its limit."""
     received = _receive(connection, _REPLY, most=limits.reply_bytes)
     if received is None:
         return None
     (outcome,), body = received
-    return Reply(Outcome(outcome), body.decode("utf-8", "surrogatepass"))
+    return RenderReply(Outcome(outcome), body.decode("utf-8", "surrogatepass"))
 
 
 def _send(connection: socket.socket, header: bytes, body: bytes) -> None:
@@ -75,9 +75,9 @@ def _send(connection: socket.socket, header: bytes, body: bytes) -> None:
 def _receive(
     connection: socket.socket, header: struct.Struct, *, most: int | None
 ) -> tuple[list[Any], bytes | bytearray] | None:
-    """The fields of the header behind the length, and the body.
+    """The fields of the header after the length, and the body.
 
-    One frame is under way at a time, so that a short one takes a single call.
+    Only one frame is in flight at a time, so a short one takes a single `recv`.
     """
     begun = b""
     while len(begun) < header.size:

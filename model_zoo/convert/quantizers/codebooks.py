@@ -1,4 +1,4 @@
-"""Four bits that choose from sixteen values: IQ4_NL, whose values lie closer near 0, and MXFP4."""
+"""Types with four-bit indices into sixteen values: IQ4_NL, denser near 0, and MXFP4."""
 
 from functools import cache
 from itertools import pairwise
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from model_zoo.convert.quantizers.fitting import inverse, peak
-from model_zoo.convert.quantizers.packing import halves, packed
+from model_zoo.convert.quantizers.packing import halves, nibbles
 
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# What the weight furthest from 0 becomes, first: near -127 or near 113, or cut.
+# Candidates for the value of the weight furthest from 0: near -127 or 113, or clamped.
 _ENDS = (-140, -136, -133, -130, -127, -124, -120, -116, 105, 109, 113, 117, 121, 125)
 # Magnitudes of E2M1, doubled. A block's exponent counts from -128, for the same reason.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
@@ -20,7 +20,7 @@ _LEAST, _MOST = 2, 252
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:
-    """float32 [n, 32] -> uint8 [n, 18]; the scale that loses least among several."""
+    """float32 [n, 32] -> uint8 [n, 18], with the scale of least error among several."""
     columns = blocks.t().contiguous()
     unit = inverse(peak(columns))
     scale, gain = torch.zeros_like(unit), torch.zeros_like(unit)
@@ -29,14 +29,14 @@ def iq4_nl(blocks: Tensor) -> Tensor:
     scale, _ = _fitted(columns, inverse(scale), scale, gain)
     scale = scale.to(torch.float16).float()
     index = _index_at(_places(columns * inverse(scale), _NONLINEAR), _NONLINEAR)
-    return torch.cat([halves(scale.unsqueeze(1)), _nibbles(index.t())], dim=1)
+    return torch.cat([halves(scale.unsqueeze(1)), nibbles(index.t())], dim=1)
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
     """float32 [n, 32] -> uint8 [n, 17].
 
-    The scale is a power of two, by which the largest weight falls between 4 and 8 although the
-    largest value is 6; twice that where it loses less.
+    The scale is the power of two that maps the largest weight to between 4 and 8, although the
+    largest value is 6, or twice that if its error is smaller.
     """
     magnitudes = blocks.abs()
     largest = magnitudes.amax(dim=1, keepdim=True)
@@ -48,13 +48,13 @@ def mxfp4(blocks: Tensor) -> Tensor:
     index = torch.where(better, coarse_index, fine_index)
     index += ((blocks < 0) & (index > 0)).to(torch.uint8) << 3
     exponent = torch.where(largest == 0, 0, torch.where(better, coarse, fine))
-    return torch.cat([exponent.to(torch.uint8), _nibbles(index)], dim=1)
+    return torch.cat([exponent.to(torch.uint8), nibbles(index)], dim=1)
 
 
 def _fitted(columns: Tensor, factor: Tensor, scale: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """The better of `scale` and of what fits the weights once they are multiplied by `factor`.
+    """The better of `scale` and the best scale for the values after multiplying by `factor`.
 
-    The gain is by how much a scale lessens the sum of squared errors.
+    The gain is the reduction of the sum of squared errors.
     """
     chosen = _value_at(_places(columns * factor, _NONLINEAR), _NONLINEAR)
     mixed = (chosen * columns).sum(0)
@@ -73,10 +73,10 @@ def _in_e2m1(magnitudes: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _places(numbers: Tensor, values: tuple[int, ...]) -> Tensor:
-    """int32 of the same shape: where in a table by half steps the nearest value stands.
+    """int32 of the same shape: index of the nearest value in a table with half steps.
 
-    The bounds between the values are whole or half, so twice the number, rounded up, tells; of two
-    values as near it is the lower one.
+    The bounds between values are multiples of a half, so twice the number, rounded up, is an
+    index. Ties go to the lower value.
     """
     low, high = 2 * values[0], 2 * values[-1]
     return (numbers * 2).ceil_().clamp_(low, high).sub_(low).int()
@@ -105,8 +105,3 @@ def _indices(values: tuple[int, ...], device: torch.device) -> Tensor:
 def _values(values: tuple[int, ...], device: torch.device) -> Tensor:
     index = _indices(values, device).int()
     return torch.tensor(values, dtype=torch.float32, device=device).index_select(0, index)
-
-
-def _nibbles(values: Tensor) -> Tensor:
-    """uint8 [n, 32] -> [n, 16]: low ones are elements 0..15, high ones 16..31."""
-    return packed(values.reshape(-1, 1, 2, 16), 4).squeeze(1)

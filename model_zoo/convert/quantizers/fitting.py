@@ -1,8 +1,8 @@
-"""Scales, and minima, with which a group of weights loses least, by least squares.
+"""Least-squares scales and minima for groups of weights.
 
-A group is rounded with several candidate scales. Each rounding has a best scale of its own, in
-closed form, and the candidate that then leaves the least squared error wins. Groups are columns,
-[group, groups], so that sums run over whole rows of memory.
+A group is rounded with several candidate scales. Each rounding has a best scale in closed form, and
+the candidate with the least squared error is chosen. Groups are columns, [group, groups], so that
+sums run over contiguous memory.
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# The largest weight is taken to the end of the range and so many steps within or beyond it. Beyond
-# it is cut, which pays when it stands far from the others.
+# The largest weight is mapped to the end of the range, shifted by these steps. Beyond the end it is
+# clamped, which is better if it is an outlier.
 _SHIFTS = tuple(third / 3 for third in range(-3, 8))
 _LARGE = 1e36
 
 
 def inverse(numbers: Tensor) -> Tensor:
-    """1 / numbers, and 0 where that is too large to count further with."""
+    """1 / numbers, and 0 where that would overflow later."""
     inverted = numbers.reciprocal()
     return torch.where(inverted.abs() < _LARGE, inverted, 0.0)
 
@@ -57,7 +57,7 @@ def scale_and_minimum_of(weights: Tensor, highest: int) -> tuple[Tensor, Tensor]
 def rounded(
     weights: Tensor, factor: Tensor, lowest: int, highest: int, *, out: Tensor | None = None
 ) -> Tensor:
-    """[group, groups] times [groups], as whole numbers within the range, in float32."""
+    """[group, groups] times [groups], rounded and clamped to the range, in float32."""
     return torch.mul(weights, factor, out=out).round_().clamp_(lowest, highest)
 
 
@@ -66,7 +66,7 @@ def _candidates(unit: Tensor, levels: int) -> Iterator[Tensor]:
 
 
 class _ScaleFit:
-    """The best scale so far; `gain` is by how much it lessens the sum of squared errors."""
+    """The best scale so far; its gain is the reduction of the sum of squared errors."""
 
     def __init__(self, weights: Tensor) -> None:
         self.scale = weights.new_zeros(weights.shape[1])
@@ -75,7 +75,7 @@ class _ScaleFit:
         self._product = torch.empty_like(weights)
 
     def offer(self, values: Tensor) -> "_ScaleFit":
-        """Whole numbers [group, groups] that the weights could become."""
+        """Considers a rounding of the weights, [group, groups]."""
         mixed = torch.mul(values, self._weights, out=self._product).sum(0)
         squares = torch.mul(values, values, out=self._product).sum(0)
         scale = mixed * inverse(squares)
@@ -87,7 +87,7 @@ class _ScaleFit:
 
 
 class _AffineFit:
-    """The best scale and minimum so far, the minimum 0 where it would have to be negative."""
+    """The best scale and minimum so far; minima are at least 0."""
 
     def __init__(self, weights: Tensor) -> None:
         self.scale = weights.new_zeros(weights.shape[1])
@@ -98,7 +98,7 @@ class _AffineFit:
         self._product = torch.empty_like(weights)
 
     def offer(self, values: Tensor) -> None:
-        """Whole numbers [group, groups] that the weights could become."""
+        """Considers a rounding of the weights, [group, groups]."""
         count = len(values)
         total = values.sum(0)
         mixed = torch.mul(values, self._weights, out=self._product).sum(0)

@@ -1,6 +1,6 @@
-"""The K-quants: fit every group, quantise the scales, then choose among the scales nearby.
+"""The K-quants: fits every group, quantises the scales, then chooses among adjacent scales.
 
-Inside, weights are columns [group, groups]; scales and minima [blocks, groups of a block].
+Internally weights are columns [group, groups], scales and minima [blocks, groups of a block].
 """
 
 import torch
@@ -107,7 +107,7 @@ def _affine(
         near = (first + by).clamp_(0, most)
         step = (near * scale).view(-1)
         lost = rounded(above, inverse(step), 0, highest).mul_(step).sub_(columns)
-        # These values have a best minimum of their own.
+        # The best minimum for these values.
         under = (lost.mean(0).view(-1, groups) * inverse(minimum)).round_().clamp_(0, most)
         error = lost.sub_((under * minimum).view(-1)).square_().sum(0).view(-1, groups)
         least, (steps, lows) = _better(least, error, (steps, lows), (near, under))
@@ -119,7 +119,7 @@ def _affine(
 def _better(
     least: Tensor | None, error: Tensor, kept: tuple[Tensor, ...], offered: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What is offered, where its error is smaller than the least so far."""
+    """The offered tensors where their error is smaller than the least so far."""
     if least is None:
         return error, offered
     better = error < least
@@ -128,9 +128,9 @@ def _better(
 
 
 def _shared(furthest: Tensor, most: int) -> Tensor:
-    """[n] -> [n, 1]: furthest / most as a half, large enough for `most` steps to reach that far.
+    """[n] -> [n, 1]: furthest / most in half precision, such that `most` steps reach `furthest`.
 
-    Halves below 2^-14 are coarse: there the next larger one may be needed.
+    Subnormal halves are coarse, so that the next larger one may be needed.
     """
     shared = (furthest / most).to(torch.float16).float()
     short = shared.abs() * (most + 0.5) < furthest.abs()
@@ -141,8 +141,8 @@ def _shared(furthest: Tensor, most: int) -> Tensor:
 def _six_bits(steps: Tensor, lows: Tensor) -> Tensor:
     """Eight steps and eight lows of 6 bits, uint8 [n, 8] each -> [n, 12].
 
-    Four bytes of steps and four of lows, whose upper pairs of bits belong to the other four; these
-    have their lower nibbles in the last four bytes.
+    Bytes 0 to 3: the first four steps; 4 to 7: the first four lows; their upper two bits belong to
+    the last four. Bytes 8 to 11: the low nibbles of the last four steps and lows.
     """
     first = steps[:, :4] | ((steps[:, 4:] >> 4) << 6)
     second = lows[:, :4] | ((lows[:, 4:] >> 4) << 6)

@@ -1,42 +1,42 @@
-"""The first formats, rounded as the reference does it: the range of a block gives its scale.
+"""The first block types, with scales from the range of a block.
 
-Bit for bit what `gguf.quants.quantize` gives.
+Bit-identical to `gguf.quants.quantize`.
 """
 
 import torch
 from torch import Tensor
 
 from model_zoo.convert.quantizers.fitting import inverse
-from model_zoo.convert.quantizers.packing import halves, packed, packed_each, signed_bytes
+from model_zoo.convert.quantizers.packing import halves, nibbles, packed_each, signed_bytes
 
 
 def q4_0(blocks: Tensor) -> Tensor:
     """float32 [n, 32] -> uint8 [n, 18]."""
     scale, values = _symmetric(blocks, 8)
-    return torch.cat([halves(scale), _nibbles(values)], dim=1)
+    return torch.cat([halves(scale), nibbles(values)], dim=1)
 
 
 def q4_1(blocks: Tensor) -> Tensor:
     """float32 [n, 32] -> uint8 [n, 20]."""
     scale, minimum, values = _affine(blocks, 15)
-    return torch.cat([halves(scale), halves(minimum), _nibbles(values)], dim=1)
+    return torch.cat([halves(scale), halves(minimum), nibbles(values)], dim=1)
 
 
 def q5_0(blocks: Tensor) -> Tensor:
     """float32 [n, 32] -> uint8 [n, 22]."""
     scale, values = _symmetric(blocks, 16)
-    return torch.cat([halves(scale), _fifth_bits(values), _nibbles(values & 15)], dim=1)
+    return torch.cat([halves(scale), _fifth_bits(values), nibbles(values & 15)], dim=1)
 
 
 def q5_1(blocks: Tensor) -> Tensor:
     """float32 [n, 32] -> uint8 [n, 24]."""
     scale, minimum, values = _affine(blocks, 31)
-    parts = [halves(scale), halves(minimum), _fifth_bits(values), _nibbles(values & 15)]
+    parts = [halves(scale), halves(minimum), _fifth_bits(values), nibbles(values & 15)]
     return torch.cat(parts, dim=1)
 
 
 def q8_0(blocks: Tensor) -> Tensor:
-    """float32 [n, 32] -> uint8 [n, 34]; a half is rounded away from 0."""
+    """float32 [n, 32] -> uint8 [n, 34]; halves are rounded away from 0."""
     scale = blocks.abs().amax(dim=1, keepdim=True) / 127
     values = blocks * inverse(scale)
     whole = values.trunc()
@@ -57,11 +57,6 @@ def _affine(blocks: Tensor, highest: int) -> tuple[Tensor, Tensor, Tensor]:
     scale = (blocks.amax(dim=1, keepdim=True) - minimum) / highest
     values = (blocks - minimum).mul_(inverse(scale)).add_(0.5).clamp_(max=highest)
     return scale, minimum, values.to(torch.uint8)
-
-
-def _nibbles(values: Tensor) -> Tensor:
-    """uint8 [n, 32] -> [n, 16]: low ones are elements 0..15, high ones 16..31."""
-    return packed(values.view(-1, 1, 2, 16), 4).squeeze(1)
 
 
 def _fifth_bits(values: Tensor) -> Tensor:

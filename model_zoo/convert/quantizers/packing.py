@@ -1,4 +1,4 @@
-"""Putting fields of a few bits, halves and signed bytes into the bytes of a block."""
+"""Packs bit fields, half-precision numbers and signed bytes into the bytes of a block."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,13 @@ def packed(values: Tensor, bits: int) -> Tensor:
 
 
 def packed_each(values: Tensor, count: int, bits: int) -> Tensor:
-    """uint8 [n, k * count] -> [n, k]: neighbours share a byte, the first one lowest."""
+    """uint8 [n, k * count] -> [n, k]: adjacent fields share a byte, the first in the low bits."""
     return packed(values.view(len(values), -1, count, 1), bits).squeeze(2)
+
+
+def nibbles(values: Tensor) -> Tensor:
+    """uint8 [n, 32] -> [n, 16]: elements 0 to 15 are the low nibbles, 16 to 31 the high ones."""
+    return packed(values.reshape(-1, 1, 2, 16), 4).squeeze(1)
 
 
 def halves(numbers: Tensor) -> Tensor:

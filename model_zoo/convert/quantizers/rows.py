@@ -1,9 +1,10 @@
-"""Rows of weights as blocks of any type that can be written."""
+"""Quantises rows of weights to every block type that can be written."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from model_zoo.convert.quantizers import codebooks, k_quants, legacy
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 
-# Weights that are worked on at once: what a quantiser needs for them stays in a processor's cache.
+# Weights that a thread quantises at once: few enough for the temporaries to stay in cache.
 _SLAB = 1 << 18
 _HALF_LIMIT = 65504.0
 _LIMITS = {
@@ -25,8 +26,8 @@ _LIMITS = {
 def quantize(rows: Tensor, type_name: str, *, tensor: str) -> Tensor:
     """float32 [..., n] -> uint8 [..., n / block elements * block bytes]; n a multiple of a block.
 
-    Deterministic. ModelFileError, which names `tensor`, when a weight is not finite or beyond what
-    the type can hold.
+    Deterministic. Raises ModelFileError, which names `tensor`, if a weight is not finite or exceeds
+    the range of the type.
     """
     type = block_type(type_name)
     assert rows.dtype == torch.float32, rows.dtype
@@ -49,9 +50,9 @@ def quantize(rows: Tensor, type_name: str, *, tensor: str) -> Tensor:
 
 @contextmanager
 def _threads(device: torch.device) -> Iterator[Callable[..., Iterator[None]]]:
-    """As many threads as torch would use, each with slabs of its own.
+    """Maps over slabs in as many threads as torch would use, with torch itself single-threaded.
 
-    The steps are too short to be shared: threads would wait for each other after every one.
+    Torch would synchronise its threads after every step, and the steps on a slab are short.
     """
     count = torch.get_num_threads()
     if count == 1 or device.type != "cpu":
@@ -65,6 +66,18 @@ def _threads(device: torch.device) -> Iterator[Callable[..., Iterator[None]]]:
         torch.set_num_threads(count)
 
 
+def row_groups(
+    tensor: Tensor, *, most_elements: int, row_elements: int | None = None
+) -> Iterator[Tensor]:
+    """[..., n] as views [rows, n] of consecutive rows; one empty group if the tensor is empty.
+
+    Each group has at most `most_elements` weights, or one row. `row_elements`: weights of a row, if
+    the tensor holds blocks of them.
+    """
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_empty(0, 1)
+    yield from rows.split(max(most_elements // (row_elements or rows.shape[-1]), 1))
+
+
 def _check(weights: Tensor, type_name: str, tensor: str) -> None:
     low, high = (bound.item() for bound in weights.aminmax())
     largest, limit = max(-low, high), _LIMITS.get(type_name, _HALF_LIMIT)
@@ -72,8 +85,8 @@ def _check(weights: Tensor, type_name: str, tensor: str) -> None:
         return
     if not weights.isfinite().all():
         raise ModelFileError(
-            f"Tensor `{tensor}` holds weights that are not finite; the model it comes from is "
-            "damaged or was saved after training had failed."
+            f"Tensor `{tensor}` holds weights that are not finite; the source model is damaged "
+            "or was saved after training had failed."
         )
     raise ModelFileError(
         f"Tensor `{tensor}` holds a weight of magnitude {largest:.4g}; {type_name} can hold "
@@ -85,21 +98,19 @@ def _plain(dtype: torch.dtype, numbers: Tensor) -> Tensor:
     return numbers.to(dtype).view(torch.uint8)
 
 
+_MODULES: Mapping[ModuleType, str] = {
+    legacy: "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0",
+    k_quants: "Q2_K Q3_K Q4_K Q5_K Q6_K",
+    codebooks: "IQ4_NL MXFP4",
+}
 _QUANTIZERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "F32": partial(_plain, torch.float32),
     "F16": partial(_plain, torch.float16),
     "BF16": partial(_plain, torch.bfloat16),
-    "Q4_0": legacy.q4_0,
-    "Q4_1": legacy.q4_1,
-    "Q5_0": legacy.q5_0,
-    "Q5_1": legacy.q5_1,
-    "Q8_0": legacy.q8_0,
-    "Q2_K": k_quants.q2_k,
-    "Q3_K": k_quants.q3_k,
-    "Q4_K": k_quants.q4_k,
-    "Q5_K": k_quants.q5_k,
-    "Q6_K": k_quants.q6_k,
-    "IQ4_NL": codebooks.iq4_nl,
-    "MXFP4": codebooks.mxfp4,
+    **{
+        name: getattr(module, name.lower())
+        for module, names in _MODULES.items()
+        for name in names.split()
+    },
 }
 QUANTIZABLE = frozenset(_QUANTIZERS)

@@ -1,4 +1,4 @@
-"""Byte-level BPE: its merges, and the name of its way of cutting text."""
+"""Byte-level BPE: vocabulary, merges and the name of the pre-tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def is_byte_level(files: TokenizerFiles) -> bool:
 
 
 def byte_level(files: TokenizerFiles, architecture: str) -> tuple[TokenTable, dict[str, Any]]:
-    """The table and the keys of `tokenizer.ggml`; refuses a way of cutting text that no row has."""
+    """The token table and `tokenizer.ggml` keys; refuses unknown pre-tokenizers."""
     table = TokenTable()
     for text, id in vocabulary(files).items():
         table.put(id, text, TokenType.NORMAL)
@@ -37,7 +37,7 @@ def vocabulary(files: TokenizerFiles) -> Mapping[str, int]:
 
 
 def merges(files: TokenizerFiles) -> list[str]:
-    """Each as two tokens with a space between; newer files have them as pairs."""
+    """Each as two tokens separated by a space; newer files have pairs."""
     stated = files.model.get("merges")
     if not isinstance(stated, list) or not stated:
         raise files.error("tokenizer.json", "has no merges")
@@ -48,9 +48,9 @@ def merges(files: TokenizerFiles) -> list[str]:
 
 
 def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
-    """The name of the row with these expressions; of several, the architecture's, then the first.
+    """The name of the row with these expressions; of several, the architecture's or the first.
 
-    A row that takes whole pieces of the vocabulary fits best where the tokenizer does so too.
+    Rows that agree with the tokenizer on `ignore_merges` have priority.
     """
     expressions = tuple(_expressions(files))
     whole = bool(files.model.get("ignore_merges"))
@@ -62,8 +62,8 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
     }
     if not rows:
         raise UnsupportedModelError(
-            f"{files.folder / 'tokenizer.json'}: cuts text by {_shown(expressions)}, which is none "
-            "of the expressions that model families use."
+            f"{files.folder / 'tokenizer.json'}: splits text by {_shown(expressions)}, which is "
+            "none of the expressions that model families use."
         )
     own = architecture_pre_tokenizer(architecture)
     alike = [name for name, row in rows.items() if row.whole_pieces == whole] or list(rows)
@@ -71,7 +71,7 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
 
 
 def _expressions(files: TokenizerFiles) -> Sequence[str]:
-    """The regular expressions one after the other, as the rows of the table write them."""
+    """The regular expressions in order, as in the rows of the table."""
     found = []
     for step in parts(files.json.get("pre_tokenizer"), "pretokenizers"):
         kind = step.get("type")
@@ -92,7 +92,7 @@ def _expressions(files: TokenizerFiles) -> Sequence[str]:
 def _isolates(step: Mapping[str, Any]) -> bool:
     pattern = step.get("pattern")
     known = isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str)
-    # Removed with invert is the same: what matches is kept, and these expressions match all.
+    # Inverted removal is equivalent: it keeps matches, and these expressions match everything.
     return known and (
         step.get("behavior") == "Isolated"
         or (step.get("behavior") == "Removed" and step.get("invert") is True)

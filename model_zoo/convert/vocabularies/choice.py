@@ -1,4 +1,4 @@
-"""Which kind of tokenizer a checkpoint has, and all that a file says of it."""
+"""Determines a checkpoint's kind of tokenizer and collects its metadata."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ from runtime.errors import UnsupportedModelError
 def tokenizer_keys(
     files: TokenizerFiles, *, architecture: str, rows: int, kind: str | None
 ) -> dict[str, Any]:
-    """Whole key names and values; `rows` of the embedding, so many tokens there are.
+    """Full key names and values; `rows`: of the embedding, the number of tokens.
 
-    kind: `tokenizer.ggml.model` where the architecture decides it. Errors name the tokenizer's
-    file and what in it cannot be converted.
+    kind: `tokenizer.ggml.model`, if the architecture determines it. Errors name the file and the
+    part of it that cannot be converted.
     """
     table, own = _table(files, architecture, kind)
     table.cut(rows)
@@ -49,7 +49,7 @@ def _table(
     if model == "WordPiece":
         return wordpiece(files)
     if model is None:
-        raise files.error("tokenizer.json", "is missing, and so is tokenizer.model")
+        raise files.error("tokenizer.json", "is missing, as is tokenizer.model")
     raise UnsupportedModelError(
         f"{files.folder / 'tokenizer.json'}: a tokenizer of the kind {model} cannot be converted; "
         "BPE, SentencePiece-BPE and WordPiece can."

@@ -1,4 +1,4 @@
-"""Regular expressions in one spelling: classes of plain characters as sorted ranges."""
+"""Canonical spelling of regular expressions: plain character classes as sorted ranges."""
 
 import re
 
@@ -17,7 +17,7 @@ def _character(escaped: re.Match[str]) -> str:
 
 
 def _ranges(inside: str) -> str:
-    """`b-da` and `a-d` as `[61-64]`: hexadecimal code points, neighbours joined."""
+    """`b-da` and `a-d` as `[61-64]`: hexadecimal code points, adjacent ranges joined."""
     spans = []
     at = 0
     while at < len(inside):

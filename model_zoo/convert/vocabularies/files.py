@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer files, read once: what kind they describe, added tokens, roles."""
+"""A checkpoint's tokenizer files: model, added tokens and roles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from typing import Any
 from model_zoo.convert.configuration import Configuration, optional_json
 from runtime.errors import ModelFileError
 
-# More than any vocabulary has, and few enough that a damaged id asks for little memory.
+# More than any vocabulary has, and few enough that a damaged id costs little memory.
 MAX_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in text before anything else; `special` ones steer the model."""
+    """A token that is matched before all others; `special` ones control the model."""
 
     text: str
     special: bool
 
 
 class TokenizerFiles:
-    """tokenizer.json, tokenizer.model and the settings beside them; empty where missing."""
+    """tokenizer.json, tokenizer.model and the settings beside them; missing ones are empty."""
 
     def __init__(self, folder: Path, config: Configuration) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class TokenizerFiles:
         return path if path.exists() else None
 
     def added_tokens(self) -> dict[int, AddedToken]:
-        """By id. tokenizer.json's word goes before that of the settings."""
+        """Added tokens by id; tokenizer.json has priority over the settings."""
         found: dict[int, AddedToken] = {}
         by_id = self.settings.get("added_tokens_decoder")
         for id, token in (by_id if isinstance(by_id, Mapping) else {}).items():
@@ -62,7 +62,7 @@ class TokenizerFiles:
         return id
 
     def role_text(self, role: str) -> str | None:
-        """The text of `bos_token` and the like, as the settings give it."""
+        """The text of `bos_token` or another role, as the settings state it."""
         for values in (self.settings, self.special_map):
             value = values.get(role)
             value = value.get("content") if isinstance(value, Mapping) else value
@@ -83,9 +83,9 @@ class TokenizerFiles:
 
 
 def parts(value: Any, key: str) -> list[Mapping[str, Any]]:
-    """The steps of a tokenizer.json's normalizer or the like: a sequence unrolled, one as a list.
+    """The steps of a component of tokenizer.json, such as the normalizer, as a flat list.
 
-    `key`: what a `Sequence` keeps its steps under.
+    `key`: the key under which a `Sequence` has its steps.
     """
     if not isinstance(value, Mapping):
         return []
@@ -95,5 +95,5 @@ def parts(value: Any, key: str) -> list[Mapping[str, Any]]:
 
 
 def listed(value: Any) -> list[Any]:
-    """A list of JSON, empty where there is something else."""
+    """A JSON list; empty for any other value."""
     return value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Which tokens begin, end, pad or separate, and whether a text gets them by itself."""
+"""Tokens with roles (begin, end, padding, separator), and whether tokenizing adds them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _ROLES = {
     "cls": "cls_token_id",
     "mask": "mask_token_id",
 }
-# Texts whose tokens end a turn or a message in the families that have them.
+# Texts of tokens that end a turn or a message.
 _TURN_ENDS = {
     "eot_token_id": ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>"),
     "eom_token_id": ("<|eom_id|>",),
@@ -22,7 +22,7 @@ _TURN_ENDS = {
 
 
 def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
-    """The keys of `tokenizer.ggml` that name tokens; ids that the vocabulary lacks name nothing."""
+    """The `tokenizer.ggml` keys with token ids; ids beyond the vocabulary are ignored."""
     ids: dict[str, int] = {}
     for id, text in enumerate(texts):
         ids.setdefault(text, id)
@@ -46,9 +46,9 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
 def _framed(
     files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`keys` with what the post-processor puts around a text as BOS and EOS.
+    """`keys` with the post-processor's tokens as BOS and EOS.
 
-    These are others than those of a turn where a model makes vectors of what a text ends in.
+    In embedding models these may differ from the tokens of a turn.
     """
     framed = dict(keys)
     first, last = _around(files, ids)
@@ -72,7 +72,7 @@ def _stated_id(files: TokenizerFiles, role: str) -> int | None:
 
 
 def _end_ids(files: TokenizerFiles) -> list[int]:
-    """All end tokens of the generation settings, or else of the configuration."""
+    """All end tokens of the generation settings, else of the configuration."""
     stated = files.generation.get("eos_token_id")
     if stated is None:
         stated = files.config.get("eos_token_id")
@@ -83,7 +83,7 @@ def _end_ids(files: TokenizerFiles) -> list[int]:
 def _added_by_itself(
     files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
 ) -> dict[str, bool]:
-    """`add_bos_token` and `add_eos_token`: as the settings say, else as the post-processor does."""
+    """`add_bos_token` and `add_eos_token` from the settings, else from the post-processor."""
     found: dict[str, bool] = {}
     first, last = _around(files, ids)
     named = {
@@ -100,7 +100,7 @@ def _added_by_itself(
 
 
 def _around(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """The tokens that the post-processor puts before and behind a text."""
+    """The tokens that the post-processor adds before and after a text."""
     for step in parts(files.json.get("post_processor"), "processors"):
         kind = step.get("type")
         if kind == "TemplateProcessing":
@@ -114,7 +114,7 @@ def _around(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, 
 
 
 def _special_text(item: Any) -> str:
-    """Of an item of a template; empty for the text itself."""
+    """The text of a template's special token; empty for other items."""
     special = item.get("SpecialToken") if isinstance(item, Mapping) else None
     return str(special.get("id")) if isinstance(special, Mapping) else ""
 

@@ -1,4 +1,4 @@
-"""SentencePiece-BPE, from its own model file or from the merges of a tokenizer.json."""
+"""SentencePiece-BPE, from its model file or from the merges of a tokenizer.json."""
 
 import re
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def from_model_file(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
-    """The table with the scores of tokenizer.model, and the added tokens beside it."""
+    """The table with the scores of tokenizer.model, and the added tokens."""
     model = ModelProto()
     assert files.sentencepiece is not None
     try:
         model.ParseFromString(files.sentencepiece.read_bytes())
     except (DecodeError, OSError) as error:
-        raise files.error("tokenizer.model", f"is no SentencePiece model: {error}") from error
+        raise files.error("tokenizer.model", f"is not a SentencePiece model: {error}") from error
     if model.trainer_spec.model_type != model.trainer_spec.BPE:
         raise UnsupportedModelError(
             f"{files.sentencepiece}: is a SentencePiece model of another kind than BPE, which "
@@ -38,9 +38,9 @@ def from_model_file(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
 
 
 def from_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
-    """The same from a converted tokenizer.json: the earlier a token merges, the higher it scores.
+    """The same from a converted tokenizer.json: the earlier a token merges, the higher its score.
 
-    Refused where the merges are not all that the vocabulary allows: scores could not tell them.
+    Refused if the vocabulary allows further merges, which scores cannot exclude.
     """
     pairs = [tuple(merge.split(" ", 1)) for merge in merges(files)]
     ranks: dict[str, int] = {}
@@ -54,14 +54,14 @@ def from_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
 
 
 def from_ranked_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
-    """Gemma 4's kind, whose readers take the merges themselves."""
+    """Gemma 4's kind, whose files contain the merges."""
     table = _ordinary(files, TokenTable())
     table.add(files.added_tokens())
     return table, {"model": "gemma4", "merges": merges(files), "add_space_prefix": False}
 
 
 def _ordinary(files: TokenizerFiles, table: TokenTable) -> TokenTable:
-    """The table with the vocabulary's own tokens: ordinary ones, bytes and the unknown one."""
+    """The table with the tokens of the vocabulary: ordinary ones, bytes and the unknown one."""
     unknown = files.model.get("unk_token") or files.role_text("unk_token")
     for text, id in vocabulary(files).items():
         kind = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL
@@ -70,7 +70,7 @@ def _ordinary(files: TokenizerFiles, table: TokenTable) -> TokenTable:
 
 
 def _add(table: TokenTable, files: TokenizerFiles) -> None:
-    """Tokens that are found as they are written have plain spaces."""
+    """Adds the added tokens; user-defined ones have plain spaces."""
     table.add(files.added_tokens())
     for id, kind in enumerate(table.types):
         if kind == TokenType.USER_DEFINED:
@@ -95,7 +95,7 @@ def _refuse_others(
 
 
 def _prefixes(files: TokenizerFiles) -> bool:
-    """Whether a text gets a space before it."""
+    """Whether texts get a prefix space."""
     normalizers = parts(files.json.get("normalizer"), "normalizers")
     splitters = parts(files.json.get("pre_tokenizer"), "pretokenizers")
     return any(step.get("type") == "Prepend" for step in normalizers) or any(

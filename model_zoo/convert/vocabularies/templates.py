@@ -1,4 +1,4 @@
-"""The chat templates of a checkpoint, wherever its files keep them."""
+"""The chat templates of a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _DEFAULT = "default"
 
 
 def template_keys(files: TokenizerFiles) -> dict[str, Any]:
-    """The template, and further ones under names of their own with a list of them."""
+    """The default template, and named ones with the list of their names."""
     named = _named(files)
     found: dict[str, Any] = {}
     if _DEFAULT in named:
@@ -23,7 +23,7 @@ def template_keys(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def _named(files: TokenizerFiles) -> dict[str, str]:
-    """By name; a file of its own goes before the settings."""
+    """Templates by name; separate files have priority over the settings."""
     sources: dict[str, str] = {}
     for stated in (
         files.settings.get("chat_template"),

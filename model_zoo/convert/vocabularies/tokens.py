@@ -1,4 +1,4 @@
-"""The token table of a file: texts, types and scores by id, without holes."""
+"""The token table of a file: texts, types and scores by id, without gaps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from model_zoo.convert.vocabularies.files import AddedToken
 from model_zoo.tokenizers.vocabulary import TokenType
 
-# What a token without a text of its own is called; readers know the form.
+# Text of unused tokens, in the form that readers recognise.
 _FILLING = "[PAD{}]"
 
 
 @dataclass
 class TokenTable:
-    """Texts and types by id; `scores` only where the kind of tokenizer has them."""
+    """Texts and types by id; `scores` for kinds of tokenizers that have them."""
 
     texts: list[str] = field(default_factory=list)
     types: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class TokenTable:
             self.scores[id] = score
 
     def fill(self, size: int) -> None:
-        """Unused tokens up to `size`."""
+        """Adds unused tokens up to `size`."""
         for id in range(len(self.texts), size):
             self.texts.append(_FILLING.format(id))
             self.types.append(int(TokenType.UNUSED))
@@ -33,7 +33,7 @@ class TokenTable:
                 self.scores.append(-1000.0)
 
     def cut(self, size: int) -> None:
-        """At most `size` tokens: those beyond have no row in the embedding."""
+        """Removes tokens beyond `size`, which have no row in the embedding."""
         del self.texts[size:], self.types[size:]
         if self.scores is not None:
             del self.scores[size:]

@@ -1,4 +1,4 @@
-"""WordPiece: pieces that go on a word carry ## in a checkpoint, those that open one ▁ in a file."""
+"""WordPiece: checkpoints mark continuing pieces by ##, files mark first pieces by ▁."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def wordpiece(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
     prefix = files.model.get("continuing_subword_prefix", "##")
     if prefix != "##":
         raise UnsupportedModelError(
-            f"{files.folder / 'tokenizer.json'}: marks pieces inside a word by {prefix!r}; only ## "
+            f"{files.folder / 'tokenizer.json'}: marks continuing pieces by {prefix!r}; only ## "
             "can be converted."
         )
     unknown = files.model.get("unk_token")
@@ -39,13 +39,13 @@ def _lowercase(files: TokenizerFiles) -> bool:
 
 
 def _plain_normalizer(files: TokenizerFiles, step: Mapping[str, Any]) -> bool:
-    """Whether it makes letters small; a file says no more than that."""
+    """Whether it lowercases; a file cannot express other settings."""
     lowercase = bool(step.get("lowercase", True))
     usual = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": lowercase}
     for name, value in usual.items():
         if step.get(name) not in (None, value):
             raise UnsupportedModelError(
                 f"{files.folder / 'tokenizer.json'}: its normalizer has `{name}` "
-                f"{str(step[name])[:40]}; files cannot say so."
+                f"{str(step[name])[:40]}, which files cannot express."
             )
     return lowercase

@@ -1,4 +1,4 @@
-"""Layers of vision towers whose matrices keep inputs and outputs within bounds, as Gemma 4's."""
+"""Vision layers whose matrices clamp inputs and outputs, as in Gemma 4."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,24 +12,25 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rotation
-from model_zoo.layers.vision.attention import attend, slabs, whole
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.image_attention import attend, slabs, whole
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from runtime.kernels.pointwise import gelu_mul
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-# Those of a layer, in the order in which some files list their bounds.
+# The matrices of a layer, in the order in which some files list their bounds.
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seeing:
-    """The rows of a batch: `images` with as many each; how far the two halves of a head turn."""
+class ClampedBatch:
+    """A batch of images: `images` with equal numbers of rows, and the rotations of both halves of a
+    head."""
 
     images: int
     across: Rotation
     down: Rotation
 
-    def turned(self, x: Tensor, rows: slice) -> Tensor:
+    def rotated(self, x: Tensor, rows: slice) -> Tensor:
         """x [n, heads, dim] of these rows of the batch -> like x."""
         halves = zip(x.chunk(2, dim=-1), (self.across, self.down), strict=True)
         return torch.cat(
@@ -42,9 +43,9 @@ class Seeing:
 
 
 class ClampedLinear:
-    """x [rows, in] -> [rows, out], both within bounds where the file has some.
+    """x [rows, in] -> [rows, out], both clamped if the file has bounds.
 
-    `listed` [4]: the bounds, where the file does not have them beside the matrix.
+    listed [4]: the bounds, if the file does not store them beside the matrix.
     """
 
     def __init__(
@@ -66,8 +67,7 @@ class ClampedLinear:
 
 
 class HeadNormedAttention:
-    """Softmax attention over all rows of an image, its scores not scaled, each head normed by
-    itself."""
+    """Softmax attention over all rows of an image with unscaled scores and a norm of each head."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, bounds: Mapping[str, Tensor]) -> None:
         hidden = sizes.hidden
@@ -83,18 +83,18 @@ class HeadNormedAttention:
         self.kept_elements = 4 * hidden + sizes.heads
         self.matrix_elements = hidden * hidden
 
-    def __call__(self, x: Tensor, norm: RMSNorm, seeing: Seeing) -> Tensor:
-        """x [rows of the batch, hidden], which is normed first -> the same, not yet projected."""
+    def __call__(self, x: Tensor, norm: RMSNorm, batch: ClampedBatch) -> Tensor:
+        """x [rows of the batch, hidden], normed here -> the same, before the projection."""
         queries, keys, values = (torch.empty_like(x) for _ in range(3))
         for rows in slabs(len(x)):
             seen = norm(x[rows])
-            turned = seeing.turned(self._q_norm(self._split(self._queries(seen))), rows)
-            queries[rows] = turned.flatten(1).mul_(sqrt(self._head_dim))  # which scaling undoes
-            turned = seeing.turned(self._k_norm(self._split(self._keys(seen))), rows)
-            keys[rows] = turned.flatten(1)
+            rotated = batch.rotated(self._q_norm(self._split(self._queries(seen))), rows)
+            queries[rows] = rotated.flatten(1).mul_(sqrt(self._head_dim))  # which scaling undoes
+            rotated = batch.rotated(self._k_norm(self._split(self._keys(seen))), rows)
+            keys[rows] = rotated.flatten(1)
             values[rows] = self._v_norm(self._split(self._values(seen))).flatten(1)
-        each = len(x) // seeing.images
-        shape = (seeing.images, each, self._heads, self._head_dim)
+        each = len(x) // batch.images
+        shape = (batch.images, each, self._heads, self._head_dim)
         queries, keys, values = (part.view(shape) for part in (queries, keys, values))
         return attend(queries, keys, values, whole(each)).reshape(x.shape)
 
@@ -103,7 +103,7 @@ class HeadNormedAttention:
 
 
 class ClampedFeedForward:
-    """down(gelu(gate(x)) * up(x)), as large as the file's tensors."""
+    """down(gelu(gate(x)) * up(x)); the width is that of the tensors."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, bounds: Mapping[str, Tensor]) -> None:
         hidden = sizes.hidden
@@ -121,9 +121,9 @@ class ClampedFeedForward:
 
 
 class SandwichLayer:
-    """x + norm(attention(norm(x))), then that + norm(feed_forward(norm(that))).
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))).
 
-    `bounds`: of matrices by name, where the file does not have them beside these.
+    bounds: by matrix name, if the file does not store them beside the matrices.
     """
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, bounds: Mapping[str, Tensor]) -> None:
@@ -137,11 +137,11 @@ class SandwichLayer:
         self.matrix_elements = max(part.matrix_elements for part in parts)
         self.kept_elements = self._attention.kept_elements
 
-    def __call__(self, x: Tensor, seeing: Seeing) -> Tensor:
+    def __call__(self, x: Tensor, batch: ClampedBatch) -> Tensor:
         """x [rows of the batch, hidden] -> x, overwritten."""
         before, after = self._norms
         ffn_before, ffn_after = self._ffn_norms
-        seen = self._attention(x, before, seeing)
+        seen = self._attention(x, before, batch)
         for rows in slabs(len(x)):
             now = x[rows].add_(after(self._attention.project(seen[rows])))
             now.add_(ffn_after(self._feed_forward(ffn_before(now))))

@@ -1,4 +1,4 @@
-"""Neighbouring rows of an image become one."""
+"""Merges neighbouring rows of an image."""
 
 from torch import Tensor
 
@@ -8,8 +8,8 @@ from model_zoo.gguf.metadata import Metadata
 def merged_planes(x: Tensor, rows: int, columns: int, size: int) -> Tensor:
     """x [images, rows * columns, hidden] -> [images, merged rows, hidden * size * size].
 
-    Each square of `size` x `size` rows becomes one, in which every feature has its own square: the
-    order of torch's `unfold`. A row or column too many at the end is dropped.
+    Each square of `size` x `size` rows becomes one row, feature by feature as torch's `unfold`
+    orders them. Surplus rows and columns at the end are dropped.
     """
     plane = x.unflatten(1, (rows, columns))
     down, right = rows // size, columns // size
@@ -21,7 +21,7 @@ def merged_planes(x: Tensor, rows: int, columns: int, size: int) -> Tensor:
 def shuffled_planes(x: Tensor, side: int, size: int) -> Tensor:
     """x [images, side * side, hidden] -> [images, merged rows, size * size * hidden].
 
-    Each square of `size` x `size` rows becomes one, whose parts are those rows, line by line.
+    Each square of `size` x `size` rows becomes one row: the concatenation of its rows.
     """
     count = side // size
     parts = x.view(len(x), count, size, count, size, -1).transpose(2, 3)
@@ -29,14 +29,14 @@ def shuffled_planes(x: Tensor, side: int, size: int) -> Tensor:
 
 
 def read_shuffle(metadata: Metadata, across: int, default: int) -> int:
-    """How many of `across` patches side by side become one row, as llama.cpp's files say."""
+    """The side of the squares of patches that become one row, as files of llama.cpp state it."""
     size = metadata.get_size("vision.projector.scale_factor", default)
     check_shuffle(metadata, across, size)
     return size
 
 
 def shuffled_rows(metadata: Metadata, across: int, default: int) -> int:
-    """Of a square with so many patches side by side."""
+    """Rows of features of a square with `across` patches per side."""
     return (across // read_shuffle(metadata, across, default)) ** 2
 
 

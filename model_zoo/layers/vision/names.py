@@ -1,4 +1,4 @@
-"""Names of a tower's tensors: converters call the same thing differently."""
+"""Tensor names of vision models, which differ by converter."""
 
 from dataclasses import dataclass
 
@@ -6,19 +6,19 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 
-# What a tensor may be called; llama.cpp's name stands first.
+# Alternative names of a tensor; llama.cpp's is the first.
 Names = tuple[str, ...]
 
 
 def known_as(w: TensorScope, *names: str) -> str:
-    """The first of these names that the file has; where it has none, the first."""
+    """The first of these names that the file has; if it has none, the first."""
     return next((name for name in names if w.has(name)), names[0])
 
 
 def first_table(w: TensorScope, *names: str, shape: tuple[int, ...]) -> Tensor:
-    """In float32 the first of these tensors that the file has, suffix and all.
+    """The first of these tensors that the file has, as float32; names include the suffix.
 
-    Some converters leave dimensions of one before the others.
+    Leading dimensions of size 1 are removed.
     """
     name = next((name for name in names if w.shape(name, whole=True)), names[0])
     stored = w.shape(name, whole=True) or shape
@@ -30,7 +30,7 @@ def first_table(w: TensorScope, *names: str, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The tensors of an encoder's layer, beside `attn_q`, `attn_k`, `attn_v` or `attn_qkv`."""
+    """The tensors of a layer, beside `attn_q`, `attn_k`, `attn_v` or `attn_qkv`."""
 
     attn_norm: Names = ("ln1",)
     output: Names = ("attn_out",)

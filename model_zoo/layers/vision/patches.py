@@ -1,4 +1,4 @@
-"""From pixels to rows: squares of an image, each times one matrix."""
+"""From pixels to rows: patches of an image, each multiplied by one matrix."""
 
 import torch
 from torch import Tensor
@@ -6,15 +6,16 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.vision.names import known_as
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from runtime.quant.block_types import Weight, block_type
 
 
 def squares(pixels: Tensor, side: int, *, block: int = 1) -> Tensor:
     """pixels [images, channels, height, width] -> [images, patches, channels * side * side].
 
-    Patches go row by row; those of a square of `block` x `block` stand together, row by row
-    inside, and the blocks go row by row. What is left at the right and at the bottom is dropped.
+    Patches are in row-major order; with `block`, the patches of a block of `block` x `block` are
+    consecutive, and blocks are in row-major order. Surplus pixels at the right and bottom are
+    dropped.
     """
     images, channels, height, width = pixels.shape
     down, right = height // (side * block), width // (side * block)
@@ -26,7 +27,7 @@ def squares(pixels: Tensor, side: int, *, block: int = 1) -> Tensor:
 def patch_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
     """A convolution whose stride is its size, under one of these names: [n, pixels] -> [n, hidden].
 
-    Its matrix is small and kept in float32.
+    Its small matrix is kept in float32.
     """
     name = known_as(w, *names)
     flat = (sizes.hidden, sizes.patch_elements)
@@ -38,10 +39,10 @@ def patch_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
 def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
     """The same for successive frames, [n, channels * frames * side * side] -> [n, hidden].
 
-    `names`: of the tensors of the frames, suffix and all.
+    names: of the tensors of the frames, with suffix.
     """
     tables = [w.table(name, shape=_square(sizes)) for name in names]
-    # `torch.stack` would compute, and of an outline nothing is to be computed.
+    # An outline computes nothing, and `torch.stack` would.
     frames = tables[0].new_empty(sizes.hidden, CHANNELS, len(names), sizes.patch, sizes.patch)
     for frame, table in zip(frames.unbind(2), tables, strict=True):
         frame.copy_(table)

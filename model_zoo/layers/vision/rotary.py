@@ -1,4 +1,4 @@
-"""Heads turned by two coordinates of a patch: one for half of the pairs, one for the others."""
+"""Rotary embeddings by row and column: one for half of the pairs, one for the other half."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneRotary:
-    """`first` and `second` float32 [head_dim / 4]: how far a step of each coordinate turns."""
+    """first, second: float32 [head_dim / 4], the frequencies of each coordinate."""
 
     first: Tensor
     second: Tensor
     pairs: Pairs
 
     def __call__(self, first: Tensor, second: Tensor) -> Rotation:
-        """The coordinates of each row, [rows]."""
+        """The coordinates of each row, int64 [rows] each."""
         angles = torch.cat(
             [first[:, None].float() * self.first, second[:, None].float() * self.second], 1
         )
@@ -28,7 +28,7 @@ class PlaneRotary:
 
 
 def halves_rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
-    """Qwen's: the same frequencies, of half a head, for rows and for columns."""
+    """That of Qwen: the same frequencies, of half a head, for rows and columns."""
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(sizes.head_dim // 2, base).to(w.device)

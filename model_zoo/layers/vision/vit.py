@@ -1,4 +1,4 @@
-"""The plain vision transformer: patches of a square with learned places, layers, norms."""
+"""The plain vision transformer: patches of a square, learned positions, layers, norms."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm
-from model_zoo.layers.vision.attention import View, whole
-from model_zoo.layers.vision.encoder import EncoderLayer, encoder_bytes
+from model_zoo.layers.vision.image_attention import ImageBatch, whole
 from model_zoo.layers.vision.names import Names, first_table, known_as
 from model_zoo.layers.vision.patches import patch_embedding, squares
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vision_layer import VisionLayer, layers_bytes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 
 
 @dataclass(frozen=True, slots=True)
 class VitNames:
-    """The tensors beside those of the layers; of the class, which may be a bare name, in full.
+    """Names of the tensors beside those of the layers; `first` is given in full and may lack the
+    suffix.
 
-    Without names for a norm there is none.
+    Without names for a norm there is no such norm.
     """
 
     patches: Names = ("patch_embd",)
@@ -32,8 +33,8 @@ class VitNames:
 class Vit:
     """Dosovitskiy et al., "An Image Is Worth 16x16 Words".
 
-    `classed`: a row that is no patch stands first. `post_optional`: there is a norm after the
-    layers where the file has one.
+    classed: a class row precedes the patches. post_optional: the norm after the layers may be
+    absent.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Vit:
         w: TensorScope,
         sizes: VisionSizes,
         side: int,
-        read_layer: Callable[[TensorScope], EncoderLayer],
+        read_layer: Callable[[TensorScope], VisionLayer],
         *,
         names: VitNames | None = None,
         classed: bool = False,
@@ -59,18 +60,18 @@ class Vit:
         self._places = first_table(w, *places, shape=(self.rows, sizes.hidden)).to(w.dtype)
         self._pre_norm = _norm(w, sizes, names.pre_norm)
         self._post_norm = _norm(w, sizes, names.post_norm, optional=post_optional)
-        self._layers: Sequence[EncoderLayer] = [
+        self._layers: Sequence[VisionLayer] = [
             read_layer(w.scope("blk", index)) for index in range(sizes.layers)
         ]
 
     def nbytes(self, images: int) -> int:
-        """Bounds what so many images take, the result included."""
+        """Upper bound of the bytes that encoding so many images takes, result included."""
         sizes, rows = self._sizes, images * self.rows
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
-        return 4 * edges + encoder_bytes(self._device, sizes, self._layers, rows)
+        return 4 * edges + layers_bytes(self._device, sizes, self._layers, rows)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels [images, 3, side, side] -> [images, patches, hidden]; the class is left out."""
+        """pixels [images, 3, side, side] -> [images, patches, hidden], without the class row."""
         images, hidden = len(pixels), self._sizes.hidden
         patches = squares(pixels.to(self._dtype), self._sizes.patch)
         x = self._embed(patches.flatten(0, 1)).view(images, -1, hidden)
@@ -79,9 +80,9 @@ class Vit:
         x = x.add_(self._places).view(-1, hidden)
         if self._pre_norm is not None:
             x = self._pre_norm(x)
-        view = View(images, whole(self.rows))
+        batch = ImageBatch(images, whole(self.rows))
         for layer in self._layers:
-            x = layer(x, view)
+            x = layer(x, batch)
         if self._post_norm is not None:
             x = self._post_norm(x)
         return x.view(images, self.rows, hidden)[:, self.rows - self.across**2 :]

@@ -6,7 +6,8 @@ from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 
 
 def _local_base(config: Configuration) -> float:
-    """The base of layers with a window: nested in newer files, beside the other in older ones."""
+    """The rotary base of layers with a window: nested in newer files, a separate key in older
+    ones."""
     older = config.get("rope_local_base_freq")
     if older is not None:
         return float(older)
@@ -16,7 +17,7 @@ def _local_base(config: Configuration) -> float:
 
 
 def _stated_pattern(config: Configuration) -> list[bool] | None:
-    """Which layers have a window, where it is not all but every sixth."""
+    """Which layers have a window, if not all but every sixth."""
     windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
     usual = [(layer + 1) % 6 != 0 for layer in range(config.layers)]
     return None if windows == usual else windows
@@ -45,7 +46,7 @@ CONVERSION = Conversion(
         *decoders.HEAD_NORMS_PLUS_ONE,
     ),
     drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
-    # What the files of the larger models leave to the family's software.
+    # Settings that the files of the larger models omit.
     defaults={
         "vocab_size": 262208,
         "num_attention_heads": 8,

@@ -1,4 +1,4 @@
-"""Gemma 3 and SigLIP: the whole image, stretched to a square."""
+"""Image processor of Gemma 3 and SigLIP: the whole image, stretched to a square."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
 class SquareProcessor:
-    """pixels [3, side, side], rows as the tower pools them (gemma3: 256).
+    """pixels [3, side, side]; rows as the vision model pools them (Gemma 3: 256).
 
-    The filter is bilinear for Gemma 3, bicubic for SigLIP.
+    The filter is bilinear for Gemma 3 and bicubic for SigLIP.
     """
 
     side: int
@@ -28,11 +28,11 @@ class SquareProcessor:
         return self.rows
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         return self.outline(self.side, self.side)
 
-    def outline(self, height: int, width: int) -> Outline:
-        return Outline((3, self.side, self.side), (1, 1), self.rows)
+    def outline(self, height: int, width: int) -> ImageOutline:
+        return ImageOutline((3, self.side, self.side), (1, 1), self.rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         pixels = self.normalisation(resized(image, self.side, self.side, self.resample))

@@ -1,4 +1,4 @@
-"""Gemma 3's vision model: every image is stretched to one square."""
+"""Gemma 3 with images: every image is stretched to one square."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,7 +7,7 @@ from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma3.placeholders import Gemma3Placeholders
 from model_zoo.models.gemma3.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 

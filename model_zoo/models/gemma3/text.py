@@ -1,50 +1,50 @@
-"""Gemma 3, the text model."""
+"""Gemma 3: the text model."""
 
 from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import read_block
-from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.attention import head_norms
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
-from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
-from runtime.kv.spec import Full, LayerCache, Sliding
+from runtime.kv.spec import CacheKind, Full, Sliding
 
-# The values of all models, as in Gemma3TextConfig of `transformers`; the 27B has smaller heads.
+# Values of all models, as in Gemma3TextConfig of `transformers`; the 27B has smaller heads.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, LARGEST_HEAD_DIM = 1e-6, 256, 128
 FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
-LARGEST = 62  # layers of the 27B model, which scales its queries by other sizes
-# Layers of the models whose global positions are stretched; Ollama's files do not say so.
-STRETCHED, STRETCH = (34, 48, LARGEST), 8.0
+LARGEST = 62  # layers of the 27B model, whose scale is hidden / heads
+# Layer counts of the models with linear scaling of global layers, which Ollama's files omit.
+SCALED, SCALE = (34, 48, LARGEST), 8.0
 # Two spellings: Ollama's, and llama.cpp's.
 LOCAL_KEYS = "rope.local.freq_base", "rope.freq_base_swa"
 GLOBAL_KEYS = "rope.global.freq_base", "rope.freq_base"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """All layers but every sixth see a window, and turn by other frequencies.
+    """All layers but every sixth have a window and another rotary base.
 
-    The norms' weights in a file are those of the model plus one.
+    The norm weights in a file are those of the model plus one.
     """
     largest = metadata.get("block_count", int) == LARGEST
     head_dim = LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM
-    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
+    sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
     window = _window(metadata)
     sliding = sizes.sliding_layers(FULL_EVERY) if window else (False,) * sizes.layers
     kinds = [Sliding(window) if slides else Full() for slides in sliding]
     near, far = _local(w, sizes), _global(w, sizes, window)
     layers = [
-        _layer(w.scope("blk", i), sizes, i, sizes.cache(i, kind), near if sliding[i] else far)
+        _layer(w.scope("blk", i), sizes, i, kind, near if sliding[i] else far)
         for i, kind in enumerate(kinds)
     ]
-    return Decoder(
-        w, sizes, layers, embedding_scale=sizes.hidden**0.5, logit_softcap=_logit_cap(sizes)
-    )
+    options = DecoderOptions(embedding_scale=sizes.hidden**0.5, logit_softcap=_logit_cap(sizes))
+    return Decoder(w, sizes, layers, options)
 
 
 def _window(metadata: Metadata) -> int:
@@ -53,29 +53,29 @@ def _window(metadata: Metadata) -> int:
     return metadata.require_size(key) if metadata.get(key, int, 0) else 0
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
-    heads = sizes.heads[index]
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary
+) -> TextLayer:
+    heads, size = sizes.heads[index], sizes.feed_forward[index]
     scaled_by = sizes.hidden // heads if sizes.layers == LARGEST else sizes.key_dim
-    attention = SelfAttention(
+    return attention_layer(
         w,
-        hidden=sizes.hidden,
-        heads=heads,
-        cache=cache,
-        scale=scaled_by**-0.5,
-        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
-        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
+        sizes,
+        index,
+        rotary,
+        kind=kind,
+        attention=replace(head_norms(w, sizes), scale=scaled_by**-0.5),
+        feed_forward=GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_mul),
+        block=BlockOptions(post_norms=True),
     )
-    size = sizes.feed_forward[index]
-    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_mul)
-    return Layer(read_block(w, sizes, attention, feed_forward, post_norms=True), cache, rotary)
 
 
-def _local(w: TensorScope, sizes: Sizes) -> Rotary:
+def _local(w: TensorScope, sizes: TextSizes) -> Rotary:
     base = _base(sizes.metadata, LOCAL_KEYS, LOCAL_BASE)
     return Rotary(plain_frequencies(sizes.key_dim, base).to(w.device), Pairs.NEOX)
 
 
-def _global(w: TensorScope, sizes: Sizes, window: int) -> Rotary:
+def _global(w: TensorScope, sizes: TextSizes, window: int) -> Rotary:
     metadata = sizes.metadata
     rotary = read_rotary(
         w,
@@ -86,8 +86,8 @@ def _global(w: TensorScope, sizes: Sizes, window: int) -> Rotary:
         base=_base(metadata, GLOBAL_KEYS, GLOBAL_BASE),
     )
     silent = not metadata.has("rope.scaling.type") and not metadata.has("rope.scaling.factor")
-    if silent and sizes.layers in STRETCHED and 0 < window < sizes.context_length:
-        return replace(rotary, frequencies=rotary.frequencies / STRETCH)
+    if silent and sizes.layers in SCALED and 0 < window < sizes.context_length:
+        return replace(rotary, frequencies=rotary.frequencies / SCALE)
     return rotary
 
 
@@ -96,7 +96,7 @@ def _base(metadata: Metadata, keys: tuple[str, str], default: float) -> float:
     return metadata.get_positive(ollama if metadata.has(ollama) else llama_cpp, default)
 
 
-def _logit_cap(sizes: Sizes) -> float | None:
-    """No model has one, and yet Ollama's files of the 1B model state one."""
+def _logit_cap(sizes: TextSizes) -> float | None:
+    """No model has a cap; that in Ollama's files of the 1B model is ignored."""
     ollama = any(sizes.metadata.has(keys[0]) for keys in (LOCAL_KEYS, GLOBAL_KEYS))
     return None if ollama else sizes.cap("final_logit_softcapping")

@@ -8,20 +8,20 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
     layer_norms,
     read_feed_forward,
     read_layer,
 )
-from model_zoo.layers.vision.names import LayerNames, known_as
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, SIDE = 1e-6, 896
-# Rows that a square of patches becomes one of, or how many rows an image has.
+# The key for the side of pooled squares, and that for the rows of an image.
 POOLED, ROWS = 4, 256
 LAYER = LayerNames(
     attn_norm=("ln1", "layer_norm1"),
@@ -40,7 +40,7 @@ NAMES = VitNames(
 
 
 class GemmaTower:
-    """See `VisionTower`. pixels [images, 3, side, side]; the grid is of no use."""
+    """See `VisionTower`. pixels [images, 3, side, side]; the grid is unused."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
@@ -53,7 +53,7 @@ class GemmaTower:
         norm = known_as(mm, "soft_emb_norm", "mm_soft_emb_norm")
         self._pooled_norm = mm.rms_norm(norm, sizes.eps, size=sizes.hidden)
         name = known_as(mm, "input_projection", "mm_input_projection")
-        # Stored as (in, out), which products with blocks do not know.
+        # Stored as (in, out), which the matmul kernel does not support.
         self._projection = mm.table(f"{name}.weight", shape=(sizes.hidden, None)).to(w.dtype)
         rows, width = (self._vit.across // self._pooled) ** 2, self._projection.shape[1]
         self.limits = ImageLimits(rows, width, w.dtype, whole=rows)
@@ -71,7 +71,8 @@ class GemmaTower:
         return self._pooled_norm(self._mean(self._vit(pixels))) @ self._projection
 
     def _mean(self, x: Tensor) -> Tensor:
-        """x [images, patches, hidden] -> [images, rows, hidden], of squares of patches."""
+        """x [images, patches, hidden] -> [images, rows, hidden], the means of squares of
+        patches."""
         size, across = self._pooled, self._vit.across
         count = across // size
         plane = x.unflatten(1, (across, across))[:, : size * count, : size * count]
@@ -80,17 +81,17 @@ class GemmaTower:
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> GemmaTower:
-    """From a file of its own, or from the one that the text model is in."""
+    """From a projector file or from a combined file."""
     return GemmaTower(w, metadata)
 
 
-def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
     return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _pooled(metadata: Metadata, across: int) -> int:
-    """How many patches side by side become one row: stated, or by how many rows there shall be."""
+    """The side of pooled squares of patches: stated, or from the number of rows."""
     stated = "vision.projector.scale_factor"
     if metadata.architecture == "clip":
         size = metadata.get_size(stated, POOLED)

@@ -6,6 +6,7 @@ from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.convert.transforms import plus_one
+from model_zoo.images.normalise import STANDARD
 from model_zoo.models.gemma3.vision import ROWS
 
 
@@ -40,7 +41,7 @@ VISION = Conversion(
         Key("vision.num_channels", "num_channels", optional=True, flavours=(OLLAMA,)),
         towers.epsilon("layer_norm_eps", OLLAMA),
         Key("mm.tokens_per_image", _rows, flavours=(OLLAMA,)),
-        *towers.clip("gemma3", towers.STANDARD, eps="layer_norm_eps"),
+        *towers.clip("gemma3", STANDARD, eps="layer_norm_eps"),
         Key("use_gelu", lambda c: True, flavours=(LLAMA_CPP,)),
         Key("vision.projector.scale_factor", _across_pooled, flavours=(LLAMA_CPP,)),
     ),

@@ -12,7 +12,7 @@ from model_zoo.models.gemma3n.text import FULL_EVERY, LOCAL_BASE
 
 
 def _local_base(config: Configuration) -> float:
-    """Nested in newer files, beside the other in older ones."""
+    """Nested in newer files, a separate key in older ones."""
     older = config.get("rope_local_base_freq")
     if older is not None:
         return float(older)
@@ -25,12 +25,13 @@ def _windows(config: Configuration) -> list[bool]:
 
 
 def _stores(config: Configuration, layer: int) -> bool:
-    """Whether the layer has keys and values of its own."""
+    """Whether the layer has its own keys and values."""
     return layer < config.layers - int(config.require("num_kv_shared_layers"))
 
 
 def _sparsity_bounds(config: Configuration) -> list[float]:
-    """How many deviations above the mean gates open, where so large a share shall stay shut."""
+    """The bounds, in standard deviations above the mean, below which the stated share of gates
+    lies."""
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
         sparse = 10 if config.layers > 10 else 0
@@ -41,7 +42,7 @@ def _sparsity_bounds(config: Configuration) -> list[float]:
 
 
 def _filled_up(config: Configuration, table: Tensor) -> Tensor:
-    """A row for each token of the vocabulary: those beyond the table have its first."""
+    """A row for each token of the vocabulary; tokens beyond the table have its first row."""
     missing = config.require_size("vocab_size") - table.shape[0]
     return torch.cat([table, table[:1].expand(missing, -1)]) if missing > 0 else table
 
@@ -51,7 +52,7 @@ def _layer_rule(source: str, target: str) -> Rule:
 
 
 def _kept_rules(source: str, target: str) -> tuple[Rule, Rule]:
-    """Layers that share keys may have unused projections, without which llama.cpp reads no file."""
+    """Unused projections of layers that share keys, which llama.cpp requires."""
     rule = _layer_rule(f"{source}.weight", target)
     unused = replace(rule, only=lambda config, layer: not _stores(config, layer), optional=True)
     return replace(rule, only=_stores), unused

@@ -1,4 +1,4 @@
-"""Gemma 3n, the text model."""
+"""Gemma 3n: the text model."""
 
 from functools import partial
 
@@ -7,39 +7,39 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.altup import AltUp, Gathered, Spread
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.decoder import Decoder
+from model_zoo.layers.altup import AltUp, AltUpStreams
+from model_zoo.layers.attention import AttentionOptions, SelfAttention
+from model_zoo.layers.decoder import Decoder, DecoderOptions
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.layer_inputs import LayerInputGate, TokenLayerInputs, layer_input_width
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
-from model_zoo.layers.sizes import MAX_HEAD_DIM, Sizes
-from model_zoo.layers.stack import Layer
+from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.step import Step
+from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import Full, LayerCache, Sliding
 
-# The values of both models, as in Gemma3nTextConfig of `transformers`.
+# Values of both models, as in Gemma3nTextConfig of `transformers`.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_INPUT_WIDTH = 1e-6, 256, 256
 FULL_EVERY = 5
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
 # Two spellings: Ollama's, and llama.cpp's.
 LOCAL_KEYS = "rope.freq_base_local", "rope.freq_base_swa"
-LOGIT_CAP = 30.0  # that of all models; Ollama's files do not state it
+LOGIT_CAP = 30.0  # of all models; Ollama's files omit it
 DEFAULT_STREAMS, MAX_STREAMS = 4, 64
 SQUARE_HALF = 0.5**0.5
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Four streams of residuals, of which each layer computes one; inputs for each layer.
+    """Four residual streams, of which each layer computes one, and per-layer inputs.
 
-    The last layers use the keys and values of earlier ones. The norms' weights in a file are those
-    of the model.
+    The last layers use the keys and values of earlier ones. The norm weights in a file are those of
+    the model.
     """
     head_dim = metadata.get_size("head_dim", DEFAULT_HEAD_DIM, at_most=MAX_HEAD_DIM)
-    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
+    sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
     sliding = sizes.sliding_layers(FULL_EVERY)
     window = Sliding(metadata.require_size("attention.sliding_window"))
     far = _far(w, sizes)
@@ -47,35 +47,26 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     layers = []
     for index, source in enumerate(sizes.cache_sources(sliding)):
         cache = sizes.cache(source, window if sliding[index] else Full())
-        block = _Block(w, sizes, index, cache, stores=source == index)
+        block = _Block(w.scope("blk", index), sizes, index, cache, stores=source == index)
         reads = None if source == index else source
-        layers.append(Layer(block, cache, near if sliding[index] else far, reads))
-    return Decoder(
-        w,
-        sizes,
-        layers,
+        layers.append(TextLayer(block, cache, near if sliding[index] else far, reads))
+    options = DecoderOptions(
         embedding_scale=sizes.hidden**0.5,
         logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
         layer_inputs=TokenLayerInputs(w, sizes, width=_input_width(metadata)),
+        streams=AltUpStreams(w, sizes, streams=_streams(sizes)),
     )
+    return Decoder(w, sizes, layers, options)
 
 
 class _Block:
-    """A layer: streams predicted, the active one computed, all corrected, its input added.
-
-    The first spreads the embeddings to streams, and the last gathers these.
-    """
+    """Predicts the streams, computes the active one, corrects all, and adds the per-layer input."""
 
     def __init__(
-        self, w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, *, stores: bool
+        self, w: TensorScope, sizes: TextSizes, index: int, cache: LayerCache, *, stores: bool
     ) -> None:
-        metadata, hidden = sizes.metadata, sizes.hidden
-        streams = metadata.get_size("altup.num_inputs", DEFAULT_STREAMS, at_most=MAX_STREAMS)
+        metadata, hidden, streams = sizes.metadata, sizes.hidden, _streams(sizes)
         self._active = _active_stream(metadata, streams)
-        last = index == sizes.layers - 1
-        self._broadcast = Spread(w, sizes, streams=streams) if index == 0 else None
-        self._all_gather = Gathered(w, sizes, streams=streams) if last else None
-        w = w.scope("blk", index)
         norm = partial(w.rms_norm, eps=sizes.eps, size=hidden)
         self._altup = AltUp(w, sizes, streams=streams, active=self._active)
         self._attn_norm, self._post_attention_norm = norm("attn_norm"), norm("post_attention_norm")
@@ -90,10 +81,8 @@ class _Block:
         self.matrix_elements = max(hidden**2, *(part.matrix_elements for part in parts))
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, streams, hidden], of the first layer [tokens, hidden] -> the same, of
-        `step.rows` alone where given; of the last layer [outputs, hidden].
-        """
-        x = self._altup.predicted(x if self._broadcast is None else self._broadcast(x))
+        """x [tokens, streams, hidden] -> the same, or [outputs, ...] of `step.rows` alone."""
+        x = self._altup.predicted(x)
         normal = self._attn_norm(x[:, self._active])
         attended = self._post_attention_norm(self._attention(normal, step))
         x, normal = step.kept(x), step.kept(normal)
@@ -103,13 +92,13 @@ class _Block:
         assert step.layer_input is not None
         first = x[:, self._active] if self._scale is None else x[:, self._active] * self._scale
         x[:, 1:] += self._gate(first.to(x.dtype), step.kept(step.layer_input))[:, None]
-        return x if self._all_gather is None else self._all_gather(x)
+        return x
 
 
 class _Laurel:
-    """x + norm(right(left(x))), with a narrow matrix on the left."""
+    """x + norm(right(left(x))), of low rank."""
 
-    def __init__(self, w: TensorScope, sizes: Sizes) -> None:
+    def __init__(self, w: TensorScope, sizes: TextSizes) -> None:
         self._left = w.linear("laurel_l", shape=(None, sizes.hidden))
         rank = self._left.weight.shape[0]
         self._right = w.linear("laurel_r", shape=(sizes.hidden, rank or None))
@@ -122,13 +111,13 @@ class _Laurel:
         return self._norm(self._right(self._left(x))).add_(x)
 
 
-def _far(w: TensorScope, sizes: Sizes) -> Rotary:
+def _far(w: TensorScope, sizes: TextSizes) -> Rotary:
     base = sizes.metadata.get_positive("rope.freq_base", GLOBAL_BASE)
     return read_rotary(w, sizes.metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
 
 
 def _near(far: Rotary, metadata: Metadata) -> Rotary:
-    """Of layers that see a window: as many dimensions, another base, and no scaling."""
+    """Of layers with a window: the same dimensions, another base, no scaling."""
     ollama, llama_cpp = LOCAL_KEYS
     base = metadata.get_positive(ollama if metadata.has(ollama) else llama_cpp, LOCAL_BASE)
     frequencies = plain_frequencies(2 * far.frequencies.shape[0], base)
@@ -136,26 +125,23 @@ def _near(far: Rotary, metadata: Metadata) -> Rotary:
 
 
 def _attention(
-    w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, *, stores: bool
+    w: TensorScope, sizes: TextSizes, index: int, cache: LayerCache, *, stores: bool
 ) -> SelfAttention:
     if not stores:  # converters may keep them
         w.ignore("attn_k", "attn_v", "attn_k_norm")
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.key_dim)
-    return SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
+    options = AttentionOptions(
         scale=1.0,
         q_norm=norm("attn_q_norm"),
         k_norm=norm("attn_k_norm") if stores else None,
         v_norm=RMSNorm(None, sizes.eps),
         stores=stores,
     )
+    return SelfAttention(w, sizes, index, cache, options)
 
 
-def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> GatedFeedForward:
-    """In the first layers only gates well above their row's mean are open."""
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForward:
+    """In the first layers, gates below a bound relative to their row are zero."""
     metadata, key = sizes.metadata, "activation_sparsity_scale"
     bounds = metadata.require_array(key, float, infinite=True)
     if len(bounds) != sizes.layers:
@@ -166,18 +152,22 @@ def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> GatedFeedForward:
 
 
 def _sparse_gelu_mul(gate: Tensor, up: Tensor, *, bound: float) -> Tensor:
-    """gelu(relu(gate - mean - bound * deviation)) * up, of each row; in gate's type."""
+    """gelu(relu(gate - mean - bound * deviation)) * up, row by row; in gate's type."""
     wide = gate.float()
     deviation, mean = torch.std_mean(wide, dim=-1, correction=0, keepdim=True)
     return gelu_mul((wide - mean.add_(deviation, alpha=bound)).relu_().to(gate.dtype), up)
 
 
-def _correct_scale(w: TensorScope, sizes: Sizes) -> Tensor | None:
-    """What the active stream is multiplied by where the layer's input meets it."""
+def _correct_scale(w: TensorScope, sizes: TextSizes) -> Tensor | None:
+    """Factor of the active stream at the input of the per-layer gate."""
     if sizes.metadata.get("altup.correct_scale", bool, True):
         return w.vector("altup_correct_scale", size=sizes.hidden)
     w.ignore("altup_correct_scale")
     return None
+
+
+def _streams(sizes: TextSizes) -> int:
+    return sizes.metadata.get_size("altup.num_inputs", DEFAULT_STREAMS, at_most=MAX_STREAMS)
 
 
 def _active_stream(metadata: Metadata, streams: int) -> int:

@@ -15,7 +15,7 @@ from runtime.errors import UnsupportedModelError
 
 
 def _global_head_dim(config: Configuration) -> int:
-    """Of layers without a window; newer files list what differs in each layer."""
+    """Of layers without a window; newer files list the differences by layer."""
     return int(_of_global_layers(config, "head_dim", config.get("global_head_dim", 512)))
 
 
@@ -35,7 +35,7 @@ def _of_global_layers(config: Configuration, key: str, default: Any) -> Any:
 
 
 def _windows(config: Configuration) -> list[bool]:
-    """The last layer sees everything, whatever is listed."""
+    """The last layer has no window, whatever is listed."""
     return [*decoders.windows(config, every=FULL_EVERY)[:-1], False]
 
 
@@ -44,7 +44,7 @@ def _first_shared(config: Configuration) -> int:
 
 
 def _stores(config: Configuration, layer: int) -> bool:
-    """Whether the layer has keys and values of its own."""
+    """Whether the layer has its own keys and values."""
     return layer < _first_shared(config)
 
 
@@ -61,7 +61,7 @@ def _feed_forward_sizes(config: Configuration) -> int | list[int]:
 
 
 def _partly_rotated(config: Configuration) -> Tensor:
-    """Divisors of the frequencies of layers without a window: beyond some, they stand still."""
+    """Divisors of the frequencies of layers without a window; infinite for unrotated pairs."""
     head_dim, rope = _global_head_dim(config), config.rope()
     if rope["rope_type"] == "default":
         return torch.ones(head_dim // 2)
@@ -88,7 +88,7 @@ def _norm(source: str, target: str, **conditions: Any) -> Rule:
 
 
 def _only_known(config: Configuration) -> None:
-    """Layers with a window turn wholly, and text is seen from the front to the back."""
+    """Layers with a window rotate whole heads, and text is causal."""
     local = config.rope("sliding_attention")["rope_type"]
     if local != "default" or config.get("use_bidirectional_attention") == "all":
         raise UnsupportedModelError(
@@ -120,7 +120,7 @@ CONVERSION = Conversion(
         Key("rope.dimension_count", _global_head_dim),
         Key("rope.dimension_count_swa", "head_dim"),
         Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
-        # Readers take a cap of 30 where a file says nothing.
+        # Readers use a cap of 30 if a file states none.
         Key("final_logit_softcapping", lambda c: float(c.get("final_logit_softcapping", 0.0))),
         Key("expert_count", _if_experts("num_experts")),
         Key("expert_used_count", _if_experts("top_k_experts")),
@@ -189,7 +189,7 @@ CONVERSION = Conversion(
 )
 
 
-# The 12B model, whose settings do not mention what it does not have.
+# The 12B model, whose settings omit the parts that it lacks.
 UNIFIED = replace(
     CONVERSION,
     serves=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),

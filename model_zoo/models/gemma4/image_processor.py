@@ -1,4 +1,4 @@
-"""Gemma 4: the image in its own shape, scaled until it fills a budget of tokens."""
+"""Image processor of Gemma 4: keeps the aspect ratio and fills a budget of tokens."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import UNCHANGED, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.shapes import rectangles
 from runtime.vision.encoder import PreparedImage
@@ -31,15 +31,15 @@ class Gemma4Processor:
         return self.tokens
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         unit = self.patch * self.pool
         filled = (self.outline(r * unit, c * unit) for r, c in rectangles(self.tokens))
         return max(filled, key=lambda outline: outline.rows)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         unit = self.patch * self.pool
         rows, columns = grid = self._grid(height, width)
-        return Outline((3, rows * unit, columns * unit), grid, rows * columns)
+        return ImageOutline((3, rows * unit, columns * unit), grid, rows * columns)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         outline = self.outline(*image.shape[:2])

@@ -1,4 +1,4 @@
-"""Gemma 4's vision model: images keep their shape, and have as many rows as a budget allows."""
+"""Gemma 4 with images, which keep their aspect ratio within a budget of rows."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,7 +7,7 @@ from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.gemma4.placeholders import Gemma4Placeholders
 from model_zoo.models.gemma4.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 

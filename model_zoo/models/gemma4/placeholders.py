@@ -1,17 +1,18 @@
-"""Gemma 4: the rows of the image between a beginning and an end."""
+"""Gemma 4: the rows of the image between a begin and an end token."""
 
 from collections.abc import Sequence
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<|image>", "<|image|>", "<image|>"
-# Places and bounds for what is not served, which nobody may write either.
+# Placeholder and delimiter tokens of unsupported inputs; users may not write them either.
 OTHERS = ("<|video|>", "<|audio>", "<|audio|>", "<audio|>")
 
 
 class Gemma4Placeholders:
-    """Places are computed together; in which layers they see each other is the text model's."""
+    """Placeholders are computed in one step; the text model decides which layers are
+    bidirectional."""
 
     marker = spelled = PLACE
     reserved = (START, PLACE, END, *OTHERS)
@@ -22,4 +23,4 @@ class Gemma4Placeholders:
         )
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
-        return self._start, Rows(self._place, image.rows, whole=True), self._end
+        return self._start, PlaceholderRows(self._place, image.rows, whole=True), self._end

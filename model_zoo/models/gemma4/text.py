@@ -1,4 +1,4 @@
-"""Gemma 4, the text model: dense, with inputs for each layer, or with experts beside."""
+"""Gemma 4: the text model, dense with per-layer inputs, or with experts."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,47 +7,47 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import Block, read_block
-from model_zoo.layers.decoder import Decoder
-from model_zoo.layers.experts import DenseAndExperts, Experts, ExpertSizes
+from model_zoo.layers.attention import AttentionOptions, SelfAttention
+from model_zoo.layers.block import Block, BlockOptions, read_block
+from model_zoo.layers.decoder import Decoder, DecoderOptions
+from model_zoo.layers.experts import DenseAndExperts, ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.layer_inputs import LayerInputGate, TokenLayerInputs, layer_input_width
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
-from model_zoo.layers.sizes import MAX_HEAD_DIM, Sizes
-from model_zoo.layers.stack import Layer
+from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.step import Step
+from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import CacheKind, Full, Sliding
 
-# The values of all models, as in Gemma4TextConfig of `transformers`.
+# Values of all models, as in Gemma4TextConfig of `transformers`.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_LOCAL_HEAD_DIM = 1e-6, 512, 256
 FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
-LOGIT_CAP = 30.0  # that of all models
-# Of each expert's output, as the first files of Ollama name it.
+LOGIT_CAP = 30.0  # of all models
+# Factor of each expert's output in the first files of Ollama.
 OLD_SCALE = "ffn_gate_inp.per_expert_scale"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reach:
-    """What layers that see a window have in common, or those that see everything."""
+    """What the layers with a window have in common, or those without."""
 
-    sizes: Sizes
+    sizes: TextSizes
     kind: CacheKind
     rotary: Rotary
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Layers with a window have heads of another size than the others, and another rotation.
+    """Layers with a window have other head sizes and another rotary embedding than those without.
 
-    The last layers may use the keys and values of earlier ones. Unlike in Gemma 3 the norms'
-    weights are the model's own, and images are seen in both directions in layers with a window
-    alone, in small models nowhere.
+    The last layers may use the keys and values of earlier ones. Unlike in Gemma 3, the norm weights
+    in a file are those of the model, and image rows are bidirectional in layers with a window only,
+    in small models in no layer.
     """
-    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
+    sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
     width = layer_input_width(metadata)
     sliding = sizes.sliding_layers(FULL_EVERY)
     near, far = _near(w, sizes, looks_ahead=width is None), _far(w, sizes)
@@ -55,18 +55,16 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
         _layer(w.scope("blk", i), i, near if sliding[i] else far, source, width)
         for i, source in enumerate(sizes.cache_sources(sliding))
     ]
-    return Decoder(
-        w,
-        sizes,
-        layers,
+    options = DecoderOptions(
         embedding_scale=sizes.hidden**0.5,
         logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
         layer_inputs=None if width is None else _layer_inputs(w, sizes, width),
     )
+    return Decoder(w, sizes, layers, options)
 
 
-def _layer_inputs(w: TensorScope, sizes: Sizes, width: int) -> TokenLayerInputs:
-    """Places in images count as padding."""
+def _layer_inputs(w: TensorScope, sizes: TextSizes, width: int) -> TokenLayerInputs:
+    """Image placeholders use the row of the padding token."""
     key = "tokenizer.ggml.padding_token_id"
     padding = sizes.metadata.get(key, int, 0)
     if padding < 0:
@@ -74,8 +72,8 @@ def _layer_inputs(w: TensorScope, sizes: Sizes, width: int) -> TokenLayerInputs:
     return TokenLayerInputs(w, sizes, width=width, place=padding)
 
 
-def _near(w: TensorScope, sizes: Sizes, *, looks_ahead: bool) -> _Reach:
-    """Layers that see a window."""
+def _near(w: TensorScope, sizes: TextSizes, *, looks_ahead: bool) -> _Reach:
+    """Layers with a window."""
     metadata, local = sizes.metadata, DEFAULT_LOCAL_HEAD_DIM
     dim = metadata.get_size("attention.key_length_swa", local, at_most=MAX_HEAD_DIM)
     value_dim = metadata.get_size("attention.value_length_swa", dim, at_most=MAX_HEAD_DIM)
@@ -90,8 +88,8 @@ def _near(w: TensorScope, sizes: Sizes, *, looks_ahead: bool) -> _Reach:
     )
 
 
-def _far(w: TensorScope, sizes: Sizes) -> _Reach:
-    """Layers that see everything; a file's `rope_freqs` keep most of their dimensions unturned."""
+def _far(w: TensorScope, sizes: TextSizes) -> _Reach:
+    """Layers without a window; `rope_freqs` leave most of their dimensions unrotated."""
     metadata, key_dim, key = sizes.metadata, sizes.key_dim, "attention.global_head_count_kv"
     if metadata.has(key):
         kv_heads = metadata.require_size(key)
@@ -103,8 +101,8 @@ def _far(w: TensorScope, sizes: Sizes) -> _Reach:
     return _Reach(_equal_lengths(sizes), Full(looks_ahead=False), rotary)
 
 
-def _equal_lengths(sizes: Sizes) -> Sizes:
-    """Keys may serve as values."""
+def _equal_lengths(sizes: TextSizes) -> TextSizes:
+    """Raises ModelFileError if keys cannot serve as values."""
     if sizes.key_dim != sizes.value_dim:
         raise sizes.metadata.error(
             "attention.value_length",
@@ -114,16 +112,12 @@ def _equal_lengths(sizes: Sizes) -> Sizes:
     return sizes
 
 
-def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | None) -> Layer:
+def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | None) -> TextLayer:
     sizes, cache = reach.sizes, reach.sizes.cache(source, reach.kind)
     stores = source == index
     if not stores:  # converters may keep them
         w.ignore("attn_k", "attn_v", "attn_k_norm")
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
+    options = AttentionOptions(
         scale=1.0,
         q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
         k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim) if stores else None,
@@ -131,19 +125,20 @@ def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | 
         stores=stores,
         keys_as_values=isinstance(reach.kind, Full),
     )
+    attention = SelfAttention(w, sizes, index, cache, options)
     block = _ScaledBlock(
         _block(w, sizes, index, attention),
         None if width is None else LayerInputGate(w, sizes, width=width),
         w.vector("layer_output_scale", size=1, optional=True),
     )
-    return Layer(block, cache, reach.rotary, None if stores else source)
+    return TextLayer(block, cache, reach.rotary, None if stores else source)
 
 
-def _block(w: TensorScope, sizes: Sizes, index: int, attention: SelfAttention) -> Block:
+def _block(w: TensorScope, sizes: TextSizes, index: int, attention: SelfAttention) -> Block:
     hidden = sizes.hidden
     dense = GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index], gated=gelu_mul)
     if not w.has("ffn_gate_inp"):
-        return read_block(w, sizes, attention, dense, post_norms=True)
+        return read_block(w, sizes, attention, dense, BlockOptions(post_norms=True))
     norm = partial(w.rms_norm, eps=sizes.eps, size=hidden)
     both = DenseAndExperts(
         norm("ffn_norm"),
@@ -162,23 +157,21 @@ def _block(w: TensorScope, sizes: Sizes, index: int, attention: SelfAttention) -
     )
 
 
-def _experts(w: TensorScope, sizes: Sizes) -> Experts:
-    """The router sees the residual by a norm of its own, whose weight files keep undivided."""
+def _experts(w: TensorScope, sizes: TextSizes) -> Experts:
+    """The router has its own norm of the residual; files store its weight times sqrt(hidden)."""
     hidden, counts = sizes.hidden, ExpertSizes.read(sizes.metadata)
     seen = w.table("ffn_gate_inp.scale", shape=(hidden,)) * hidden**-0.5
-    return Experts(
-        w,
-        hidden=hidden,
-        sizes=counts,
+    options = ExpertOptions(
         gated=gelu_mul,
         router_norm=RMSNorm(seen, sizes.eps),
         norm=w.rms_norm("pre_ffw_norm_2", sizes.eps, size=hidden),
         down_scale=w.table(OLD_SCALE, shape=(counts.count,), optional=True),
     )
+    return Experts(w, hidden, counts, options)
 
 
 class _ScaledBlock:
-    """A block, then the gated input of its layer if there is one, then all times a number."""
+    """A block, then the gated per-layer input if there is one, then a scalar factor."""
 
     def __init__(self, block: Block, gate: LayerInputGate | None, scale: Tensor | None) -> None:
         self._block, self._gate, self._scale = block, gate, scale

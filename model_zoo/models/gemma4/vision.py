@@ -1,4 +1,4 @@
-"""Gemma 4's vision model: images keep their shape, and squares of rows become one."""
+"""Gemma 4's vision model: any aspect ratio; squares of patches are pooled to one row."""
 
 from math import prod, sqrt
 
@@ -11,23 +11,25 @@ from model_zoo.images.shapes import rectangles
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import plain_frequencies
-from model_zoo.layers.vision.clamped import MATRICES, ClampedLinear, SandwichLayer, Seeing
-from model_zoo.layers.vision.encoder import encoder_bytes
+from model_zoo.layers.vision.clamped import MATRICES, ClampedBatch, ClampedLinear, SandwichLayer
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vision_layer import layers_bytes
+from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, POOLED, BASE, ROWS = 1e-6, 3, 100.0, 280
 POOLED_KEY, AREA_KEY = "vision.projector.scale_factor", "vision.image_max_pixels"
-# The bounds of all matrices in one tensor: of each layer, then of the projection.
+# The bounds of all matrices in one tensor: those of each layer, then of the projection.
 LISTED = "clamp_data"
 PROJECTION = "mm.input_projection"
 
 
 class PlaneTower:
-    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1], of whole squares
-    of patches; the grid is of these squares, each of which becomes a row of features."""
+    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1], multiples of a pooled square.
+
+    The grid counts these squares, each of which becomes a row of features.
+    """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
@@ -61,7 +63,7 @@ class PlaneTower:
         rows = merged * self.pooled**2
         edges = rows * (5 * sizes.patch_elements + 5 * sizes.hidden)
         results = merged * (8 * sizes.hidden + 3 * self.limits.width)
-        return 4 * (edges + results) + encoder_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
         rows, columns = grid = max(rectangles(self.limits.rows), key=prod)
@@ -76,20 +78,20 @@ class PlaneTower:
         down, across = coordinates(rows, columns, device=x.device)
         places = self._places[0][across] + self._places[1][down]
         x.view(images, rows * columns, -1).add_(places.to(x.dtype))
-        seeing = Seeing(images, self._turns(across, images), self._turns(down, images))
+        batch = ClampedBatch(images, self._angles(across, images), self._angles(down, images))
         for layer in self._layers:
-            x = layer(x, seeing)
+            x = layer(x, batch)
         merged = self._merged(x.view(images, rows, columns, -1)).flatten(0, 1).to(self._dtype)
         normed = RMSNorm(None, self._sizes.eps)(merged)
         return self._projection(normed).view(images, grid[0] * grid[1], -1)
 
-    def _turns(self, places: Tensor, images: int) -> Rotation:
+    def _angles(self, places: Tensor, images: int) -> Rotation:
         angles = (places[:, None] * self._frequencies).repeat(images, 1)
         return Rotation(angles.cos(), angles.sin(), Pairs.NEOX)
 
     def _merged(self, x: Tensor) -> Tensor:
-        """x [images, rows, columns, hidden] -> float32 [images, squares, hidden]: the mean of each
-        square, as long as the norms behind it were made for."""
+        """x [images, rows, columns, hidden] -> float32 [images, squares, hidden]: means of squares,
+        scaled by sqrt(hidden)."""
         size = self.pooled
         down, right = x.shape[1] // size, x.shape[2] // size
         parts = x.unflatten(2, (right, size)).unflatten(1, (down, size))
@@ -99,26 +101,26 @@ class PlaneTower:
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> PlaneTower:
-    """From a file of its own, or from the one that the text model is in; ears are left alone."""
+    """From a projector file or from a combined file; audio tensors are ignored."""
     w.scope("a").ignore_all()
     w.scope("mm", "a").ignore_all()
     return PlaneTower(w, metadata)
 
 
 def _most_rows(metadata: Metadata, unit: int) -> int:
-    """How many squares of `unit` pixels on a side an image may have."""
+    """The number of squares of `unit` pixels per side that an image may have."""
     return max(1, metadata.get_size(AREA_KEY, ROWS * unit**2) // unit**2)
 
 
 def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
-    """float32 [2, places, hidden]: what is added by column, and by row."""
+    """float32 [2, positions, hidden]: embeddings of columns and of rows."""
     name = "position_embd.weight"
     stored = v.shape(name, whole=True) or (2, 1, sizes.hidden)
     return v.table(name, shape=(2, stored[-2] if len(stored) == 3 else 1, sizes.hidden))
 
 
 def _listed(v: TensorScope, layers: int) -> list[dict[str, Tensor]]:
-    """Bounds by matrix, of each layer and of the projection, where one tensor has them all."""
+    """Bounds by matrix, of each layer and of the projection, if one tensor holds them all."""
     each = 4 * len(MATRICES)
     listed = v.table(LISTED, shape=(layers * each + 4,), optional=True)
     if listed is None:

@@ -5,8 +5,9 @@ from torch import Tensor
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.images.normalise import UNCHANGED
 from model_zoo.layers.vision.clamped import BOUNDS
-from model_zoo.layers.vision.sizes import CHANNELS
+from model_zoo.layers.vision.vision_sizes import CHANNELS
 from model_zoo.models.gemma4.vision import AREA_KEY, BASE, EPS, POOLED, POOLED_KEY, PROJECTION, ROWS
 from runtime.errors import UnsupportedModelError
 
@@ -22,7 +23,7 @@ def _as_one(config: Configuration, bound: Tensor) -> Tensor:
 
 
 def _area(config: Configuration) -> int | None:
-    """Where the processor makes another number of rows than readers take for granted."""
+    """If the processor allows another number of rows than readers assume."""
     rows = int(towers.preprocessing(config).get("max_soft_tokens", ROWS))
     unit = config.require_size("patch_size") * config.require_size("pooling_kernel_size")
     return None if rows == ROWS else rows * unit**2
@@ -39,7 +40,7 @@ def _plain_heads(config: Configuration) -> None:
 
 
 def _known_direction(config: Configuration) -> None:
-    """Readers tell by the inputs for each layer whether places in an image see each other."""
+    """Readers decide by the per-layer inputs whether image rows are bidirectional."""
     small = bool(config.model.get("hidden_size_per_layer_input"))
     if (config.model.get("use_bidirectional_attention") == "vision") is small:
         raise UnsupportedModelError(
@@ -81,8 +82,8 @@ VISION = Conversion(
         towers.epsilon("rms_norm_eps", OLLAMA),
         Key(POOLED_KEY, "pooling_kernel_size"),
         Key(AREA_KEY, _area),
-        *towers.clip("gemma4v", ((0.0,) * 3, (1.0,) * 3), eps="rms_norm_eps"),
-        Key("vision.image_size", lambda c: 224, flavours=(LLAMA_CPP,)),  # readers want some
+        *towers.clip("gemma4v", UNCHANGED, eps="rms_norm_eps"),
+        Key("vision.image_size", lambda c: 224, flavours=(LLAMA_CPP,)),  # readers require them
     ),
     rules=(
         Rule("patch_embedder.input_proj.weight", "v.patch_embd.weight", _square_patches),

@@ -22,10 +22,8 @@ def _renamed(source: str, *, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
 
 
 def _experts(name: str, target: str, rows: Transform) -> tuple[Rule, ...]:
-    """Stored as numbers [experts, in, out] or as finished blocks [experts, out, …].
-
-    Rows of gate and up alternate.
-    """
+    """Stored as numbers [experts, in, out] or as MXFP4 blocks [experts, out, …]. Rows of gate and
+    up alternate."""
     source, full = f"layers.{{n}}.mlp.experts.{name}", f"blk.{{n}}.{target}"
     return (
         Rule(source, f"{full}.weight", after_transposing(rows), each=True),

@@ -1,20 +1,20 @@
-"""The open models of OpenAI, gpt-oss."""
+"""gpt-oss, the open models of OpenAI."""
 
 from functools import partial
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention, read_sinks
+from model_zoo.layers.attention import AttentionOptions, SelfAttention, read_sinks
 from model_zoo.layers.block import Block
-from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.experts import Experts, ExpertSizes, softmax_of_chosen
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.experts import clamped_swiglu
 from runtime.kv.spec import Full, LayerCache, Sliding
 
-# The values of both models, as in GptOssConfig of `transformers`.
+# Values of both models, as in GptOssConfig of `transformers`.
 DEFAULT_WINDOW, DEFAULT_HEAD_DIM, DEFAULT_EPS = 128, 64, 1e-5
 DEFAULT_BASE, ORIGINAL_CONTEXT = 150_000.0, 4096
 FULL_EVERY = 2
@@ -26,8 +26,8 @@ GATED = partial(clamped_swiglu, limit=7.0, slope=1.702)
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Even layers see a window. Each head may look away, at its sink, and rows choose experts."""
-    sizes = Sizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
+    """Even layers have a window. Each head has an attention sink; all layers have experts."""
+    sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
     window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
     rotary = read_rotary(
         w,
@@ -45,27 +45,16 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache, rotary: Rotary) -> Layer:
-    """Ollama's first files call the projection and the second norm by names of their own."""
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, cache: LayerCache, rotary: Rotary
+) -> TextLayer:
+    """Ollama's first files have other names for the output projection and the second norm."""
     output = "attn_out" if w.has("attn_out") else "attn_output"
     w.need_biases(*BIASED)
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-        sinks=read_sinks(w, sizes.heads[index]),
-        output=output,
-    )
-    experts = Experts(
-        w,
-        hidden=sizes.hidden,
-        sizes=ExpertSizes.read(sizes.metadata),
-        routing=softmax_of_chosen,
-        gated=GATED,
-        alternating=True,
-    )
+    options = AttentionOptions(sinks=read_sinks(w, sizes.heads[index]), output=output)
+    attention = SelfAttention(w, sizes, index, cache, options)
+    gated = ExpertOptions(gated=GATED, alternating=True)
+    experts = Experts(w, sizes.hidden, ExpertSizes.read(sizes.metadata), gated)
     attn_norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
     ffn_norm = w.rms_norm("post_attention_norm", sizes.eps, size=sizes.hidden, alt="ffn_norm")
-    return Layer(Block(attn_norm, attention, ffn_norm, experts), cache, rotary)
+    return TextLayer(Block(attn_norm, attention, ffn_norm, experts), cache, rotary)

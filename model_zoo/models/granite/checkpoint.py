@@ -45,7 +45,7 @@ WITH_EXPERTS = replace(
         *decoders.EMBEDDINGS,
         *decoders.attention(rotated=True),
         Rule(f"{_EXPERTS}.router.layer.weight", "blk.{n}.ffn_gate_inp.weight"),
-        # The rows of the gate stand before those of up.
+        # The rows of the gate precede those of up.
         Rule(
             f"{_EXPERTS}.input_linear.weight",
             "blk.{n}.ffn_gate_exps.weight",

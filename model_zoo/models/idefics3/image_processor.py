@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: the image scaled to one longest edge, in tiles, and once as a whole."""
+"""Image processor of Idefics 3 and SmolVLM: tiles of the scaled image, and the whole image."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import cut, with_whole
 from runtime.vision.encoder import PreparedImage
@@ -18,7 +18,8 @@ MAX_EDGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Idefics3Processor:
-    """pixels [tiles, 3, side, side], row by row; behind two or more the whole image, stretched.
+    """pixels [tiles, 3, side, side] in row-major order; if there are several, the stretched whole
+    image is the last.
 
     grid: of the tiles without the last. `split` False: the whole image alone.
     """
@@ -39,13 +40,13 @@ class Idefics3Processor:
         return with_whole(math.ceil(edge / self.side) ** 2) * self.tile_rows
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         return self.outline(self.longest_edge, self.longest_edge)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         grid = self._grid(*scaled_to_edge(height, width, self.longest_edge))
         tiles = with_whole(math.prod(grid))
-        return Outline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
+        return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         rows, columns, _ = image.shape
@@ -61,7 +62,7 @@ class Idefics3Processor:
         return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """The longer side in whole tiles, then the shorter one as the shape asks for."""
+        """The longer side in whole tiles, the shorter one by the aspect ratio."""
         if not self.split:
             return 1, 1
         aspect = width / height
@@ -73,7 +74,7 @@ class Idefics3Processor:
 
 
 def scaled_to_edge(height: int, width: int, edge: int) -> tuple[int, int]:
-    """The longer side becomes `edge`, the shorter one even; then neither exceeds 4096."""
+    """The longer side becomes `edge`, the shorter one even; neither exceeds 4096."""
     aspect = width / height
     if width >= height:
         height, width = int(edge / aspect), edge

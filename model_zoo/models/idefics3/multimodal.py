@@ -1,15 +1,15 @@
-"""The vision models of Idefics 3 and SmolVLM: images in tiles, and once as a whole."""
+"""Idefics 3 and SmolVLM with images: tiles and the whole image."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.merging import shuffled_rows
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.idefics3.placeholders import Idefics3Placeholders
 from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 EDGE_TILES = 4
@@ -32,6 +32,5 @@ def read_processor(metadata: Metadata) -> Idefics3Processor:
 
 
 def _longest_edge(metadata: Metadata, side: int) -> int:
-    """Files from before the key was invented mean what the processors of all published checkpoints
-    of the family do: four tiles."""
+    """Files older than the key mean four tiles, as the processors of all published checkpoints."""
     return metadata.get_size(EDGE_KEY, EDGE_TILES * side, at_most=1 << 16)

@@ -1,13 +1,13 @@
-"""Idefics 3 and SmolVLM: tile by tile, each told by row and column, and last the whole image."""
+"""Idefics 3 and SmolVLM: tiles with their row and column, then the whole image."""
 
 from collections.abc import Sequence
 
 from model_zoo.images.tiles import with_whole
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 AROUND, PLACE, WHOLE = "<fake_token_around_image>", "<image>", "<global-img>"
-NAMED_SIDE = 6  # vocabularies have tokens for so many rows and columns
+NAMED_SIDE = 6  # vocabularies have tokens for that many rows and columns
 LINE = "\n"
 
 
@@ -17,9 +17,9 @@ def tile(row: int, column: int) -> str:
 
 
 class Idefics3Placeholders:
-    """The grid says how many rows and columns of tiles there are; a single one is the whole.
+    """The grid counts rows and columns of tiles; a single tile is the whole image.
 
-    What names a tile and is no token of the vocabulary is text, as in the reference.
+    Tile names that are not tokens of the vocabulary are encoded as text, as in the reference.
     """
 
     marker = spelled = PLACE
@@ -55,4 +55,8 @@ class Idefics3Placeholders:
 
     def _shown(self, name: str, length: int, first_row: int) -> Sequence[Piece]:
         token = self._tokenizer.id_of(name)
-        return self._around, name if token is None else token, Rows(self._place, length, first_row)
+        return (
+            self._around,
+            name if token is None else token,
+            PlaceholderRows(self._place, length, first_row),
+        )

@@ -1,4 +1,4 @@
-"""The vision models of Idefics 3 and SmolVLM: SigLIP on tiles, its rows shuffled into fewer."""
+"""Vision model of Idefics 3 and SmolVLM: SigLIP on tiles, with pixel shuffle."""
 
 from functools import partial
 
@@ -7,15 +7,15 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
+from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
     layer_norms,
     read_feed_forward,
     read_layer,
 )
-from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
-from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, PreparedImage
@@ -23,14 +23,14 @@ from runtime.vision.encoder import ImageLimits, PreparedImage
 EDGE_KEY = "vision.preproc_image_size"
 
 EPS = 1e-6
-# Rows that a square of patches becomes one of.
+# The side of the squares of patches that become one row.
 SHUFFLED = 2
 
 
 class ShuffledTower:
-    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is of no use.
+    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is unused.
 
-    Rows of features are those of the tiles, one after the other.
+    Rows of features are those of the tiles, in order.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
@@ -60,10 +60,10 @@ class ShuffledTower:
 
 
 def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ShuffledTower:
-    """From a file of its own, for such images."""
+    """From a projector file; `images` are the bounds of its processor."""
     return ShuffledTower(w, metadata, images)
 
 
-def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu)
     return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)

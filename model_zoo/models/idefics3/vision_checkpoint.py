@@ -3,9 +3,10 @@
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.images.normalise import STANDARD
 from model_zoo.models.idefics3.vision import EDGE_KEY, EPS, SHUFFLED
 
-# What processors of the family scale to where a checkpoint says nothing.
+# The edge that the family's processors scale to by default.
 LONGEST_EDGE = 4 * 364
 
 
@@ -31,7 +32,7 @@ VISION = Conversion(
     keys=(
         *towers.SIZES,
         towers.IMAGE_SIZE,
-        *towers.clip("idefics3", towers.STANDARD, eps="layer_norm_eps"),
+        *towers.clip("idefics3", STANDARD, eps="layer_norm_eps"),
         Key("use_gelu", lambda c: True),
         Key("vision.projector.scale_factor", _shuffle),
         Key(EDGE_KEY, lambda c: towers.longest_edge(c) or LONGEST_EDGE),

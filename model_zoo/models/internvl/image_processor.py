@@ -1,4 +1,5 @@
-"""InternVL: tiles of the grid whose shape is nearest the image's, and the whole image."""
+"""Image processor of InternVL: tiles in the grid nearest to the aspect ratio, and the whole
+image."""
 
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, cut, grids, with_whole
 from runtime.vision.encoder import PreparedImage
@@ -15,7 +16,8 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class InternVLProcessor:
-    """pixels [tiles, 3, side, side], row by row; behind two or more the whole image, stretched.
+    """pixels [tiles, 3, side, side] in row-major order; if there are several, the stretched whole
+    image is the last.
 
     grid: of the tiles without the last.
     """
@@ -32,14 +34,14 @@ class InternVLProcessor:
         return with_whole(self.max_tiles) * self.tile_rows
 
     @property
-    def largest(self) -> Outline:
-        """Of an image as wide as all tiles side by side: no other grid has its shape."""
+    def largest(self) -> ImageOutline:
+        """Of an image as wide as all tiles side by side: no other grid has its aspect ratio."""
         return self.outline(self.side, self.max_tiles * self.side)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         grid = self._grid(height, width)
         tiles = with_whole(_tiles(grid))
-        return Outline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
+        return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         outline = self.outline(*image.shape[:2])
@@ -52,7 +54,8 @@ class InternVLProcessor:
         return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> Grid:
-        """Of equally near ones the largest that is less than twice the image; few tiles first."""
+        """Of equally near grids, the largest with less than twice the area of the image; fewer
+        tiles first."""
         allowed = (grid for grid in grids(self.max_tiles) if _tiles(grid) >= self.min_tiles)
         best, least = (1, 1), float("inf")
         for rows, columns in sorted(allowed, key=lambda grid: (_tiles(grid), grid[1])):

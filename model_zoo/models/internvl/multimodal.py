@@ -1,10 +1,10 @@
-"""InternVL's vision model: images in tiles, and once as a whole."""
+"""InternVL with images: tiles and the whole image."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import IMAGENET
 from model_zoo.layers.vision.merging import shuffled_rows
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.internvl.placeholders import InternVLPlaceholders
 from model_zoo.models.internvl.vision import (
@@ -16,7 +16,7 @@ from model_zoo.models.internvl.vision import (
     build_tower,
 )
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 TILES_LIMIT = 128
@@ -41,7 +41,7 @@ def read_processor(metadata: Metadata) -> InternVLProcessor:
 
 
 def _tiles(metadata: Metadata) -> tuple[int, int]:
-    """Files from before the keys were invented mean what the family's processors begin with."""
+    """Files older than the keys mean the defaults of the family's processors."""
     least = metadata.get_size(LEAST_TILES_KEY, 1, at_most=TILES_LIMIT)
     most = metadata.get_size(MOST_TILES_KEY, MOST_TILES, at_most=TILES_LIMIT)
     if least > most:

@@ -1,17 +1,17 @@
-"""InternVL: the rows of all tiles between a beginning and an end."""
+"""InternVL: the rows of all tiles between a begin and an end token."""
 
 from collections.abc import Sequence
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<img>", "<IMG_CONTEXT>", "</img>"
-# A place for what is not served, which nobody may write either.
+# The placeholder token of unsupported inputs; users may not write it either.
 OTHER = "<video>"
 
 
 class InternVLPlaceholders:
-    """The family's templates break the line behind an image."""
+    """The family's templates put a line break after an image."""
 
     marker, spelled = PLACE, PLACE + "\n"
     reserved = (START, PLACE, END, OTHER)
@@ -22,4 +22,4 @@ class InternVLPlaceholders:
         )
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
-        return self._start, Rows(self._place, image.rows), self._end
+        return self._start, PlaceholderRows(self._place, image.rows), self._end

@@ -1,4 +1,4 @@
-"""InternVL's vision model: a transformer with scaled layers on tiles, with pixel shuffle."""
+"""InternVL's vision model: a transformer with layer scale on tiles, with pixel shuffle."""
 
 from functools import partial
 
@@ -7,31 +7,31 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
+from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
     layer_norms,
     read_feed_forward,
     read_layer,
     rms_norms,
 )
-from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
-from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.sizes import VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
-# Tiles of an image by default; the whole image is one more.
+# Tiles of an image by default, without the whole image.
 MOST_TILES = 12
 LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_max_tiles"
 
 
 class ScaledTower:
-    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is of no use.
+    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is unused.
 
-    Rows of features are those of the tiles, one after the other.
+    Rows of features are those of the tiles, in order.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
@@ -72,12 +72,12 @@ class ScaledTower:
 
 
 def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ScaledTower:
-    """From a file of its own, for such images."""
+    """From a projector file; `images` are the bounds of its processor."""
     return ScaledTower(w, metadata, images)
 
 
-def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
-    """What is added is scaled, each element by its own; the largest towers have norms of roots."""
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
+    """Outputs are scaled elementwise; the largest models have RMS norms."""
     feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu_erf)
     bias = w.table("ln1.bias", shape=(sizes.hidden,), optional=True)
     norms = rms_norms(w, sizes) if bias is None else layer_norms(w, sizes)

@@ -5,6 +5,7 @@ from torch import Tensor
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.images.normalise import IMAGENET
 from model_zoo.models.internvl.vision import (
     EPS,
     LEAST_TILES_KEY,
@@ -57,7 +58,7 @@ VISION = Conversion(
         *(key for key in towers.SIZES if key.name != "vision.patch_size"),
         _side("patch_size"),
         _side("image_size"),
-        *towers.clip("internvl", towers.IMAGENET, eps="layer_norm_eps"),
+        *towers.clip("internvl", IMAGENET, eps="layer_norm_eps"),
         Key("use_gelu", lambda c: True),
         Key("vision.projector.scale_factor", _shuffle),
         Key(LEAST_TILES_KEY, lambda c: towers.preprocessing(c).get("min_patches", 1)),

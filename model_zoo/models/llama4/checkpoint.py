@@ -13,7 +13,7 @@ def _has_experts(config: Configuration, layer: int) -> bool:
 
 
 def _no_rope_interval(config: Configuration) -> int:
-    """Every how many layers one goes without rotation; a list must say the same."""
+    """The interval of layers without rotation; a list of layers must agree."""
     interval = int(config.get("no_rope_layer_interval", 4))
     listed = config.get("no_rope_layers")
     if listed and [bool(rotated) for rotated in listed] != [
@@ -24,7 +24,7 @@ def _no_rope_interval(config: Configuration) -> int:
 
 
 def _experts(name: str, target: str, transform: Transform) -> tuple[Rule, ...]:
-    """Stored as [experts, in, out]; the gate's columns stand before those of up."""
+    """Stored as [experts, in, out]; the columns of the gate precede those of up."""
     source = f"layers.{{n}}.feed_forward.experts.{name}"
     return (Rule(source, f"blk.{{n}}.{target}.weight", transform, each=True, only=_has_experts),)
 

@@ -1,4 +1,4 @@
-"""Llama 4: tiles of a canvas that suits the image, and the whole image as one more tile."""
+"""Image processor of Llama 4: tiles of the best canvas, and the whole image as one more tile."""
 
 from dataclasses import dataclass
 from math import prod
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import best_grid, cut, fitting, on_canvas, with_whole
 from runtime.vision.encoder import PreparedImage
@@ -16,9 +16,10 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class Llama4Processor:
-    """pixels [tiles, 3, side, side], row by row; behind two or more the whole image, stretched.
+    """pixels [tiles, 3, side, side] in row-major order; if there are several, the stretched whole
+    image is the last.
 
-    grid: of the tiles without the last. The reference normalises in bfloat16, this in float32.
+    grid: of the tiles without the last. Normalised in float32; the reference uses bfloat16.
     """
 
     side: int
@@ -32,13 +33,13 @@ class Llama4Processor:
         return with_whole(self.max_tiles) * self.tile_rows
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         return self.outline(self.side, self.max_tiles * self.side)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         grid = best_grid(height, width, side=self.side, most=self.max_tiles)
         tiles = with_whole(prod(grid))
-        return Outline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
+        return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         height, width, _ = image.shape

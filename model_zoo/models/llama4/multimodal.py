@@ -1,4 +1,4 @@
-"""Llama 4's vision model: images in tiles, and once as a whole."""
+"""Llama 4 with images: tiles and the whole image."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,7 +7,7 @@ from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llama4.placeholders import Llama4Placeholders
 from model_zoo.models.llama4.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 

@@ -1,9 +1,9 @@
-"""Llama 4: tile by tile with separators between them, and last the whole image made small."""
+"""Llama 4: tiles with separators between them, then the whole image."""
 
 from collections.abc import Sequence
 from math import prod
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, WHOLE, PLACE, END = "<|image_start|>", "<|image|>", "<|patch|>", "<|image_end|>"
@@ -11,7 +11,7 @@ NEXT_COLUMN, NEXT_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
 
 class Llama4Placeholders:
-    """The grid says how many rows and columns of tiles there are; a single one is the whole."""
+    """The grid counts rows and columns of tiles; a single tile is the whole image."""
 
     marker = spelled = WHOLE
     reserved = (START, WHOLE, PLACE, END, NEXT_COLUMN, NEXT_ROW)
@@ -23,7 +23,9 @@ class Llama4Placeholders:
         _, columns = image.grid
         tiles = 1 if prod(image.grid) == 1 else prod(image.grid) + 1
         length = image.rows // tiles
-        places = [Rows(self._tokens[PLACE], length, tile * length) for tile in range(tiles)]
+        places = [
+            PlaceholderRows(self._tokens[PLACE], length, tile * length) for tile in range(tiles)
+        ]
         pieces: list[Piece] = [self._tokens[START]]
         for tile, part in enumerate(places[:-1], start=1):
             pieces += (part, self._tokens[NEXT_COLUMN if tile % columns else NEXT_ROW])

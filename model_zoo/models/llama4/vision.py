@@ -1,4 +1,4 @@
-"""Llama 4's vision model: tiles by themselves, their rows shuffled four into one."""
+"""Llama 4's vision model: independent tiles, with pixel shuffle."""
 
 import torch
 from torch import Tensor
@@ -7,26 +7,26 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
-from model_zoo.layers.vision.attention import View, repeated, whole
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
-    encoder_bytes,
-    layer_norms,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.merging import check_shuffle, read_shuffle, shuffled_planes
 from model_zoo.layers.vision.names import LayerNames, first_table, known_as
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
-from model_zoo.layers.vision.sizes import CHANNELS, MAX_SIDE, VisionSizes
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
+    layer_norms,
+    layers_bytes,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, SIDE = 1e-5, 336
-# Rows that a square of patches becomes one of.
+# The side of the squares of patches that become one row.
 SHUFFLED = 2
-# Tiles of an image, and the whole image as one more.
+# Tiles of an image, including the whole image.
 MOST_TILES = 16 + 1
 CLASS = ("class_embd", "class_embd.weight", "class_embedding", "class_embedding.weight")
 PLACES = ("position_embd.weight", "positional_embedding_vlm", "positional_embedding_vlm.weight")
@@ -40,9 +40,9 @@ LAYER = LayerNames(
 
 
 class TileTower:
-    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is of no use.
+    """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is unused.
 
-    Rows of features are those of the tiles, one after the other.
+    Rows of features are those of the tiles, in order.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
@@ -70,7 +70,7 @@ class TileTower:
         sizes, rows = self._sizes, images * MOST_TILES * len(self._places)
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         projected = images * self.limits.rows * self._adapter.row_elements
-        return 4 * (edges + projected) + encoder_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
         pixels = torch.zeros(MOST_TILES, CHANNELS, self._side, self._side)
@@ -83,15 +83,15 @@ class TileTower:
         last = self._class.expand(tiles, 1, hidden)
         x = torch.cat([embedded, last], dim=1).add_(self._places)
         x = self._pre_norm(x.view(-1, hidden))
-        view = View(tiles, whole(rows), repeated(self._rotation, tiles))
+        batch = ImageBatch(tiles, whole(rows), repeated(self._rotation, tiles))
         for layer in self._layers:
-            x = layer(x, view)
+            x = layer(x, batch)
         x = self._post_norm(x).view(tiles, rows, hidden)[:, :-1].contiguous()
         return self._adapter(x, self._across).view(pixels.shape[0], -1, self._adapter.width)
 
 
 class Adapter:
-    """Squares of rows become one, then three layers, the first two with a curve."""
+    """Pixel shuffle, then three layers, the first two with GELU."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, size: int) -> None:
         self._size, wide = size, sizes.hidden * size**2
@@ -115,24 +115,24 @@ class Adapter:
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> TileTower:
-    """From a file of its own, or from the one that the text model is in."""
+    """From a projector file or from a combined file."""
     return TileTower(w, metadata)
 
 
 def _sizes(metadata: Metadata) -> VisionSizes:
-    """The flavours state the norms' eps under different keys."""
+    """The flavours state eps of the norms under different keys."""
     if metadata.architecture == "clip":
         return VisionSizes.read(metadata, eps=EPS)
     return VisionSizes.read(metadata, eps=EPS, eps_key="vision.layer_norm_epsilon")
 
 
-def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu_erf)
     return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:
-    """Of the patches of a tile, by column and by row from 1; the class does not turn."""
+    """Of the patches of a tile, by column and row counted from 1; the class row is not rotated."""
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(sizes.head_dim // 2, base)
@@ -143,7 +143,7 @@ def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:
 
 
 def _shuffled(metadata: Metadata, across: int) -> int:
-    """How many patches side by side become one row."""
+    """The side of the squares of patches that become one row."""
     if metadata.architecture == "clip":
         return read_shuffle(metadata, across, SHUFFLED)
     ratio = metadata.get_positive("vision.pixel_shuffle_ratio", 1 / SHUFFLED)

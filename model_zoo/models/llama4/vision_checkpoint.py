@@ -3,6 +3,7 @@
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
+from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.llama4.vision import EPS
 
@@ -35,7 +36,7 @@ VISION = Conversion(
         Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
         Key("vision.pixel_shuffle_ratio", "pixel_shuffle_ratio", of=float, flavours=(OLLAMA,)),
         towers.epsilon(EPS, OLLAMA, name="vision.layer_norm_epsilon"),
-        *towers.clip("llama4", towers.STANDARD, eps=EPS),
+        *towers.clip("llama4", STANDARD, eps=EPS),
         Key("use_gelu", lambda c: True, flavours=(LLAMA_CPP,)),
         Key("vision.projector.scale_factor", _whole_ratio, flavours=(LLAMA_CPP,)),
     ),

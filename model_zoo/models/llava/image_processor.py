@@ -1,4 +1,4 @@
-"""CLIP and LLaVA: the middle square of the image, or the image amid a square of the mean colour."""
+"""Image processor of CLIP and LLaVA: a centre crop, or the image padded to a square."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized, squared
 from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
 class ClipProcessor:
-    """pixels [3, side, side]; `whole`: the image is padded to a square, else cut to one."""
+    """pixels [3, side, side]; `whole`: the image is padded with the mean colour, otherwise
+    cropped."""
 
     side: int
     rows: int
@@ -26,14 +27,14 @@ class ClipProcessor:
         return self.rows
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         return self.outline(self.side, self.side)
 
-    def outline(self, height: int, width: int) -> Outline:
-        """Raises RequestError for an image too long to be cut."""
+    def outline(self, height: int, width: int) -> ImageOutline:
+        """Raises RequestError for an aspect ratio that is too extreme to crop."""
         if not self.whole:
             check_aspect(height, width)
-        return Outline((3, self.side, self.side), (1, 1), self.rows)
+        return ImageOutline((3, self.side, self.side), (1, 1), self.rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         outline = self.outline(*image.shape[:2])

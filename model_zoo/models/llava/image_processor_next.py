@@ -1,4 +1,4 @@
-"""LLaVA 1.6: the whole image, and tiles of that canvas among several which wastes least."""
+"""Image processor of LLaVA 1.6: the whole image, and tiles of the canvas that wastes least."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, cut, on_canvas
 from runtime.vision.encoder import PreparedImage
@@ -16,12 +16,11 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class LlavaNextProcessor:
-    """pixels [1 + tiles, 3, side, side]: the whole image, stretched, then tiles row by row.
+    """pixels [1 + tiles, 3, side, side]: the stretched whole image, then tiles in row-major order.
 
-    grid: height and width of the image, from which its canvas and its place on that follow.
-    `canvases`: their (height, width), multiples of `side`. `tile_edge`: a tile has so many features
-    along each side. rows: those of the whole image, then those of the canvas without its padding,
-    and one behind each of their lines.
+    grid: height and width of the image, which determine its canvas and its place on it. canvases:
+    (height, width), multiples of `side`. tile_edge: features along a side of a tile. rows: those of
+    the whole image, then those of the canvas without padding, each line followed by one row.
     """
 
     side: int
@@ -35,19 +34,19 @@ class LlavaNextProcessor:
         return max(self._rows(canvas, canvas) for canvas in self.canvases)
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         """Of an image that fills a canvas with the most tiles.
 
-        A canvas with fewer tiles may have more rows: each line of features has one behind it.
+        A canvas with fewer tiles may have more rows, since each line of features has one row more.
         """
         filled = (self.outline(*canvas) for canvas in self.canvases)
         return max(filled, key=lambda outline: (outline.shape[0], outline.rows))
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         canvas = best_canvas(height, width, self.canvases)
         tiles = math.prod(self._grid(canvas))
         rows = self._rows((height, width), canvas)
-        return Outline((1 + tiles, 3, self.side, self.side), (height, width), rows)
+        return ImageOutline((1 + tiles, 3, self.side, self.side), (height, width), rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         height, width, _ = image.shape

@@ -1,4 +1,4 @@
-"""LLaVA's vision model: every image becomes one square, since 1.6 with tiles beside."""
+"""LLaVA with images: one square, and tiles since 1.6."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -9,7 +9,7 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.llava.placeholders import LlavaPlaceholders
 from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import UnsupportedModelError
 
@@ -39,8 +39,8 @@ def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> Mul
 
 
 def _keeps_whole(metadata: Metadata) -> bool:
-    """Whether an image is padded to a square. Files that do not say are made of the checkpoints of
-    LLaVA's authors, whose software pads."""
+    """Whether an image is padded to a square: the default, as in the software of LLaVA's
+    authors."""
     stated = metadata.get(ASPECT_KEY, str, PADDED)
     if stated not in (PADDED, MIDDLE):
         raise UnsupportedModelError(

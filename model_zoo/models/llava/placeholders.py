@@ -1,18 +1,18 @@
-"""LLaVA: the rows of the image and nothing around them."""
+"""LLaVA: the rows of the image without delimiters."""
 
 from collections.abc import Sequence
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE = "<image>"
 
 
 class LlavaPlaceholders:
-    """The family's templates break the line behind an image.
+    """The family's templates put a line break after an image.
 
-    The vocabularies of the authors' own checkpoints have no token for places. What stands in a
-    place is never looked up, so there any token serves: the one that begins texts, else the first.
+    The vocabularies of the authors' checkpoints have no placeholder token. Embeddings of
+    placeholders are never used, so any token serves: BOS, else the first.
     """
 
     marker, spelled = PLACE, PLACE + "\n"
@@ -23,4 +23,4 @@ class LlavaPlaceholders:
         self._place = next(token for token in known if token is not None)
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
-        return (Rows(self._place, image.rows),)
+        return (PlaceholderRows(self._place, image.rows),)

@@ -1,4 +1,4 @@
-"""LLaVA's vision model: CLIP without its last layer, and two layers of a projector."""
+"""LLaVA's vision model: CLIP without its last layer, and a projector of two layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,32 +8,32 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
     layer_norms,
     read_feed_forward,
     read_layer,
 )
-from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu, gelu_erf, gelu_quick
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
-# How an image becomes a square: amid more of the mean colour, or by its middle alone.
+# How an image becomes a square: padded with the mean colour, or cropped.
 ASPECT_KEY = "vision.image_aspect_ratio"
 PADDED, MIDDLE = "pad", "square"
 
 EPS = 1e-5
-# Which layer's output is projected, counted from 1.
+# The layer whose output is projected, counted from 1.
 FEATURE_KEY = "vision.feature_layer"
-# Of the large model of CLIP, that of every LLaVA.
+# Of the large CLIP model, which every LLaVA uses.
 CLIP_LAYERS = 24
 
 
 class ProjectedClip:
-    """Squares of pixels become rows of features, `across` of them along each side."""
+    """Squares of pixels to rows of features, `across` of them along each side."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         if w.has("mm.3"):
@@ -61,7 +61,7 @@ class ProjectedClip:
         self._second = w.linear("mm.2", shape=(self.width, self.width))
 
     def nbytes(self, squares: int) -> int:
-        """Bounds what so many take, the result included."""
+        """Upper bound of the bytes that encoding so many squares takes, result included."""
         rows = squares * self.across**2
         return 4 * rows * (2 * self._sizes.hidden + 5 * self.width) + self._vit.nbytes(squares)
 
@@ -72,7 +72,7 @@ class ProjectedClip:
 
 
 class LlavaTower:
-    """See `VisionTower`. pixels [images, 3, side, side]; the grid is of no use."""
+    """See `VisionTower`. pixels [images, 3, side, side]; the grid is unused."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
@@ -92,20 +92,23 @@ class LlavaTower:
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> LlavaTower:
-    """From a file of its own."""
+    """From a projector file."""
     return LlavaTower(w, metadata)
 
 
-def _layer(w: TensorScope, *, sizes: VisionSizes) -> EncoderLayer:
-    """CLIP's curve is the coarsest approximation; other encoders say that theirs is finer."""
+def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
+    """CLIP uses quick GELU; files of other encoders state theirs."""
     curve = gelu if sizes.metadata.get("use_gelu", bool, False) else gelu_quick
     feed_forward = read_feed_forward(w, sizes, LayerNames(), curve)
     return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)
 
 
 def _computed_layers(metadata: Metadata, stored: int) -> int:
-    """As the file says. Where it is silent, it has the layers up to the one that is projected, as
-    older converters left it, or all, as newer ones do: then that is the last but one."""
+    """The number of computed layers: stated, else inferred.
+
+    Without the key, a file has the layers up to the projected one (older converters) or all layers
+    (newer ones), in which case the last but one is projected.
+    """
     listed = metadata.get_array(FEATURE_KEY, int)
     if listed is None:
         return stored - (stored == CLIP_LAYERS)

@@ -3,11 +3,12 @@
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.images.normalise import CLIP
 from model_zoo.models.llava.vision import ASPECT_KEY, EPS, FEATURE_KEY, MIDDLE, PADDED
 
 
 def _feature_layer(config: Configuration) -> int:
-    """How many layers are computed: negative numbers count from behind the last."""
+    """The number of computed layers; negative numbers count from the end."""
     stated = config.model.get("vision_feature_layer", -2)
     if not isinstance(stated, int):
         raise config.error(f"takes features from the layers {stated}; only one is known")
@@ -15,7 +16,7 @@ def _feature_layer(config: Configuration) -> int:
 
 
 def _aspect(config: Configuration) -> str:
-    """As the checkpoint's processor does it, of which several classes have the same settings."""
+    """As the checkpoint's processor does it; several processor classes share settings."""
     stated = towers.preprocessing(config)
     if stated.get("do_pad"):
         return PADDED
@@ -43,7 +44,7 @@ VISION = Conversion(
         *towers.SIZES,
         Key(FEATURE_KEY, lambda c: [_feature_layer(c)]),
         towers.IMAGE_SIZE,
-        *towers.clip("mlp", towers.CLIP, eps="layer_norm_eps"),
+        *towers.clip("mlp", CLIP, eps="layer_norm_eps"),
         Key("has_llava_projector", lambda c: True),
         Key(ASPECT_KEY, _aspect),
     ),

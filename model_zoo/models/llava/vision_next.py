@@ -1,4 +1,4 @@
-"""LLaVA 1.6's vision model: CLIP on the whole image and on tiles; padding is left out."""
+"""LLaVA 1.6's vision model: CLIP on the whole image and on tiles, without padding."""
 
 from math import prod
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
-from model_zoo.layers.vision.sizes import CHANNELS
+from model_zoo.layers.vision.vision_sizes import CHANNELS
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
 from runtime.errors import UnsupportedModelError
 from runtime.vision.encoder import ImageLimits, PreparedImage
@@ -19,11 +19,11 @@ MOST_CANVASES, MOST_TILES = 128, 64
 
 
 class CanvasTower:
-    """See `VisionTower`. pixels [images, 1 + tiles, 3, side, side], the whole image
-    first; `grid`: height and width of the image before it became these.
+    """See `VisionTower`. pixels [images, 1 + tiles, 3, side, side], the whole image first; grid:
+    height and width of the original image.
 
-    Features: those of the whole, then those of the canvas that the tiles make, line by line as far
-    as the image lies on it, each line with a row behind it that is the same for all.
+    Features: those of the whole image, then those of the canvas without padding, line by line, each
+    line followed by one learned row.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
@@ -31,7 +31,7 @@ class CanvasTower:
         self._clip = clip = ProjectedClip(w, metadata)
         self.canvases = read_canvases(metadata, clip.side)
         self._line_end = w.table("model.image_newline", shape=(clip.width,)).to(w.dtype)
-        # A canvas with fewer tiles may have more rows: each line of features has one behind it.
+        # A canvas with fewer tiles may have more rows: each line of features has one row more.
         self._largest = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
         rows = max(self._rows(canvas) for canvas in self.canvases)
         self.limits = ImageLimits(rows, clip.width, w.dtype)
@@ -63,7 +63,7 @@ class CanvasTower:
         return torch.cat([squares[:, 0], torch.cat([lines, ends], 2).flatten(1, 2)], 1)
 
     def _image_on(self, canvas: Tensor, size: Size) -> Tensor:
-        """canvas [images, lines, columns, width] -> the part in its middle where the image is"""
+        """canvas [images, lines, columns, width] -> the centred part that the image covers."""
         full = canvas.shape[1], canvas.shape[2]
         lines, columns = unpadded(*size, full)
         top, left = (full[0] - lines) // 2, (full[1] - columns) // 2
@@ -73,24 +73,25 @@ class CanvasTower:
         return canvas_grid(canvas, self._clip.side)
 
     def _rows(self, canvas: Size) -> int:
-        """Of an image that fills it."""
+        """Of an image that fills the canvas."""
         return canvas_rows(canvas, self._grid(canvas), self.across)
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> CanvasTower:
-    """From a file of its own, which says that it has tiles."""
+    """From a projector file with tiles."""
     return CanvasTower(w, metadata)
 
 
 def has_tiles(metadata: Metadata) -> bool:
-    """Whether a file is for this tower and not for that of LLaVA 1.5."""
+    """Whether a file is for this vision model, not for that of LLaVA 1.5."""
     return metadata.has(CANVASES_KEY)
 
 
 def read_canvases(metadata: Metadata, side: int) -> tuple[Size, ...]:
-    """(height, width) of each, in whole tiles; UnsupportedModelError for what is merged otherwise.
+    """(height, width) of each canvas in whole tiles; UnsupportedModelError for another way of
+    merging.
 
-    They are in the order of the checkpoint's settings, where the height stands first.
+    Heights precede widths, as in the checkpoint's settings.
     """
     for key, known in ((ASPECT_KEY, TILED), (MERGE_KEY, MERGED)):
         stated = metadata.get(key, str, known)

@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: the image in its own shape, its longest edge bounded."""
+"""Image processor of Pixtral and Mistral 3: keeps the aspect ratio; the longest edge is bounded."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from runtime.vision.encoder import PreparedImage
 
@@ -27,13 +27,13 @@ class PixtralProcessor:
         return math.ceil(self.longest_edge / (self.patch * self.merge)) ** 2
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         return self.outline(self.longest_edge, self.longest_edge)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         unit = self.patch * self.merge
         rows, columns = grid = self._grid(height, width)
-        return Outline((3, rows * unit, columns * unit), grid, rows * columns)
+        return ImageOutline((3, rows * unit, columns * unit), grid, rows * columns)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         outline = self.outline(*image.shape[:2])
@@ -42,7 +42,7 @@ class PixtralProcessor:
         return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """A side that would vanish keeps one row, where the reference fails."""
+        """At least one row and one column, where the reference fails."""
         unit = self.patch * self.merge
         ratio = max(height / self.longest_edge, width / self.longest_edge)
         if ratio > 1:

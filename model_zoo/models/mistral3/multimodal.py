@@ -1,4 +1,4 @@
-"""The vision models of Mistral Small 3.1 and of Pixtral: images keep their shape."""
+"""Mistral Small 3.1 and Pixtral with images, which keep their aspect ratio."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,7 +7,7 @@ from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mistral3.placeholders import PixtralPlaceholders
 from model_zoo.models.mistral3.vision import SIDE, build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 

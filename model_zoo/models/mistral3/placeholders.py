@@ -1,15 +1,15 @@
-"""Pixtral's vision model, such as Mistral Small's: row by row, a break behind each but the last."""
+"""Pixtral and Mistral Small: rows of placeholders with a break token after each but the last."""
 
 from collections.abc import Sequence
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
 
 class PixtralPlaceholders:
-    """The grid of an image says how many rows of places it has, and how many places a row."""
+    """The grid of an image counts its rows of placeholders and the placeholders of a row."""
 
     marker = spelled = PLACE
     reserved = (PLACE, BREAK, END)
@@ -23,6 +23,6 @@ class PixtralPlaceholders:
         rows, columns = image.grid
         pieces: list[Piece] = []
         for row in range(rows):
-            pieces += (Rows(self._place, columns, row * columns), self._break)
+            pieces += (PlaceholderRows(self._place, columns, row * columns), self._break)
         pieces[-1] = self._end
         return pieces

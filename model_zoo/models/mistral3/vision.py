@@ -1,4 +1,4 @@
-"""The vision model of Mistral Small 3.1 and Pixtral: any shape, patches merged two by two."""
+"""Vision model of Mistral Small 3.1 and Pixtral: any aspect ratio, patches merged two by two."""
 
 from collections.abc import Callable
 
@@ -9,19 +9,19 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
-from model_zoo.layers.vision.attention import View, repeated, whole
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
-    encoder_bytes,
-    read_gated,
-    read_layer,
-    rms_norms,
-)
+from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.merging import merged_planes
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
-from model_zoo.layers.vision.sizes import CHANNELS, MAX_SIDE, VisionSizes
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
+    layers_bytes,
+    read_gated,
+    read_layer,
+    rms_norms,
+)
+from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
@@ -33,8 +33,8 @@ LAYER = LayerNames(
 
 
 class PixtralTower:
-    """See `VisionTower`. pixels [images, 3, height, width], multiples of a merged
-    patch; rows go over the picture line by line."""
+    """See `VisionTower`. pixels [images, 3, height, width], multiples of a merged patch; rows are
+    in row-major order."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
@@ -48,7 +48,7 @@ class PixtralTower:
         self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
         self._merge = _merge(metadata)
         self._projector = PatchMerger(w.scope("mm"), sizes, self._merge)
-        v.table("token_embd.img_break", shape=(None,), optional=True)  # the text model has it, too
+        v.table("token_embd.img_break", shape=(None,), optional=True)  # in both files
         step = sizes.patch * self._merge
         edge = metadata.get_size("vision.longest_edge", sizes.side(SIDE), at_most=MAX_SIDE)
         self._most = -(-edge // step)
@@ -60,7 +60,7 @@ class PixtralTower:
         sizes, rows = self._sizes, images * self.limits.rows * self._merge**2
         edges = rows * (2 * sizes.patch_elements + 3 * sizes.hidden)
         projected = images * self.limits.rows * self._projector.row_elements
-        return 4 * (edges + projected) + encoder_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
         side = self._most * self._merge * self._sizes.patch
@@ -72,15 +72,15 @@ class PixtralTower:
         patches = squares(pixels.to(self._dtype), self._sizes.patch)
         x = self._norm(self._embed(patches.flatten(0, 1)))
         rotation = repeated(self._rotary(*coordinates(rows, columns, device=x.device)), images)
-        view = View(images, whole(rows * columns), rotation)
+        batch = ImageBatch(images, whole(rows * columns), rotation)
         for layer in self._layers:
-            x = layer(x, view)
+            x = layer(x, batch)
         return self._projector(x.view(images, rows * columns, -1), rows, columns)
 
 
 class PatchMerger:
-    """Squares of rows become one, then two layers; without a norm and a matrix to merge by, each
-    row is projected by itself. `row_elements`: that a merged row needs at once."""
+    """Merges squares of rows, then two layers; without a norm and a merging matrix each row is
+    projected by itself. row_elements: what a merged row needs at once."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, size: int) -> None:
         self._size = size
@@ -110,19 +110,19 @@ class PatchMerger:
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> PixtralTower:
-    """From a file of its own, or from the one that the text model is in."""
+    """From a projector file or from a combined file."""
     return PixtralTower(w, metadata)
 
 
-def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     gated = read_gated(w, sizes, _gate(sizes.metadata))
     return read_layer(w, sizes, LAYER, rms_norms(w, sizes), gated)
 
 
 def _rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
-    """Frequencies of a whole head, in turn for rows and for columns.
+    """Frequencies of a whole head, alternating between rows and columns.
 
-    In llama.cpp's files the rows of queries and keys lie in interleaved pairs.
+    In llama.cpp's files the rows of queries and keys are in interleaved pairs.
     """
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
@@ -145,6 +145,6 @@ def _merge(metadata: Metadata) -> int:
 
 
 def _projector_eps(sizes: VisionSizes) -> float:
-    """That of the text model, which only a file with both parts states."""
+    """That of the text model, which only combined files state."""
     of_text = sizes.metadata.get_positive("attention.layer_norm_rms_epsilon", sizes.eps)
     return sizes.metadata.get_positive(PROJECTOR_EPS, of_text)

@@ -6,6 +6,7 @@ from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration, optional_json
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.convert.transforms import interleaved
+from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.mistral3.vision import EPS, MERGED, PROJECTOR_EPS
 from runtime.errors import UnsupportedModelError
@@ -14,7 +15,7 @@ BREAK = "[IMG_BREAK]"
 
 
 def _unlike_eps(config: Configuration) -> float | None:
-    """What the projector's norm has, where it differs from the other norms."""
+    """Eps of the projector's norm, if it differs from that of the other norms."""
     eps = float(config.model.get("rms_norm_eps", 1e-6))
     return None if eps == EPS else eps
 
@@ -24,7 +25,7 @@ def _merging(config: Configuration) -> int:
 
 
 def _break_token(config: Configuration) -> int | None:
-    """The token after each row of a picture but the last."""
+    """The token after each row of an image but the last."""
     added = optional_json(config.path.parent / "tokenizer.json").get("added_tokens") or ()
     return next((token["id"] for token in added if token["content"] == BREAK), None)
 
@@ -75,7 +76,7 @@ VISION = Conversion(
         Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
         towers.epsilon(EPS, OLLAMA),
         Key("spatial_merge_size", _merging, flavours=(OLLAMA,)),
-        *towers.clip("pixtral", towers.CLIP, eps=EPS),
+        *towers.clip("pixtral", CLIP, eps=EPS),
         Key("vision.spatial_merge_size", _merging, flavours=(LLAMA_CPP,)),
         Key(PROJECTOR_EPS, _unlike_eps, flavours=(LLAMA_CPP,)),
         Key("use_silu", lambda c: c.get("hidden_act") == "silu", flavours=(LLAMA_CPP,)),
@@ -101,7 +102,7 @@ VISION = Conversion(
                 f"multi_modal_projector.{module}.*", f"mm.{llama_cpp}.*", f"mm.{ollama}.*"
             )
         ),
-        # Readers of llama.cpp's files put it between the rows of a picture by themselves.
+        # Readers of llama.cpp's files insert it between the rows of an image themselves.
         *(
             Rule(
                 f"{root}embed_tokens.weight",

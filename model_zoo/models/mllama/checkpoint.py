@@ -26,7 +26,7 @@ CONVERSION = Conversion(
         *decoders.attention(rotated=True, only=_attends_to_text),
         *decoders.feed_forward(),
         *decoders.PRE_NORMS,
-        # Rows of q and k are permuted as in every file of this family, although nothing turns them.
+        # Rows of q and k are permuted as in all files of this family, although not rotated.
         *(
             Rule(
                 f"layers.{{n}}.cross_attn.{name}.weight",

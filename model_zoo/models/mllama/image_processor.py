@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: tiles of a canvas that suits the image, always as many slots."""
+"""Image processor of Llama 3.2 Vision: tiles of the best canvas, in a fixed number of slots."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import Outline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiles import Grid, best_grid, cut, fitting, grids, on_canvas
 from runtime.vision.encoder import PreparedImage
@@ -17,9 +17,9 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class MllamaProcessor:
-    """pixels [max_tiles, 3, side, side], row by row, behind them zeros; grid: of the tiles.
+    """pixels [max_tiles, 3, side, side] in row-major order, then zeros; grid: of the tiles.
 
-    rows: those of all slots, padding too.
+    rows: of all slots, padding included.
     """
 
     side: int
@@ -33,12 +33,12 @@ class MllamaProcessor:
         return self.max_tiles * self.tile_rows
 
     @property
-    def largest(self) -> Outline:
+    def largest(self) -> ImageOutline:
         return self.outline(self.side, self.max_tiles * self.side)
 
-    def outline(self, height: int, width: int) -> Outline:
+    def outline(self, height: int, width: int) -> ImageOutline:
         grid = best_grid(height, width, side=self.side, most=self.max_tiles)
-        return Outline((self.max_tiles, 3, self.side, self.side), grid, self.most_rows)
+        return ImageOutline((self.max_tiles, 3, self.side, self.side), grid, self.most_rows)
 
     def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
         height, width, _ = image.shape
@@ -52,7 +52,7 @@ class MllamaProcessor:
 
 
 def aspect_ratio_id(grid: Grid, max_tiles: int) -> int:
-    """From 1: the place of `grid` among all that the model knows; 0 stands for no image."""
+    """The index of `grid` among all grids of the model, from 1; 0 means no image."""
     return grids(max_tiles).index(grid) + 1
 
 

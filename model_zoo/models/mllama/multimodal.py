@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision's vision model: images in tiles, always as many slots for them."""
+"""Llama 3.2 Vision with images: tiles in a fixed number of slots."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,7 +7,7 @@ from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.models.mllama.placeholders import MllamaPlaceholders
 from model_zoo.models.mllama.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
-from model_zoo.multimodal.spec import MultimodalSpec
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 

@@ -1,16 +1,16 @@
-"""Llama 3.2 Vision: a single token, from which on the text sees the image from the side."""
+"""Llama 3.2 Vision: a single token; later text attends to the image by cross-attention."""
 
 from collections.abc import Sequence
 from math import prod
 
-from model_zoo.multimodal.placeholders import Outlined, Piece, Rows, required_token
+from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE = "<|image|>"
 
 
 class MllamaPlaceholders:
-    """The grid is of tiles; of the `tiles` that an image may have the others are padding."""
+    """The grid is of tiles; the rest of the `tiles` slots is padding."""
 
     marker = spelled = PLACE
     reserved = (PLACE,)
@@ -21,4 +21,4 @@ class MllamaPlaceholders:
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
         seen = prod(image.grid) * (image.rows // self._tiles)
-        return (Rows(self._place, 1, cross_rows=seen, cross_padding=image.rows - seen),)
+        return (PlaceholderRows(self._place, 1, cross_rows=seen, cross_padding=image.rows - seen),)

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: the text part, which attends to images from the side."""
+"""Llama 3.2 Vision: the text model, with cross-attention to images."""
 
 from dataclasses import replace
 
@@ -7,29 +7,28 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import read_block
-from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
 from model_zoo.layers.step import Step
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.attention import paged_attention, write_cache
-from runtime.kv.spec import Cross, Full, LayerCache
+from runtime.kv.spec import Cross, LayerCache
 
-# Of one sequence; each takes memory of its own, and the model was trained with one.
+# Per sequence; each takes memory, and the model was trained with one.
 MOST_IMAGES = 4
 PATCH = 14
-# The values of both models, as in MllamaTextConfig of `transformers`.
+# Values of both models, as in MllamaTextConfig of `transformers`.
 EPS, DEFAULT_BASE = 1e-5, 500_000.0
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """As llama, but for the layers that attend to images; the head has fewer rows than tokens."""
-    sizes = Sizes.read(metadata, eps=EPS)
+    """Llama with cross-attention layers; the head has fewer rows than the embedding."""
+    sizes = TextSizes.read(metadata, eps=EPS)
     base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
     cross = set(metadata.require_array("attention.cross_attention_layers", int))
@@ -37,17 +36,19 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     layers = [
         _cross_layer(w.scope("blk", index), sizes, index, rows)
         if index in cross
-        else _self_layer(w.scope("blk", index), sizes, index, rotary)
+        else attention_layer(w.scope("blk", index), sizes, index, rotary)
         for index in range(sizes.layers)
     ]
     head_rows = metadata.require_size("vocab_size")
-    # Keys and values of one image at a time, beside its features in the decoder's own type.
+    # Keys and values of one image at a time, and its features in the type of the decoder.
     stored = 4 * max(layer.cache.page_elements(1) for layer in layers) + sizes.hidden
-    return Decoder(w, sizes, layers, head_rows=head_rows, image_elements=rows * stored)
+    return Decoder(
+        w, sizes, layers, DecoderOptions(head_rows=head_rows, image_elements=rows * stored)
+    )
 
 
 def _rows_of_an_image(metadata: Metadata) -> int:
-    """Patches of all tiles and a row more for each; none where the file sees no images."""
+    """Patches of all tiles and a class row for each; 0 if the file has no vision model."""
     if not metadata.has("vision.image_size"):
         return 0
     side = metadata.require_size("vision.image_size") // metadata.get_size(
@@ -56,38 +57,26 @@ def _rows_of_an_image(metadata: Metadata) -> int:
     return metadata.get_size("vision.max_num_tiles", 4) * (side * side + 1)
 
 
-def _self_layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
-    cache = sizes.cache(index, Full())
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-    )
-    return Layer(read_block(w, sizes, attention, _feed_forward(w, sizes, index)), cache, rotary)
-
-
-def _cross_layer(w: TensorScope, sizes: Sizes, index: int, rows: int) -> Layer:
+def _cross_layer(w: TensorScope, sizes: TextSizes, index: int, rows: int) -> TextLayer:
     cache = sizes.cache(index, Cross(MOST_IMAGES, rows, lead_in=True))
-    return Layer(CrossBlock(w, sizes, index, cache), cache)
+    return TextLayer(CrossBlock(w, sizes, index, cache), cache)
 
 
-def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> GatedFeedForward:
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForward:
     return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
 
 
 class CrossBlock:
-    """Attention to rows of images and a feed-forward, each added as far as its gate is open.
+    """Attention to image rows and a feed-forward, both gated and added.
 
-    Where no row sees an image it does nothing. As in `transformers`, text before the first image
-    attends to all of them and skips the feed-forward.
+    It does nothing if no row attends to an image. As in `transformers`, text before the first image
+    attends to all images and skips the feed-forward.
     """
 
-    def __init__(self, w: TensorScope, sizes: Sizes, index: int, cache: LayerCache) -> None:
+    def __init__(self, w: TensorScope, sizes: TextSizes, index: int, cache: LayerCache) -> None:
         hidden, heads = sizes.hidden, sizes.heads[index]
         keys, values = cache.kv_heads * cache.key_dim, cache.kv_heads * cache.value_dim
-        split = divided_heads(w, heads, cache, query="cross_attn_q_proj")
+        split = divided_heads(w, heads, cache.kv_heads, query="cross_attn_q_proj")
         queries = split.heads.times(cache.key_dim)
         attended = split.heads.times(cache.value_dim)
         self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
@@ -126,7 +115,7 @@ class CrossBlock:
         return self._feed_forward(self._ffn_norm(x)).mul_(fed.to(x.dtype)).add_(x)
 
     def _store(self, step: Step) -> None:
-        """Keys and values of the images that begin in this step, one after the other."""
+        """Writes keys and values of the images that begin in this step."""
         kv_heads, plan = self._kv_heads, step.plan
         for features, write in zip(step.batch.cross_features, plan.image_writes, strict=True):
             keys = self._k_norm(self._key(features).unflatten(1, (kv_heads, -1)))
@@ -135,8 +124,9 @@ class CrossBlock:
             write_cache(keys, values, step.pages, cells)
 
 
-def _head_norm(w: TensorScope, name: str, sizes: Sizes) -> RMSNorm:
-    """Files have the rows of q and k in interleaved pairs, but the weights of their norms not."""
+def _head_norm(w: TensorScope, name: str, sizes: TextSizes) -> RMSNorm:
+    """In files, rows of q and k are in interleaved pairs, but the weights of their norms are
+    not."""
     if sizes.key_dim % 2:
         raise sizes.metadata.error(
             "attention.key_length", f"is {sizes.key_dim:,}; heads of pairs need an even one"
@@ -147,5 +137,5 @@ def _head_norm(w: TensorScope, name: str, sizes: Sizes) -> RMSNorm:
 
 
 def _gate(w: TensorScope, name: str) -> Tensor:
-    """[1] float32, between -1 and 1."""
+    """float32 [1], between -1 and 1."""
     return torch.tanh(w.vector(name, size=1, bare=True))

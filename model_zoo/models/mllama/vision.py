@@ -7,33 +7,33 @@ from torch import Tensor
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.tiles import grids
-from model_zoo.layers.vision.attention import Sight, View, slabs, whole
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
-    encoder_bytes,
+from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch, slabs, whole
+from model_zoo.layers.vision.names import LayerNames, first_table
+from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
     layer_norms,
+    layers_bytes,
     read_feed_forward,
     read_layer,
 )
-from model_zoo.layers.vision.names import LayerNames, first_table
-from model_zoo.layers.vision.patches import patch_embedding, squares
-from model_zoo.layers.vision.sizes import CHANNELS, VisionSizes
+from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
 EPS, TILES = 1e-5, 4
 KEPT_LAYERS = (3, 7, 15, 23, 30)
-# Rows of a tile are filled up to a multiple of this, with noughts that the others see.
+# Rows of a tile are padded with zeros to a multiple of this; the other rows attend to padding.
 ROUNDED = 8
 LAYER = LayerNames(attn_norm=("attn_norm",), output=("attn_output",), ffn_norm=("ffn_norm",))
 
 
 class AspectTower:
-    """See `VisionTower`. pixels [images, slots, 3, side, side], of which the first
-    hold tiles in a rectangle as `grid` says; features are rows of all slots.
+    """See `VisionTower`. pixels [images, slots, 3, side, side], of which the first hold tiles in a
+    rectangle `grid`; features are rows of all slots.
 
-    Slots without a tile, and rows that fill up tiles, are seen by the others but not by each other.
-    A row of features comes from the last layer and from the states before some others.
+    Empty slots and padding rows are attended to by the others but not by each other. A row of
+    features has the state of the last layer and those before some other layers.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
@@ -68,7 +68,7 @@ class AspectTower:
             3 * sizes.hidden * (1 + len(self._kept)) + 2 * self._width
         )
         layers = [*self._local, *self._global]
-        return 4 * (edges + places + kept + wide) + encoder_bytes(self._device, sizes, layers, rows)
+        return 4 * (edges + places + kept + wide) + layers_bytes(self._device, sizes, layers, rows)
 
     def largest(self) -> PreparedImage:
         pixels = torch.zeros(self._slots, CHANNELS, self._side, self._side)
@@ -77,20 +77,20 @@ class AspectTower:
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, hidden = len(pixels), self._sizes.hidden
         x = self._embedded(pixels, grid)
-        view = View(images, self._sights(grid[0] * grid[1], x.shape[1]))
+        batch = ImageBatch(images, self._spans(grid[0] * grid[1], x.shape[1]))
         x, kept = x.flatten(0, 1), []
         for index, layer in enumerate(self._local):
             if index in self._kept:
                 kept.append(self._without_filling(x, images).clone())
-            x = layer(x, view)
+            x = layer(x, batch)
         x = self._post_norm(x).view(images, -1, hidden)
         x = self._places.after(x, grid).flatten(0, 1)
         for layer in self._global:
-            x = layer(x, view)
+            x = layer(x, batch)
         return self._projected(self._without_filling(x, images), kept).view(images, -1, self._width)
 
     def _embedded(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        """[images, rows, hidden]: rows of all slots, then those that fill them up."""
+        """[images, rows, hidden]: rows of all slots, then padding rows."""
         images, slots = pixels.shape[:2]
         assert slots == self._slots, (slots, self._slots)
         patches = squares(pixels.flatten(0, 1).to(self._dtype), self._sizes.patch)
@@ -101,15 +101,16 @@ class AspectTower:
         filling = slots * (-self._rows % ROUNDED)
         return F.pad(self._pre_norm(x).flatten(1, 2), (0, 0, 0, filling))
 
-    def _sights(self, tiles: int, rows: int) -> tuple[Sight, ...]:
-        """Rows of tiles see all; the others see those."""
+    def _spans(self, tiles: int, rows: int) -> tuple[AttentionSpan, ...]:
+        """Rows of tiles attend to all rows; the others attend to those of tiles."""
         shown = tiles * self._rows
         if shown == rows:
             return whole(rows)
-        return Sight(0, shown, 0, rows), Sight(shown, rows, 0, shown)
+        return AttentionSpan(0, shown, 0, rows), AttentionSpan(shown, rows, 0, shown)
 
     def _without_filling(self, x: Tensor, images: int) -> Tensor:
-        """x [images * rows, hidden] -> [images * rows of the slots, hidden]."""
+        """x [images * rows, hidden] -> [images * rows of the slots, hidden], without padding
+        rows."""
         return x.view(images, -1, x.shape[1])[:, : self.limits.rows].flatten(0, 1)
 
     def _projected(self, x: Tensor, kept: list[Tensor]) -> Tensor:
@@ -122,7 +123,7 @@ class AspectTower:
 
 
 class Places:
-    """Tables of where a row is: in its tile, and its tile in a rectangle of so many; with gates."""
+    """Gated position tables: of a row in its tile, and of a tile in its grid."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, slots: int, rows: int) -> None:
         self._grids, self._rows = grids(slots), rows
@@ -134,7 +135,7 @@ class Places:
         )
         inside = w.table("position_embd.weight", shape=(rows, hidden))
         self._inside = inside * _gate(w, "position_embd.gate")
-        # By far the largest: a row is read when it is asked for.
+        # By far the largest table: rows are read on demand.
         name = "tile_position_embd"
         self._tiles = w.embedding(name, shape=(shape[0], slots * rows * hidden))
         self._tiles_gate = _gate(w, f"{name}.gate")
@@ -152,7 +153,7 @@ class Places:
         return x.add_(tiles.view(x.shape[1:]).to(x.dtype))
 
     def after(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """x [images, rows, hidden], those that fill up the slots behind the others; overwritten."""
+        """x [images, rows, hidden], with padding rows at the end; overwritten."""
         table = self._after[self._number(grid)].to(x.dtype)
         slots, hidden = table.shape[0], table.shape[2]
         for part in (x[:, : slots * self._rows], x[:, slots * self._rows :]):
@@ -160,26 +161,26 @@ class Places:
         return x
 
     def _number(self, grid: tuple[int, int]) -> int:
-        """From 1: of the grid among all; the first row is of no image."""
+        """The index of the grid among all, from 1; the first row of a table is for no image."""
         return self._grids.index(grid) + 1
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> AspectTower:
-    """From the file that the text model is in; only Ollama's have this architecture."""
+    """From a combined file; only Ollama's files have this architecture."""
     return AspectTower(w, metadata)
 
 
 def _gate(w: TensorScope, name: str) -> Tensor:
-    """float32 [1], as it multiplies."""
+    """float32 [1], the factor."""
     return w.vector(name, size=1, bare=True)
 
 
-def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu_erf)
     return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
-def _gated_layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _gated_layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu_erf)
     return read_layer(
         w,

@@ -14,7 +14,7 @@ from runtime.errors import UnsupportedModelError
 
 
 def _same_grids(config: Configuration) -> None:
-    """Files do not list the grids of tiles; readers know them in this order."""
+    """Files do not list the grids of tiles; readers assume this order."""
     slots, stated = config.require_size("max_num_tiles"), config.get("supported_aspect_ratios")
     if stated is not None and [tuple(grid) for grid in stated] != grids(slots):
         raise UnsupportedModelError(
@@ -35,7 +35,7 @@ def _is_global(config: Configuration, layer: int) -> bool:
     return layer < config.require_size("num_global_layers")
 
 
-_TURNED = interleaved("num_attention_heads")  # as in every file, although nothing turns
+_TURNED = interleaved("num_attention_heads")  # as in all files, although they are not rotated
 
 
 _MODULES: tuple[tuple[str, str, Transform | None], ...] = (

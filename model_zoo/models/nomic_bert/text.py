@@ -4,12 +4,12 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import PostNormBlock
-from model_zoo.layers.encoder import Encoder
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
-from model_zoo.layers.stack import Layer
+from model_zoo.layers.stack import TextLayer
+from model_zoo.layers.text_encoder import TextEncoder
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
 
 # As in NomicBertConfig of `transformers`. Nomic's settings call the base
@@ -18,25 +18,23 @@ from runtime.kv.spec import Full
 DEFAULT_EPS, DEFAULT_BASE = 1e-12, 1000.0
 
 
-def build_decoder(w: TensorScope, metadata: Metadata) -> Encoder:
+def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
+    """BERT with rotary positions and a gated feed-forward."""
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
-    sizes = Sizes.read(metadata, eps=eps)
+    sizes = TextSizes.read(metadata, eps=eps)
     base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Encoder(w, sizes, layers, places=False)
+    return TextEncoder(w, sizes, layers, places=False)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     w.need_biases("attn_output_norm", "layer_output_norm")
     cache = sizes.cache(index, Full())
-    attention = SelfAttention(
-        w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5
-    )
     block = PostNormBlock(
-        attention,
+        SelfAttention(w, sizes, index, cache),
         w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
         GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index]),
         w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
     )
-    return Layer(block, cache, rotary)
+    return TextLayer(block, cache, rotary)

@@ -2,14 +2,13 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import Block, read_block
-from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
-from model_zoo.layers.rope import Pairs
+from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
-from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kv.spec import CacheKind, Full, Sliding
 
 # The window of Phi-3-mini-4k and Phi-3-medium-4k, by layers and context length. llama.cpp's first
 # converters omitted the key; its loader had the same default for them.
@@ -17,9 +16,9 @@ WINDOW, WINDOWED_LAYERS, WINDOWED_CONTEXT = 2047, (32, 40), 4096
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Queries, keys and values are one tensor, gate and up another; all layers see a window, or
-    none does."""
-    sizes = Sizes.read(metadata)
+    """Queries, keys and values are one tensor, gate and up another; all layers have a window, or
+    none."""
+    sizes = TextSizes.read(metadata)
     original = metadata.get("rope.scaling.original_context_length", int, sizes.context_length)
     rotary = read_rotary(
         w,
@@ -30,24 +29,19 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     )
     window = metadata.get("attention.sliding_window", int, _usual_window(sizes))
     kind: CacheKind = Sliding(window) if window > 0 else Full()
-    layers = []
-    for index in range(sizes.layers):
-        cache = sizes.cache(index, kind)
-        layers.append(Layer(_block(w.scope("blk", index), sizes, index, cache), cache, rotary))
+    layers = [_layer(w.scope("blk", i), sizes, i, kind, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
 
-def _usual_window(sizes: Sizes) -> int:
+def _usual_window(sizes: TextSizes) -> int:
     """The window of files without the key; 0 for none, as in models with longer contexts."""
     windowed = sizes.layers in WINDOWED_LAYERS and sizes.context_length == WINDOWED_CONTEXT
     return WINDOW if windowed else 0
 
 
-def _block(w: TensorScope, sizes: Sizes, index: int, cache: LayerCache) -> Block:
-    attention = SelfAttention(
-        w, hidden=sizes.hidden, heads=sizes.heads[index], cache=cache, scale=sizes.key_dim**-0.5
-    )
-    feed_forward = GatedFeedForward(
-        w, hidden=sizes.hidden, size=sizes.feed_forward[index], whole="ffn_up"
-    )
-    return read_block(w, sizes, attention, feed_forward)
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary
+) -> TextLayer:
+    size = sizes.feed_forward[index]
+    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=size, whole="ffn_up")
+    return attention_layer(w, sizes, index, rotary, kind=kind, feed_forward=feed_forward)

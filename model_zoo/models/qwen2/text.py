@@ -2,37 +2,25 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import read_block
-from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
-from runtime.kv.spec import Full
+from model_zoo.layers.text_sizes import TextSizes
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Queries, keys and values have biases, which the scope takes from the file.
+    """Queries, keys and values have biases.
 
-    Windows, which only the first checkpoints allowed to switch on, are not used.
+    Windows, an option of the first checkpoints, are not used.
     """
-    sizes = Sizes.read(metadata)
+    sizes = TextSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     w.need_biases("attn_qkv", "attn_q", "attn_k", "attn_v")
-    cache = sizes.cache(index, Full())
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-    )
-    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return Layer(read_block(w, sizes, attention, feed_forward), cache, rotary)
+    return attention_layer(w, sizes, index, rotary)

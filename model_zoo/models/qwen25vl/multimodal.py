@@ -1,20 +1,20 @@
-"""Qwen2.5-VL's vision model: images keep their shape, and their area is bounded."""
+"""Qwen2.5-VL with images, which keep their aspect ratio within bounds of area."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.layers.vision.sizes import MAX_MERGED, MAX_PATCH
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.qwen25vl.vision import FRAMES, MERGED, build_tower
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import QwenPlaceholders
-from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PATCH = 14
-# Of files that state no bounds, which are most: neither llama.cpp's nor Ollama's converter writes
-# them. The least is that of every checkpoint and of `Qwen2VLImageProcessor` in transformers. As to
-# the most, the programs differ: 12,845,056 in the checkpoints (16,384 rows, more than the context
+# Defaults for files without bounds, which are most: neither llama.cpp's nor Ollama's converter
+# writes them. The minimum is that of every checkpoint and of `Qwen2VLImageProcessor` in
+# transformers. Maxima differ: 12,845,056 in the checkpoints (16,384 rows, more than the context
 # that most configurations serve), 1,003,520 in transformers where a checkpoint is silent, 4,096
 # rows (3,211,264) in llama.cpp's clip.cpp, 1,003,520 and later 2 << 20 in Ollama's
 # process_image.go. The last leaves room for text in a context of 4,096 tokens.

@@ -2,23 +2,20 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import read_block
-from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.rope_sections import in_sections
-from model_zoo.layers.sizes import Sizes
-from runtime.kv.spec import Full
+from model_zoo.layers.text_sizes import TextSizes
 
-# The values of all models, as in Qwen2_5_VLTextConfig of `transformers`.
+# Values of all models, as in Qwen2_5_VLTextConfig of `transformers`.
 SECTIONS, DEFAULT_BASE = (16, 24, 24), 1_000_000.0
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """As Qwen 2, but that heads turn by time, row and column, one after the other."""
-    sizes = Sizes.read(metadata)
+    """Qwen 2 with rotation by time, row and column in consecutive sections."""
+    sizes = TextSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     plain = read_rotary(
         w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
@@ -28,15 +25,6 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     w.need_biases("attn_qkv", "attn_q", "attn_k", "attn_v")
-    cache = sizes.cache(index, Full())
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-    )
-    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return Layer(read_block(w, sizes, attention, feed_forward), cache, rotary)
+    return attention_layer(w, sizes, index, rotary)

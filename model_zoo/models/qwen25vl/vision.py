@@ -1,22 +1,22 @@
-"""Qwen2.5-VL's vision model: pictures of any shape, most layers seeing windows of them."""
+"""Qwen2.5-VL's vision model: any aspect ratio; most layers attend within windows."""
 
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
-from model_zoo.layers.vision.attention import View, repeated, whole
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
-    encoder_bytes,
+from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.patches import frame_embedding
+from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
+    layers_bytes,
     read_gated,
     read_layer,
     rms_norms,
 )
-from model_zoo.layers.vision.names import LayerNames, known_as
-from model_zoo.layers.vision.patches import frame_embedding
-from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from model_zoo.layers.vision.windows import windows
 from runtime.kernels.pointwise import gelu_erf, silu_mul
 from runtime.vision.encoder import ImageLimits, PreparedImage
@@ -30,8 +30,8 @@ OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
 class QwenTower:
     """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
 
-    Patches that are merged follow each other, and these squares follow each other line by line, in
-    a rectangle as `grid` says.
+    Patches that are merged are consecutive; these squares are in row-major order of the rectangle
+    `grid`.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
@@ -59,7 +59,7 @@ class QwenTower:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (3 * self._frames * sizes.patch_elements + 4 * sizes.hidden)
-        return 4 * (edges + merged * self._merger.row_elements) + encoder_bytes(
+        return 4 * (edges + merged * self._merger.row_elements) + layers_bytes(
             self._device, sizes, self._layers, rows
         )
 
@@ -78,15 +78,15 @@ class QwenTower:
             arrangement.arranged(place.view(1, rows * columns, each)).flatten() for place in places
         )
         rotation = repeated(self._rotary(across, down), images)
-        near = View(images, arrangement.sights, rotation)
-        far = View(images, whole(rows * columns * each), rotation)
+        near = ImageBatch(images, arrangement.spans, rotation)
+        far = ImageBatch(images, whole(rows * columns * each), rotation)
         for index, layer in enumerate(self._layers):
             x = layer(x, far if index in self._full else near)
         return arrangement.restored(self._merger(x).view(images, rows * columns, -1))
 
 
 class Merger:
-    """Each row normed, `each` of them side by side, then two layers."""
+    """Norms rows, concatenates `each` of them, then two layers."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
         self._wide = wide = sizes.hidden * each
@@ -106,16 +106,16 @@ class Merger:
 
 
 def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> QwenTower:
-    """From a file of its own, or from the one that the text model is in; for such images."""
+    """From a projector file or from a combined file; `images` are the bounds of its processor."""
     return QwenTower(w, metadata, images)
 
 
-def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     return read_layer(w, sizes, LayerNames(), rms_norms(w, sizes), read_gated(w, sizes, silu_mul))
 
 
 def _full_layers(metadata: Metadata, layers: int) -> frozenset[int]:
-    """Which layers see the whole picture: listed, or every so many-th, or all."""
+    """The layers that attend to the whole image: listed, or every n-th, or all."""
     if metadata.architecture != "clip":
         listed = metadata.get_array("vision.fullatt_block_indexes", int)
         return frozenset(FULL_LAYERS if listed is None else listed)

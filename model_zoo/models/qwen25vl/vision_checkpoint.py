@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.qwen25vl.vision import (
     EPS,
@@ -18,7 +19,7 @@ from runtime.errors import UnsupportedModelError
 
 
 def _full_every(config: Configuration) -> int:
-    """As files of llama.cpp say which layers see the whole picture."""
+    """The interval of layers that attend to the whole image, as llama.cpp's files state it."""
     listed: Sequence[int] = config.require("fullatt_block_indexes")
     every = listed[0] + 1
     if list(listed) != list(range(every - 1, config.layers, every)):
@@ -52,9 +53,9 @@ VISION = Conversion(
         Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
         Key("vision.max_pixels", towers.most_pixels, flavours=(OLLAMA,)),
         towers.epsilon(EPS, OLLAMA),
-        *towers.clip("qwen2.5vl_merger", towers.CLIP, eps=EPS),
+        *towers.clip("qwen2.5vl_merger", CLIP, eps=EPS),
         Key("use_silu", lambda c: True, flavours=(LLAMA_CPP,)),
-        # Of no meaning, but readers want it.
+        # Without meaning, but readers require it.
         Key("vision.image_size", lambda c: 560, flavours=(LLAMA_CPP,)),
         Key("vision.n_wa_pattern", _full_every, flavours=(LLAMA_CPP,)),
         Key("vision.image_max_pixels", towers.most_pixels, flavours=(LLAMA_CPP,)),

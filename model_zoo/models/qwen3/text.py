@@ -1,39 +1,26 @@
-"""Qwen 3, the dense models."""
+"""Qwen 3, dense."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import read_block
-from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.attention import head_norms
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
-from runtime.kv.spec import Full
+from model_zoo.layers.text_sizes import TextSizes
 
-# The value of all models, as in Qwen3Config of `transformers`.
+# Value of all models, as in Qwen3Config of `transformers`.
 DEFAULT_HEAD_DIM = 128
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Each head of queries and keys has a norm before it is turned."""
-    sizes = Sizes.read(metadata, head_dim=DEFAULT_HEAD_DIM)
+    """Qwen 2 without biases, with a norm of each head of queries and keys."""
+    sizes = TextSizes.read(metadata, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
-    cache = sizes.cache(index, Full())
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
-        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
-    )
-    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return Layer(read_block(w, sizes, attention, feed_forward), cache, rotary)
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    return attention_layer(w, sizes, index, rotary, attention=head_norms(w, sizes))

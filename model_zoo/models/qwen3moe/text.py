@@ -2,44 +2,32 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import read_block
-from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.experts import Experts, ExpertSizes, stated_softmax
+from model_zoo.layers.attention import head_norms
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.sizes import Sizes
-from runtime.kv.spec import Full
+from model_zoo.layers.routing import stated_softmax
+from model_zoo.layers.text_sizes import TextSizes
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """As Qwen 3, with experts instead of one feed-forward in every layer."""
-    sizes = Sizes.read(metadata)
+    """Qwen 3 with experts in every layer."""
+    sizes = TextSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
-    cache = sizes.cache(index, Full())
-    attention = SelfAttention(
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    experts = Experts(
         w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
-        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
+        sizes.hidden,
+        ExpertSizes.read(sizes.metadata),
+        ExpertOptions(routing=stated_softmax(sizes.metadata)),
     )
-    return Layer(read_block(w, sizes, attention, _experts(w, sizes)), cache, rotary)
-
-
-def _experts(w: TensorScope, sizes: Sizes) -> Experts:
-    metadata = sizes.metadata
-    return Experts(
-        w,
-        hidden=sizes.hidden,
-        sizes=ExpertSizes.read(metadata),
-        routing=stated_softmax(metadata),
+    return attention_layer(
+        w, sizes, index, rotary, attention=head_norms(w, sizes), feed_forward=experts
     )

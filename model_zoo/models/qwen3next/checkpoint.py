@@ -22,7 +22,7 @@ def _recurs(config: Configuration, layer: int) -> bool:
 
 
 def _interval(config: Configuration) -> int:
-    """Every so many-th layer attends."""
+    """Every n-th layer has attention."""
     return next((n + 1 for n in range(config.layers) if _attends(config, n)), config.layers + 1)
 
 
@@ -44,31 +44,31 @@ def _experts_everywhere(config: Configuration) -> None:
 
 
 def _kv_heads(config: Configuration) -> list[int]:
-    """Of each layer, none where it does not attend, as Ollama has it."""
+    """By layer, 0 for recurrent layers, as in Ollama's files."""
     heads = config.require_size("num_key_value_heads")
     return [heads if _attends(config, n) else 0 for n in range(config.layers)]
 
 
 def _sections(config: Configuration) -> list[int]:
-    """How many frequencies go by time, row and column; readers want four numbers."""
+    """The number of frequencies for time, row and column; readers require four numbers."""
     stated = config.rope().get("mrope_section", [11, 11, 10])
     return [*map(int, stated), 0, 0, 0, 0][:4]
 
 
 def _heads(config: Configuration) -> tuple[int, int]:
-    """Key heads, and values for each."""
+    """The number of key heads, and of value heads per key head."""
     keys = config.require_size("linear_num_key_heads")
     return keys, config.require_size("linear_num_value_heads") // keys
 
 
 def _tiled(config: Configuration, rows: Tensor) -> Tensor:
-    """Rows or parts of each value head: from those of a key head together to every n-th."""
+    """Rows or other parts of value heads: from grouped by key head to tiled over key heads."""
     keys, values = _heads(config)
     return rows.unflatten(0, (keys, values, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def _tiled_values(config: Configuration, rows: Tensor) -> Tensor:
-    """The same for the values behind queries and keys."""
+    """The same for the values after queries and keys."""
     keys = 2 * _heads(config)[0] * config.require_size("linear_key_head_dim")
     return torch.cat([rows[:keys], _tiled(config, rows[keys:])])
 
@@ -87,7 +87,7 @@ def _rates(config: Configuration, logarithms: Tensor) -> Tensor:
 
 
 def _split(config: Configuration, rows: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys, values and gates of each key head together -> each by itself."""
+    """Queries, keys, values and gates, from grouped by key head to separate."""
     keys, values = _heads(config)
     key_dim = config.require_size("linear_key_head_dim")
     value_dim = values * config.require_size("linear_value_head_dim")

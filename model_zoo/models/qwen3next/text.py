@@ -1,23 +1,26 @@
-"""Qwen 3 Next and Qwen 3.5: most layers are gated delta nets, every fourth one attends."""
+"""Qwen 3 Next and Qwen 3.5: gated delta nets, and attention in every fourth layer."""
+
+from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.attention import SelfAttention, head_norms
 from model_zoo.layers.block import Block, RowWise
-from model_zoo.layers.decoder import Decoder, Layer
+from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.delta_net import DeltaSizes, GatedDeltaNet
-from model_zoo.layers.experts import Experts, ExpertSizes, stated_softmax
+from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.shared_expert import SharedExpert
-from model_zoo.layers.sizes import Sizes
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Layers that attend gate what their heads have seen; experts or one feed-forward."""
+    """Attention outputs are gated; all layers have experts or a dense feed-forward."""
     sizes, delta = read_sizes(w, metadata), DeltaSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
@@ -32,30 +35,24 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(w, sizes, layers)
 
 
-def _recurrent_layer(w: TensorScope, sizes: Sizes, delta: DeltaSizes, index: int) -> Layer:
-    """Files with all gates in one matrix keep the authors' order of heads. Others state theirs; the
-    default is that of llama.cpp's converter."""
+def _recurrent_layer(w: TensorScope, sizes: TextSizes, delta: DeltaSizes, index: int) -> TextLayer:
+    """Files with all gates in one matrix keep the authors' order of heads; others state their
+    order. The default is that of llama.cpp's converter."""
     tiled = sizes.metadata.get("ssm.v_head_reordered", bool, not w.has("ssm_ba"))
     net = GatedDeltaNet(w, hidden=sizes.hidden, sizes=delta, eps=sizes.eps, tiled=tiled)
-    return Layer(_block(w, sizes, net, index), delta.cache)
+    return TextLayer(_block(w, sizes, net, index), delta.cache)
 
 
-def _attending_layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
+def _attending_layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     cache = sizes.cache(index, Full())
-    attention = SelfAttention(
-        w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
-        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
-        output_gate=True,
-    )
-    return Layer(_block(w, sizes, attention, index), cache, rotary)
+    options = replace(head_norms(w, sizes), output_gate=True)
+    attention = SelfAttention(w, sizes, index, cache, options)
+    return TextLayer(_block(w, sizes, attention, index), cache, rotary)
 
 
-def _block(w: TensorScope, sizes: Sizes, mixer: GatedDeltaNet | SelfAttention, index: int) -> Block:
+def _block(
+    w: TensorScope, sizes: TextSizes, mixer: GatedDeltaNet | SelfAttention, index: int
+) -> Block:
     attn_norm, ffn_norm = (
         w.rms_norm(name, sizes.eps, size=sizes.hidden)
         for name in ("attn_norm", "post_attention_norm")
@@ -63,17 +60,15 @@ def _block(w: TensorScope, sizes: Sizes, mixer: GatedDeltaNet | SelfAttention, i
     return Block(attn_norm, mixer, ffn_norm, _feed_forward(w, sizes, index))
 
 
-def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> RowWise:
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
     metadata = sizes.metadata
     if not metadata.has("expert_count"):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return Experts(
-        w,
-        hidden=sizes.hidden,
-        sizes=ExpertSizes.read(metadata),
+    options = ExpertOptions(
         routing=stated_softmax(metadata),
         shared=SharedExpert(w, hidden=sizes.hidden, size=_shared_width(w, metadata)),
     )
+    return Experts(w, sizes.hidden, ExpertSizes.read(metadata), options)
 
 
 def _shared_width(w: TensorScope, metadata: Metadata) -> int:

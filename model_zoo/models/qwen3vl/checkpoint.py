@@ -19,7 +19,7 @@ def _sections(config: Configuration) -> list[int]:
 
 
 def _deep_layers(config: Configuration) -> int:
-    """How many layers get features from layers of the tower before its last."""
+    """The number of text layers that get features of intermediate vision layers."""
     return len((config.whole.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
 
 
@@ -32,9 +32,9 @@ def _experts_everywhere(config: Configuration) -> None:
 
 
 def _experts(name: str, target: str, size: str, half: Transform | None = None) -> Rule:
-    """The gate's rows stand before those of up; `size`: of the inputs.
+    """The rows of the gate precede those of up; `size`: of the inputs.
 
-    The authors' checkpoints have inputs before outputs, those that newer software saves not.
+    The authors' checkpoints store inputs before outputs; those that newer software saves do not.
     """
 
     def turned(config: Configuration, matrix: Tensor) -> Tensor:

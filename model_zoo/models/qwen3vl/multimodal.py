@@ -1,18 +1,18 @@
-"""Qwen3-VL's vision model: images keep their shape, and several layers give features."""
+"""Qwen3-VL with images, which keep their aspect ratio; several layers give features."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
-from model_zoo.layers.vision.sizes import MAX_MERGED, MAX_PATCH
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.qwen3vl.vision import FRAMES, MERGED, build_tower
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import QwenPlaceholders
-from model_zoo.multimodal.spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
-# Of files that state no bounds, such as all of llama.cpp's converter. The least is that of every
-# checkpoint and of Ollama's imageprocessor.go (64 << 10). As to the most, the programs differ:
+# Defaults for files without bounds, such as all of llama.cpp's converter. The minimum is that of
+# every checkpoint and of Ollama's imageprocessor.go (64 << 10). Maxima differ:
 # 16 << 20 in the checkpoints (16,384 rows, more than the context that most configurations serve),
 # 4,096 rows (4 << 20) in llama.cpp's clip.cpp, 2 << 20 in Ollama's imageprocessor.go. The last
 # leaves room for text in a context of 4,096 tokens.
@@ -28,7 +28,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def read_processor(metadata: Metadata) -> QwenVLProcessor:
-    """What Ollama's files call edges are areas, as in the checkpoints."""
+    """Ollama's files state areas under the keys of edges, as the checkpoints do."""
     keys = CLIP_KEYS if metadata.architecture == "clip" else OLLAMA_KEYS
     least, most = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
     return QwenVLProcessor(

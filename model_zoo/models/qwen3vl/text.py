@@ -2,27 +2,26 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import RowWise, read_block
-from model_zoo.layers.decoder import Decoder, Layer
-from model_zoo.layers.experts import Experts, ExpertSizes, stated_softmax
-from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.attention import head_norms
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.experts import ExpertOptions, experts_or_dense
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.rope_sections import in_sections
-from model_zoo.layers.sizes import Sizes
-from runtime.kv.spec import Full
+from model_zoo.layers.routing import stated_softmax
+from model_zoo.layers.text_sizes import TextSizes
 
-# The values of all models, as in Qwen3VLTextConfig of `transformers`.
+# Values of all models, as in Qwen3VLTextConfig of `transformers`.
 SECTIONS, EPS, DEFAULT_HEAD_DIM = (24, 20, 20), 1e-6, 128
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """As Qwen 3, but that heads turn by time, row and column in turn.
+    """Qwen 3 with rotation by time, row and column, interleaved.
 
-    The tower's further features are added to the first layers' rows, as many as it brings.
+    Further features of the vision model are added to image rows after the first layers.
     """
-    sizes = Sizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
+    sizes = TextSizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")
     plain = read_rotary(
         w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
@@ -32,27 +31,13 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: Sizes, index: int, rotary: Rotary) -> Layer:
-    cache = sizes.cache(index, Full())
-    attention = SelfAttention(
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    routing = ExpertOptions(routing=stated_softmax(sizes.metadata))
+    return attention_layer(
         w,
-        hidden=sizes.hidden,
-        heads=sizes.heads[index],
-        cache=cache,
-        scale=sizes.key_dim**-0.5,
-        q_norm=w.rms_norm("attn_q_norm", sizes.eps, size=sizes.key_dim),
-        k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim),
-    )
-    return Layer(read_block(w, sizes, attention, _feed_forward(w, sizes, index)), cache, rotary)
-
-
-def _feed_forward(w: TensorScope, sizes: Sizes, index: int) -> RowWise:
-    metadata = sizes.metadata
-    if not metadata.get("expert_count", int, 0):
-        return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return Experts(
-        w,
-        hidden=sizes.hidden,
-        sizes=ExpertSizes.read(metadata),
-        routing=stated_softmax(metadata),
+        sizes,
+        index,
+        rotary,
+        attention=head_norms(w, sizes),
+        feed_forward=experts_or_dense(w, sizes, index, routing),
     )

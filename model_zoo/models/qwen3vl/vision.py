@@ -1,4 +1,4 @@
-"""Qwen3-VL's vision model: any shape, and features for the first text layers as well."""
+"""Qwen3-VL's vision model: any aspect ratio, and features for the first text layers as well."""
 
 from collections.abc import Sequence
 from math import isqrt
@@ -10,18 +10,18 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
-from model_zoo.layers.vision.attention import View, repeated, whole
-from model_zoo.layers.vision.encoder import (
-    EncoderLayer,
-    encoder_bytes,
-    layer_norms,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
+    layer_norms,
+    layers_bytes,
+    read_feed_forward,
+    read_layer,
+)
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
 from runtime.vision.encoder import ImageLimits, PreparedImage
 
@@ -39,9 +39,9 @@ LAYER = LayerNames(
 class DeepTower:
     """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
 
-    Patches that are merged follow each other, and these squares follow each other line by line, in
-    a rectangle as `grid` says. A row of features is that of the last layer and then those of
-    `deep` layers before, for as many layers of the text model.
+    Patches that are merged are consecutive; these squares are in row-major order of the rectangle
+    `grid`. A row of features has that of the last layer and then those of the `deep` layers, one
+    for each of the first text layers.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
@@ -70,7 +70,7 @@ class DeepTower:
         rows = merged * self._merge**2
         edges = rows * (2 * FRAMES * sizes.patch_elements + 5 * sizes.hidden)
         results = merged * (self._merger.row_elements + 2 * self.limits.width)
-        return 4 * (edges + results) + encoder_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
         return blank(self._largest)
@@ -81,16 +81,19 @@ class DeepTower:
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
         places = self._stretched(rows, columns)[down * columns + across]
         x.view(images, rows * columns, -1).add_(places.to(x.dtype))
-        view = View(images, whole(rows * columns), repeated(self._rotary(down, across), images))
+        batch = ImageBatch(
+            images, whole(rows * columns), repeated(self._rotary(down, across), images)
+        )
         deep = []
         for index, layer in enumerate(self._layers):
-            x = layer(x, view)
+            x = layer(x, batch)
             if index in self._deep:
                 deep.append(self._deep[index](x))
         return torch.cat([self._merger(x), *deep], dim=1).view(images, grid[0] * grid[1], -1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The table of places with so many rows and columns, corners on corners, line by line."""
+        """The position table interpolated to so many rows and columns, corners aligned, in
+        row-major order."""
         plane = F.interpolate(
             self._places, size=(rows, columns), mode="bilinear", align_corners=True
         )
@@ -98,7 +101,8 @@ class DeepTower:
 
 
 class Merger:
-    """`each` rows side by side become one, by two layers; normed before, or if `late` then."""
+    """Concatenates `each` rows, then two layers; normed before concatenation or, if `late`, after
+    it."""
 
     def __init__(
         self, w: TensorScope, sizes: VisionSizes, each: int, *names: str, late: bool
@@ -122,17 +126,17 @@ class Merger:
 
 
 def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> DeepTower:
-    """From a file of its own, or from the one that the text model is in; for such images."""
+    """From a projector file or from a combined file; `images` are the bounds of its processor."""
     return DeepTower(w, metadata, images)
 
 
-def _layer(w: TensorScope, sizes: VisionSizes) -> EncoderLayer:
+def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
     return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
-    """float32 [1, hidden, side, side]: of a square whose side the table's length tells."""
+    """float32 [1, hidden, side, side]; the table is that of a square."""
     name = known_as(w, "position_embd", "pos_embed")
     count = (w.shape(name) or (PLACES,))[0]
     side = isqrt(count)

@@ -6,6 +6,7 @@ from math import isqrt
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.qwen3vl.vision import DEEP_LAYERS, EPS, FILE_FRAMES, FRAMES, MERGED, PLACES
 
@@ -19,7 +20,7 @@ def _is_deep(config: Configuration) -> list[bool]:
 
 
 def _deep_rules(source: str, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
-    """llama.cpp's files count the layers, the others the mergers."""
+    """llama.cpp's files number the layers, the others the mergers."""
     stored = f"deepstack_merger_list.{{n}}.{source}.*"
     return (
         Rule(
@@ -39,7 +40,7 @@ def _deep_rules(source: str, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
 
 
 def _table_side(config: Configuration) -> int:
-    """In pixels, as readers of llama.cpp's files want it."""
+    """In pixels, as readers of llama.cpp's files expect it."""
     return isqrt(config.require_size("num_position_embeddings")) * config.require_size("patch_size")
 
 
@@ -66,7 +67,7 @@ VISION = Conversion(
         Key("vision.longest_edge", towers.most_pixels, flavours=(OLLAMA,)),
         Key("vision.shortest_edge", towers.least_pixels, flavours=(OLLAMA,)),
         towers.epsilon(EPS, OLLAMA),
-        *towers.clip("qwen3vl_merger", towers.STANDARD, eps=EPS),
+        *towers.clip("qwen3vl_merger", STANDARD, eps=EPS),
         Key("use_gelu", lambda c: True, flavours=(LLAMA_CPP,)),
         Key("vision.image_size", _table_side, flavours=(LLAMA_CPP,)),
         Key("vision.is_deepstack_layers", _is_deep, flavours=(LLAMA_CPP,)),

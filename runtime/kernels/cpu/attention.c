@@ -1,7 +1,7 @@
-/* Attention over pages, with the softmax kept online over blocks of positions.
+/* Paged attention with an online softmax over blocks of positions.
  *
- * Blocks begin at multiples of BLOCK in the sequence and a row only ever adds what it sees, in the
- * order of positions; so the result of a row has the same bits whatever rows share its tile. */
+ * Blocks start at multiples of BLOCK in the sequence, and a row adds only what it sees, in the order
+ * of positions; so the bits of a row do not depend on the rows in its tile. */
 #include <stddef.h>
 
 #include "curves.h"
@@ -11,8 +11,8 @@ extern int omp_get_thread_num(void);
 #define BLOCK 64    /* positions */
 #define LANES (BLOCK / 16)
 #define TILE 64     /* queries (rows times heads of one kv head) that share a block */
-#define QUERIES 4   /* of them in registers at once */
-#define AHEAD 16    /* positions between asking for a key and using it */
+#define QUERIES 4   /* queries in registers at once */
+#define AHEAD 16    /* prefetch distance in positions */
 
 enum { PAGES_F32 = 0, PAGES_F16 = 1, PAGES_BF16 = 2 };
 
@@ -25,12 +25,12 @@ typedef struct {
     float *result; /* [rows][heads][value_dim] */
     int64_t table_stride;
     int32_t type, page_tokens, rows, heads, kv_heads, key_dim, value_dim;
-    float scale, softcap; /* no cap where nought */
+    float scale, softcap; /* softcap 0: none */
 } caravan_attention_job;
 
 typedef caravan_attention_job job;
 
-/* What one thread works in. */
+/* The scratch memory of one thread. */
 typedef struct {
     float *keys;   /* [key_dim padded][BLOCK] */
     float *some;   /* [16][key_dim padded] */
@@ -76,7 +76,7 @@ INLINE int64_t cell_of(const job *j, const int32_t *table, int position) {
     return (int64_t)table[position / j->page_tokens] * j->page_tokens + position % j->page_tokens;
 }
 
-/* The heads of one position lie together, so the next position of a head is far from this one. */
+/* The heads of a position are adjacent, so consecutive positions of a head are far apart. */
 INLINE void prefetch_cell(const job *j, int64_t cell, int head) {
     const int size = j->type == PAGES_F32 ? 4 : 2;
     const char *key = (const char *)j->keys + (cell * j->kv_heads + head) * j->key_dim * size;
@@ -129,7 +129,7 @@ INLINE void transpose(const float *from, int stride, float *to) {
 #endif
 }
 
-/* The block of positions from `block` on; those outside lo..hi become zeros. */
+/* Loads the block of positions from `block` on; positions outside [lo, hi) become zeros. */
 static void load_block(const job *j, const workspace *w, int slot, int head, int block, int lo, int hi) {
     const int key_dim = padded(j->key_dim), value_dim = padded(j->value_dim);
     const int32_t *table = j->page_table + slot * j->table_stride;
@@ -188,7 +188,7 @@ static void cap_scores(float cap, int queries, float *scores) {
         v_store(scores + i, v_mul(v_tanh(v_div(v_load(scores + i), v_all(cap))), v_all(cap)));
 }
 
-/* Scores begin..end of a query -> weights relative to its new top; rescales what it has so far. */
+/* Scores [begin, end) of a query -> weights relative to its new maximum; rescales its sums. */
 static void soften(const job *j, const workspace *w, int query, int begin, int end) {
     const int value_dim = padded(j->value_dim);
     float *scores = w->scores + query * BLOCK, *sums = w->sums + (int64_t)query * value_dim;
@@ -213,7 +213,7 @@ static void soften(const job *j, const workspace *w, int query, int begin, int e
     v_store(total, all);
 }
 
-/* sums of n queries, `lanes` vectors of them, take up the values begin..end. */
+/* Adds the weighted values [begin, end) to the sums of n queries, `lanes` vectors each. */
 INLINE void gather(const int n, const int lanes, const float *weights, const float *values, float *sums,
                    int value_dim, int begin, int end) {
     v16 sum[QUERIES][4];
@@ -249,7 +249,7 @@ INLINE void gather_all(const int n, const job *j, const workspace *w, int query,
         gather(n, 1, weights, w->values + d, sums + d, value_dim, begin, end);
 }
 
-/* Where the row of a query sees the block: begin..end within it, empty when begin >= end. */
+/* The part of the block that a query's row sees: [begin, end), empty if begin >= end. */
 INLINE int sight(const job *j, int row, int block, int *end) {
     *end = least(BLOCK, j->visible_end[row] - block);
     return most(0, j->visible_begin[row] - block);
@@ -285,7 +285,7 @@ static void attend_block(const job *j, const workspace *w, int row, int head, in
     }
 }
 
-/* Rows row..end of one slot, for one kv head. */
+/* Rows [row, end) of one slot, for one kv head. */
 static void attend(const job *j, const workspace *w, int row, int end, int head) {
     const int group = j->heads / j->kv_heads, queries = (end - row) * group;
     const int value_dim = padded(j->value_dim);
@@ -299,7 +299,7 @@ static void attend(const job *j, const workspace *w, int row, int end, int head)
     memset(w->totals, 0, (size_t)queries * 64);
     for (int q = 0; q < queries; q++) {
         w->tops[q] = j->sinks ? j->sinks[head * group + q % group] : -INFINITY;
-        w->totals[q * 16] = j->sinks ? 1.0f : 0.0f; /* a sink is a score with no value */
+        w->totals[q * 16] = j->sinks ? 1.0f : 0.0f; /* a sink is a score without a value */
     }
     for (int block = lo / BLOCK * BLOCK; block < hi; block += BLOCK) {
         load_block(j, w, j->row_slot[row], head, block, lo, hi);
@@ -315,13 +315,13 @@ static void attend(const job *j, const workspace *w, int row, int end, int head)
     }
 }
 
-/* Floats of scratch that a thread needs. */
+/* Floats of scratch per thread. */
 EXPORT int64_t caravan_attention_scratch(const job *j) {
     workspace w;
     return carve(j, NULL, &w);
 }
 
-/* scratch: as told above, for each thread; tiles [rows + 1]. */
+/* scratch [threads][caravan_attention_scratch]; tiles [rows + 1]. */
 EXPORT void caravan_attention(const job *j, float *scratch, int32_t *tiles, int threads) {
     const int rows_at_most = most(1, TILE / (j->heads / j->kv_heads));
     int count = 0;
@@ -331,7 +331,7 @@ EXPORT void caravan_attention(const job *j, float *scratch, int32_t *tiles, int 
     tiles[count] = j->rows;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int unit = 0; unit < count * j->kv_heads; unit++) {
-        const int tile = count - 1 - unit / j->kv_heads; /* the last see most */
+        const int tile = count - 1 - unit / j->kv_heads; /* the last rows see the most positions and start first */
         workspace w;
         const int64_t size = carve(j, scratch, &w);
         carve(j, scratch + size * omp_get_thread_num(), &w);

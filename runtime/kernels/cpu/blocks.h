@@ -6,7 +6,7 @@
 #include "simd.h"
 #include "types.h"
 
-/* Floats that tell the scales of a block, at most. */
+/* The most floats of a block's scales. */
 #define SCALES 32
 
 /* Vectors of 16 elements per block; the plain types count 16 elements as a block. */
@@ -147,7 +147,7 @@ static const int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
 static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* Nibbles at `p` that stand for `scale` times a code. */
+/* Nibbles at `p`, each `scale` times a code. */
 INLINE void codes_block(const int8_t *codes, float scale, const uint8_t *p, v16 *w) {
     const table t = table_of(codes, scale);
     const b16 q = b_load(p);
@@ -172,7 +172,7 @@ INLINE void mxfp4_pairs_block(const uint8_t *p, v16 *w) {
     w[1] = table_at(t, b_second(q));
 }
 
-/* Half of an unsigned E4M3; the sign does not count, and 0x7f is nought. */
+/* Half of an unsigned E4M3, ignoring the sign; 0x7f is 0. */
 INLINE float e4m3_at(const uint8_t *p) {
     const uint32_t bits = (*p == 0x7f ? 0 : *p & 0x7fu) << 20;
     float f;
@@ -212,7 +212,7 @@ INLINE void q2_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
     }
 }
 
-/* As Q2_K, with a third bit in bit 2 j + i of 32 bytes; values count from -4. */
+/* As Q2_K, with a third bit in bit 2 j + i of 32 bytes; values start at -4. */
 INLINE void q3_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
     const b32 bits = b_load32(p);
     UNROLL(2)
@@ -283,8 +283,8 @@ INLINE void q6_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
     }
 }
 
-/* Elements 64 part and on of the block at p into w, part_vectors(type) vectors of them; s as told by
- * block_scales. `type` and `part` are constants after inlining. */
+/* Elements from 64 part on of the block at p into w, part_vectors(type) vectors; s from block_scales.
+ * `type` and `part` are constants after inlining. */
 INLINE void expand_part(const int type, const uint8_t *p, const float *s, const int part, v16 *w) {
     switch (type) {
     case F32: w[0] = v_load((const float *)p); break;

@@ -1,5 +1,5 @@
-/* Why a bus error ends the process: weights are pages of a file, and touching a page that the file
- * no longer has is one. Everything here is async-signal-safe. */
+/* Reports the mapped file of a bus error: weights are mapped pages, and reading a page that a
+ * truncated file no longer has raises SIGBUS. Everything here is async-signal-safe. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
@@ -29,14 +29,14 @@ static uintptr_t hexadecimal(const char **at) {
     }
 }
 
-/* A line of /proc/self/maps begins with "begin-end ". */
+/* A line of /proc/self/maps starts with "begin-end ". */
 static int covers(const char *line, uintptr_t address) {
     const uintptr_t begin = hexadecimal(&line);
     if (*line++ != '-') return 0;
     return begin <= address && address < hexadecimal(&line);
 }
 
-/* Writes the line of the mapping with the address; 0 where there is none. */
+/* Writes the line of the mapping that contains the address; returns 0 if there is none. */
 static int find_mapping(uintptr_t address, char *line, size_t room) {
     const int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     char block[1024];
@@ -73,7 +73,7 @@ static void explain(int number, siginfo_t *info, void *context) {
     say(begin, sizeof begin - 1);
     say(path, strlen(path));
     say(end, sizeof end - 1);
-    sigaction(number, &previous, 0); /* the same access follows, and ends the process as before */
+    sigaction(number, &previous, 0); /* the access is repeated and ends the process */
 }
 
 EXPORT void caravan_explain_bus_errors(void) {

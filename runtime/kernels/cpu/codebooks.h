@@ -5,7 +5,7 @@
 #include "simd.h"
 #include "types.h"
 
-/* Where the grids begin, in the order of runtime/block_formats/grids.py, a byte for each weight. */
+/* Offsets of the grids, in the order of runtime/quant/formats/grids.py, one byte per weight. */
 enum {
     GRID_2_XXS = 0,
     GRID_2_XS = GRID_2_XXS + 256 * 8,
@@ -34,19 +34,19 @@ INLINE uint64_t four_and_four(const int grid, uint32_t first, uint32_t second) {
     return weights[0] | (uint64_t)weights[1] << 32;
 }
 
-/* Seven signs and an eighth that makes the number of negative ones even. */
+/* Seven signs, and an eighth that makes the number of negative ones even. */
 INLINE uint32_t even_signs(uint32_t index) {
     index &= 127;
     return index | (uint32_t)__builtin_parity(index) << 7;
 }
 
-/* Bit i of `signs` turns the sign of weight i. */
+/* Bit i of `signs` negates weight i. */
 INLINE v16 with_signs(uint64_t first, uint64_t second, uint32_t signs, float scale) {
     const b16 minus = b_first(b_from_bits(signs)), weights = b_pair(first, second);
     return v_mul(v_i8((weights ^ minus) - minus), v_all(scale));
 }
 
-/* Scales of the groups of a block, as many as it has. */
+/* Scales of all groups of a block. */
 INLINE void codebook_scales(const int type, const uint8_t *p, float *s) {
     const float d = half_at(p);
     UNROLL(16)
@@ -128,7 +128,7 @@ INLINE v16 iq1_m(const uint8_t *p, const float *s, const int v) {
     return iq1(p + 2 * v, p[32 + v] & 15, p[32 + v] >> 4, s[v]);
 }
 
-/* Base-3 digits, each the whole part of 3 times a fraction of 256; bytes wrap around on purpose. */
+/* Base-3 digits, each the integer part of 3 times a fraction of 256; bytes wrap around by design. */
 INLINE v16 tq1_0(const uint8_t *p, const int v) {
     static const uint8_t powers[5] = {1, 3, 9, 27, 81};
     static const uint8_t last[16] = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};

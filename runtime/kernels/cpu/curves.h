@@ -1,4 +1,4 @@
-/* Smooth curves, sixteen values at a time. A NaN stays one in all of them. */
+/* Activation functions, sixteen values at a time. All of them map NaN to NaN. */
 #ifndef CARAVAN_CURVES_H
 #define CARAVAN_CURVES_H
 
@@ -15,7 +15,7 @@ INLINE v16 v_times_logistic(v16 x, v16 y) {
     return v_div(x, v_add(v_all(1.0f), e));
 }
 
-/* m / (m + 2) with m = e^2x - 1, which keeps small x exact. */
+/* m / (m + 2) with m = e^2x - 1, which is accurate for small x. */
 INLINE v16 v_tanh(v16 x) {
     v16 n;
     const v16 part = v_exp_reduced(v_clamp(v_mul(x, v_all(2.0f)), 20.0f), &n);

@@ -1,7 +1,7 @@
-/* The gated delta rule and the short convolution before it, one row of a sequence after the other.
+/* The gated delta rule and the short convolution before it, row by row of a sequence.
  *
- * A sequence's rows are computed in their order, whatever steps they come in, and a head's columns
- * know nothing of each other; so a row has the same bits however its sequence is cut into steps. */
+ * The rows of a sequence are computed in order, and the columns of a head are independent; so the
+ * bits of a row do not depend on how its sequence is divided into steps. */
 #include <math.h>
 #include <stddef.h>
 
@@ -9,20 +9,20 @@
 
 extern int omp_get_thread_num(void);
 
-#define COLUMNS 64 /* of a state, that one thread works on at once */
+#define COLUMNS 64 /* of a state, which one thread computes at once */
 #define LANES (COLUMNS / 16)
 #define NORM_EPS 1e-6f
 
 typedef struct {
     const float *mixed; /* [rows][2 key_heads key_dim + heads value_dim]: queries, keys, values */
-    const float *alphas, *betas; /* [rows][heads]: what gates forgetting and learning */
-    const float *rates, *offsets; /* [heads]; of a state, e^(rate softplus(alpha + offset)) stays */
-    const int32_t *begins, *ends, *starts; /* [spans]: rows begin..end, the first at position start */
+    const float *alphas, *betas; /* [rows][heads]: gates of decay and update */
+    const float *rates, *offsets; /* [heads]; a state decays by e^(rate softplus(alpha + offset)) */
+    const int32_t *begins, *ends, *starts; /* [spans]: rows [begin, end), the first at position start */
     const int64_t *pages; /* [spans] */
     float *states; /* [pages][heads][key_dim][value_dim] */
     float *result; /* [rows][heads][value_dim] */
     int32_t spans, heads, key_heads, key_dim, value_dim;
-    int32_t tiled; /* head h has key head h % key_heads, else h / (heads / key_heads) */
+    int32_t tiled; /* head h uses key head h % key_heads, else h / (heads / key_heads) */
 } caravan_delta_job;
 
 typedef caravan_delta_job job;
@@ -48,7 +48,7 @@ static float left_over(float rate, float x) {
     return expf(rate * (x > 20.0f ? x : log1pf(expf(x))));
 }
 
-/* One row: state [key_dim][COLUMNS] forgets, learns value at key, and answers query. */
+/* One row: state [key_dim][COLUMNS] decays, stores value at key, and is read with query. */
 static void advance(float *state, const float *key, const float *query, const float *value, float stays,
                     float beta, int key_dim, float *answer) {
     v16 known[LANES], change[LANES], sum[LANES];
@@ -82,7 +82,7 @@ static void advance(float *state, const float *key, const float *query, const fl
     for (int l = 0; l < LANES; l++) v_store(answer + 16 * l, sum[l]);
 }
 
-/* Columns `first`.. of one head's state, through all rows of one span. */
+/* Columns from `first` on of one head's state, over all rows of one span. */
 static void run_head(const job *j, int span, int head, int first, float *scratch) {
     const int dim = j->key_dim, width = least(COLUMNS, j->value_dim - first);
     const int keys = j->key_heads * dim;

@@ -1,17 +1,17 @@
-/* Products with the rows' chosen experts: the matrix of a used expert is read once, of the others none. */
+/* Products with the chosen experts of each row: the matrix of each used expert is read once. */
 #include "curves.h"
 #include "products.h"
 
-/* A pair is a row and one of its choices. Sorted by expert, those of one expert are a group. */
+/* A pair is a row and one of its experts. Pairs are sorted by expert; those of an expert are a group. */
 typedef struct {
-    const float *x;       /* [pairs / share][elements]: row p / share is that of pair p */
-    const float *scales;  /* [pairs]: what the row of a pair is multiplied by; NULL: nothing */
+    const float *x;       /* [pairs / share][elements]: pair p has row p / share */
+    const float *scales;  /* [pairs]: factors of the rows of pairs, or NULL */
     const int64_t *chosen; /* [pairs]: experts */
     const uint8_t *weight; /* [experts], expert_bytes apart: [outs], row_bytes apart */
     const float *bias;    /* [experts][outs] or NULL */
     float *y;             /* [pairs][outs] */
-    float *packed;        /* as many floats as told below */
-    int32_t *places;      /* as many numbers as told below */
+    float *packed;        /* caravan_experts_packed floats */
+    int32_t *places;      /* caravan_experts_places numbers */
     int64_t expert_bytes, row_bytes;
     int32_t type, pairs, share, experts, outs, elements;
 } caravan_experts_job;
@@ -33,10 +33,10 @@ static int of_many(const caravan_experts_job *j, const product *p, int rows) {
     return rows > few_at_most(j->type) || !p->few;
 }
 
-/* Sort by counting, which keeps the order of the pairs of an expert; 0 where a choice is no expert. */
+/* A counting sort, which keeps the order of an expert's pairs; 0 if a choice is out of range. */
 static int sort(const caravan_experts_job *j, const product *p, groups *g) {
     const int most = j->pairs < j->experts ? j->pairs : j->experts;
-    int32_t *group_at = j->places; /* [experts]: how many pairs, then which group */
+    int32_t *group_at = j->places; /* [experts]: number of pairs, then index of the group */
     *g = (groups){.order = group_at + j->experts};
     g->group_of = g->order + j->pairs;
     g->starts = g->group_of + j->pairs;
@@ -57,7 +57,7 @@ static int sort(const caravan_experts_job *j, const product *p, groups *g) {
         g->first[n + 1] = g->first[n] + (j->outs + at_once - 1) / at_once;
         group_at[e] = g->groups++;
     }
-    /* While pairs are placed, starts[n] is where the next one of group n goes. */
+    /* During the sort, starts[n] is the place of the next pair of group n. */
     for (int i = 0; i < j->pairs; i++) {
         const int n = group_at[j->chosen[i]], at = g->starts[n]++;
         g->order[at] = i;
@@ -68,7 +68,7 @@ static int sort(const caravan_experts_job *j, const product *p, groups *g) {
     return 1;
 }
 
-/* Copy the row of a sorted pair to where the product of its group looks for it. */
+/* Copies the row of a sorted pair to its place in the packed rows of its group. */
 static void pack_row(const caravan_experts_job *j, const product *p, const groups *g, int at) {
     const int n = g->group_of[at], begin = g->starts[n], rows = g->starts[n + 1] - begin;
     const int pair = g->order[at], many = of_many(j, p, rows);
@@ -87,7 +87,7 @@ static void pack_row(const caravan_experts_job *j, const product *p, const group
     }
 }
 
-/* Outs begin .. end - 1 of a group. */
+/* Outputs [begin, end) of a group. */
 static void add_bias(const caravan_experts_job *j, const groups *g, int n, int begin, int end) {
     const float *bias = j->bias + (ptrdiff_t)g->used[n] * j->outs;
     for (int at = g->starts[n]; at < g->starts[n + 1]; at++) {
@@ -116,7 +116,7 @@ static void run_part(const caravan_experts_job *j, const product *p, const group
     if (j->bias) add_bias(j, g, n, from, to);
 }
 
-/* The number of groups, that is of experts whose matrices were read; -1 where a choice is no expert. */
+/* Returns the number of groups, one per used expert; -1 if a choice is out of range. */
 EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
     const product *const p = product_of(j->type);
     groups g;

@@ -1,4 +1,4 @@
-/* Activations times quantised rows: what Python calls, and the common types; see products.h. */
+/* Activations times quantised rows: the entry points and the common types; see products.h. */
 #include "products.h"
 
 DEFINE(F32)
@@ -47,7 +47,7 @@ EXPORT int caravan_matmul_knows(int type) {
 }
 
 /* x [rows][elements], weight [outs][row_bytes], y [rows][outs] with rows y_stride floats apart;
- * scratch as told above. */
+ * scratch [caravan_matmul_scratch]. */
 EXPORT void caravan_matmul(int type, const float *x, const uint8_t *weight, int64_t row_bytes, int rows,
                            int outs, int elements, float *y, int64_t y_stride, float *scratch, int threads) {
     const product *const p = product_of(type);

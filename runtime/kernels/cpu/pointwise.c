@@ -1,11 +1,11 @@
-/* Norms, rotary embeddings, gates and caps, a row at a time. */
+/* Norms, rotary embeddings, activations and softcaps, a row at a time. */
 #include <stddef.h>
 
 #include "curves.h"
 
-#define WORTH_SHARING (1 << 15) /* elements; below, waking threads costs more than it saves */
+#define WORTH_SHARING (1 << 15) /* elements; with fewer, threads do not pay off */
 
-/* n % 16 elements in a vector, zeros behind them. */
+/* n % 16 elements in a vector, followed by zeros. */
 INLINE v16 v_load_some(const float *p, int n) {
     float padded[16] = {0};
     memcpy(padded, p, n * sizeof(float));
@@ -18,7 +18,7 @@ INLINE void v_store_some(float *p, int n, v16 a) {
     memcpy(p, padded, n * sizeof(float));
 }
 
-/* A vector of p from i on, of which `left` elements are there; ones where p is NULL. */
+/* A vector of p from i on with `left` valid elements; ones if p is NULL. */
 INLINE v16 factors(const float *p, int i, int left) {
     if (!p) return v_all(1.0f);
     return left < 16 ? v_load_some(p + i, left) : v_load(p + i);
@@ -57,7 +57,7 @@ static void layer_norm_row(const float *x, const float *weight, const float *bia
     v16 sum = v_zero(), squares = v_zero();
     for (int i = 0; i < n; i += 16) sum = v_add(sum, v_load_at(x, i, n));
     const v16 mean = v_all(v_sum(sum) / (float)n);
-    for (int i = 0; i < n; i += 16) { /* nothing, not minus the mean, where x has ended */
+    for (int i = 0; i < n; i += 16) { /* zero, not minus the mean, after the end of x */
         const v16 some = v_add(v_load_at(x, i, n), v_negative(mean));
         float padded[16] = {0};
         if (n - i < 16) v_store_some(padded, n - i, some);
@@ -116,7 +116,7 @@ INLINE v16 curve(const int kind, v16 x) {
     return v_times_logistic(x, v_mul(x, v_all(1.702f)));
 }
 
-/* Sixteen elements of curve(gate) * up, or as many as `left`; without up of curve(gate). */
+/* Sixteen elements, or `left`, of curve(gate) * up; without `up`, of curve(gate). */
 INLINE void gate_some(const int kind, const float *gate, const float *up, int left, float *y) {
     const v16 bent = curve(kind, v_load_at(gate, 0, left));
     v_store_at(y, 0, left, v_mul(bent, factors(up, 0, left)));
@@ -130,7 +130,7 @@ INLINE void gate_some(const int kind, const float *gate, const float *up, int le
             gate_some(kind, gate + whole, up ? up + whole : NULL, (int)(n - whole), y + whole);             \
         break;
 
-/* y[i] = curve(gate[i]) * up[i]; up may be NULL, for ones */
+/* y[i] = curve(gate[i]) * up[i]; up NULL: ones */
 EXPORT void caravan_gate(int kind, const float *gate, const float *up, int64_t n, float *y, int threads) {
     const int64_t whole = n / 16 * 16;
     switch (kind) {

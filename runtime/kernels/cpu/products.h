@@ -1,8 +1,8 @@
 /* Activations times quantised rows: y[row][out] = sum over k of x[row][k] * w[out][k].
  *
- * Invariant: lane l of a sum takes the products of k % 16 == l in the order of k, starting from
- * zero, by fused multiply-add; v_sum adds the lanes. Every path keeps to it, so the result of a row
- * has the same bits however many other rows there are. */
+ * Invariant: lane l of a sum adds the products with k % 16 == l in the order of k, starting from zero,
+ * by fused multiply-add; v_sum adds the lanes. Every path does so; therefore the bits of a row do not
+ * depend on the number of other rows. */
 #ifndef CARAVAN_PRODUCTS_H
 #define CARAVAN_PRODUCTS_H
 
@@ -10,13 +10,13 @@
 
 #include "blocks.h"
 
-#define FEW 8          /* rows at once straight from the blocks, at most */
-#define FEW_OUTS 4     /* weight rows read side by side, at most */
-#define FEW_CHUNK 60   /* outs that a thread takes at a time; what 4, 3, 2 and 1 divide */
+#define FEW 8          /* most rows computed directly from the blocks in one pass */
+#define FEW_OUTS 4     /* most weight rows read in parallel */
+#define FEW_CHUNK 60   /* outputs that a thread computes at a time; divisible by 4, 3, 2 and 1 */
 #define TILE_OUTS 24   /* weight rows expanded at a time */
-#define TILE_ROWS 128  /* activation rows that share them */
+#define TILE_ROWS 128  /* activation rows that use them */
 #define TILE_K 512     /* elements of a row expanded at a time */
-#define WORTH_SHARING (1 << 17) /* products; below, waking threads costs more than it saves */
+#define WORTH_SHARING (1 << 17) /* products; with fewer, threads do not pay off */
 #define W_STRIDE (TILE_K + 16)
 
 typedef struct {
@@ -27,20 +27,20 @@ typedef struct {
     ptrdiff_t x_stride;
     float *y;           /* [rows], y_stride apart: [outs] */
     ptrdiff_t y_stride;
-    const int32_t *y_rows; /* where the results of each row go; NULL: in order */
+    const int32_t *y_rows; /* the output row of each row; NULL: in order */
 } job;
 
 INLINE float *results_of(const job *j, int row) {
     return j->y + (j->y_rows ? j->y_rows[row] : row) * j->y_stride;
 }
 
-/* Rows at once straight from the blocks; the long blocks need the registers themselves. */
+/* Rows computed directly from the blocks in one pass; long blocks need more registers. */
 INLINE int few_at_once(const int type) { return block_parts(type) == 1 ? FEW : FEW / 2; }
 
-/* The most rows, in passes; with more, expanding into a buffer pays. Found by measuring. */
+/* The most rows, over all passes; with more, expanding into a buffer is faster, as measured. */
 INLINE int few_at_most(const int type) { return block_parts(type) == 1 ? 24 : 8; }
 
-/* As many weight rows as keep the sums in registers. */
+/* The number of weight rows whose sums fit into registers. */
 INLINE int few_outs(const int rows) {
     const int outs = ROWS_TILE * OUTS_TILE / rows;
     return outs > FEW_OUTS ? FEW_OUTS : outs ? outs : 1;
@@ -67,7 +67,7 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
                 __builtin_prefetch(p + outs * j->row_bytes + line, 0, 2);
             block_scales(type, p, scales[o]);
         }
-        /* Part by part, so that the chains of additions of several outs are under way at once. */
+        /* Part by part, so that the addition chains of several outputs overlap. */
         UNROLL(4)
         for (int part = 0; part < block_parts(type); part++) {
             const float *at = x + (b * vectors + part * part_vectors(type)) * 16;
@@ -110,7 +110,7 @@ INLINE void few_rows(const int type, const int rows, const job *j, int row, int 
 
 typedef void (*few_part)(const job *, int row, int chunk);
 
-/* One chunk of outs for all rows: what the first pass reads, the others find in the cache. */
+/* One chunk of outputs for all rows: the first pass reads the weights into the cache. */
 INLINE void few(const int type, const few_part *passes, const job *j, int chunk) {
     for (int row = 0; row < j->rows;) {
         const int left = j->rows - row, most = few_at_once(type);
@@ -120,7 +120,7 @@ INLINE void few(const int type, const few_part *passes, const job *j, int chunk)
     }
 }
 
-/* `elements` of a row from p, which begins a block, into w; the rest of a vector becomes zero. */
+/* `elements` of a row from p, the start of a block, into w; the rest of a vector becomes zero. */
 INLINE void expand_row(const int type, const uint8_t *p, int elements, float *w) {
     const int vectors = block_vectors(type), bytes = block_bytes(type);
     const int blocks = elements / (16 * vectors), tail = elements % (16 * vectors);
@@ -138,7 +138,7 @@ INLINE void expand_row(const int type, const uint8_t *p, int elements, float *w)
     if (vectors == 1 && tail) v_store(w, expand_tail(type, p, tail));
 }
 
-/* rows x OUTS_TILE sums go on over `steps` vectors; rows of x are TILE_K apart. */
+/* Continues rows x OUTS_TILE sums over `steps` vectors; rows of x are TILE_K apart. */
 INLINE void micro(const int rows, const float *x, const float *w, float *sums, int steps) {
     v16 sum[ROWS_TILE][OUTS_TILE];
     UNROLL(4)
@@ -200,7 +200,7 @@ INLINE void many_rows(const int type, const job *j, int tile) {
 typedef void (*part)(const job *, int);
 typedef struct { part few, many; } product;
 
-/* The products with a type; NULL where it has no kernel. The second knows those of rarer.c alone. */
+/* The kernels of a type; NULL if it has none. The second function has only those of rarer.c. */
 const product *product_of(int type);
 const product *rarer_product(int type);
 
@@ -218,7 +218,7 @@ const product *rarer_product(int type);
                                              type##_3, type##_4, [FEW] = type##_8}; \
     static void type##_few(const job *j, int chunk) { few(type, type##_passes, j, chunk); } \
     static void type##_many(const job *j, int tile) { many_rows(type, j, tile); }
-/* For the rarer types, which are expanded however few the rows. */
+/* For the rarer types, which are expanded for any number of rows. */
 #define DEFINE_MANY(type) \
     static void type##_many(const job *j, int tile) { many_rows(type, j, tile); }
 #define ENTRY(type) [type] = {type##_few, type##_many}

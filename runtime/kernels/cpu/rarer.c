@@ -1,4 +1,4 @@
-/* Products with the less common types, compiled beside the others. */
+/* Products with the less common types, compiled in parallel to the others. */
 #include "products.h"
 
 DEFINE(Q4_1)
@@ -34,5 +34,5 @@ const product *rarer_product(int type) {
     return found ? rarer + type : NULL;
 }
 
-/* Copies the grids that codebooks.h looks up; to be called once, before any product. */
+/* Copies the grids that codebooks.h reads; called once, before any product. */
 EXPORT void caravan_set_grids(const int8_t *all) { memcpy(grids, all, GRIDS); }

@@ -1,7 +1,7 @@
 /* Sixteen floats at a time: AVX-512, AVX2 or plain C, with the same order of operations.
  *
- * Lane l of every accumulator belongs to the elements k with k % 16 == l, and v_sum adds the lanes
- * in one fixed tree; so a dot product does not depend on the loop that computes it. */
+ * Lane l of every accumulator adds the elements k with k % 16 == l, and v_sum adds the lanes in one
+ * fixed tree; so a dot product does not depend on the loop that computes it. */
 #ifndef CARAVAN_SIMD_H
 #define CARAVAN_SIMD_H
 
@@ -16,7 +16,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
-/* Before a loop whose bounds are constants and whose values belong in registers. */
+/* Before a loop with constant bounds whose values must stay in registers. */
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL(n) PRAGMA(GCC unroll n)
 
@@ -29,7 +29,7 @@ typedef uint64_t l2 __attribute__((vector_size(16)));
 INLINE b16 b_load(const void *p) { b16 v; memcpy(&v, p, 16); return v; }
 INLINE b16 b_pair(uint64_t first, uint64_t second) { return (b16)(l2){first, second}; }
 INLINE b32 b_load32(const void *p) { b32 v; memcpy(&v, p, 32); return v; }
-/* Shifts in pairs of bytes; what crosses from the neighbour is for the caller to mask. */
+/* Shifts pairs of bytes; the caller masks the bits from the neighbouring byte. */
 INLINE b32 b_left(b32 b, const int n) { return (b32)((h16)b << n); }
 INLINE b32 b_right(b32 b, const int n) { return (b32)((h16)b >> n); }
 INLINE b16 b_first(b32 b) {
@@ -119,13 +119,13 @@ INLINE v16 v_all_half(const void *p) {
     return _mm512_cvtph_ps(_mm256_set1_epi16(h));
 }
 
-/* Nibbles n stand for scale * n + base: a table of sixteen, looked up. */
+/* Nibbles n mean scale * n + base: a lookup in a table of sixteen. */
 typedef v16 nibbles;
 INLINE nibbles nibbles_of(float scale, float base) {
     const v16 ramp = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return v_fma(ramp, v_all(scale), v_all(base));
 }
-/* Nibbles n stand for (n - 8) * the half at p. */
+/* Nibbles n mean (n - 8) * the half at p. */
 INLINE nibbles signed_nibbles_of(const void *p) {
     const v16 ramp = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return v_mul(ramp, v_all_half(p));
@@ -137,7 +137,7 @@ INLINE v16 nibbles_high(nibbles t, b16 b) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32((__m128i)b), 4), t);
 }
 
-/* Numbers n below 32 stand for scale * n + base. */
+/* Numbers n below 32 mean scale * n + base. */
 typedef struct { v16 low, high; } fives;
 INLINE fives fives_of(float scale, float base) {
     const v16 ramp = _mm512_setr_ps(16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
@@ -147,7 +147,7 @@ INLINE v16 fives_at(fives t, b16 b) {
     return _mm512_permutex2var_ps(t.low, _mm512_cvtepu8_epi32((__m128i)b), t.high);
 }
 
-/* Numbers n below 16 stand for scale * codes[n]. */
+/* Numbers n below 16 mean scale * codes[n]. */
 typedef v16 table;
 INLINE table table_of(const int8_t *codes, float scale) {
     return v_mul(v_i8(b_load(codes)), v_all(scale));
@@ -216,7 +216,7 @@ INLINE b32 b_spread(uint32_t fours) {
     return (b32)_mm256_shuffle_epi8(_mm256_set1_epi32((int)fours), each);
 }
 
-#else /* plain C, in vectors that the compiler splits */
+#else /* plain C, with vectors that the compiler splits */
 
 #undef UNROLL
 #define UNROLL(n)

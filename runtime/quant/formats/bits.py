@@ -1,4 +1,4 @@
-"""What the bytes of a block hold: halves, signed bytes, fields of a few bits, indices of tables."""
+"""Decoding of block bytes: float16, signed bytes, bit fields, table lookups."""
 
 from functools import cache
 

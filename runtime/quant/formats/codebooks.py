@@ -1,6 +1,6 @@
-"""The IQ formats: indices of tables, either of sixteen values or of grids of eight or four weights.
+"""The IQ formats: indices into tables of sixteen values or into grids of eight or four weights.
 
-A block of 256 weights begins with a half unless said otherwise; groups carry scales of their own.
+Unless stated otherwise, a block of 256 weights starts with a float16 scale; groups have scales too.
 """
 
 import torch
@@ -20,7 +20,7 @@ from runtime.quant.formats.bits import (
 from runtime.quant.formats.grids import grid_rows
 
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# Seven signs and an eighth that makes the number of negative ones even.
+# Seven signs, and an eighth that makes the number of negative ones even.
 _EVEN_SIGNS = tuple(index | (index.bit_count() & 1) << 7 for index in range(128))
 _SHIFT = 0.125
 

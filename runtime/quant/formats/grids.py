@@ -1,9 +1,9 @@
 """The grids that the IQ formats index, read from `grids.bin`.
 
-The file holds the grids of GRIDS one behind the other. Each weight of a grid is the index of its
-level, in two bits, or in four where there are more than four levels; the lowest bits of a byte
-come first. `tools/block_grids.py` writes the file from the `gguf` package's tables, which are
-ggml's (MIT licence), and compares them.
+The file contains the grids of GRIDS in order. Each weight of a grid is stored as the index of its
+level, in two bits, or in four if there are more than four levels, lowest bits of a byte first.
+`tools/block_grids.py` writes the file from the tables of the `gguf` package, which are ggml's (MIT
+licence), and compares them.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ PATH = Path(__file__).with_name("grids.bin")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`rows` times `width` weights, each of them one of `levels`."""
+    """[rows, width] weights, each of them one of `levels`."""
 
     rows: int
     width: int
@@ -55,7 +55,7 @@ def all_grids() -> Tensor:
 
 
 def grid_rows(name: str, index: Tensor) -> Tensor:
-    """Integer [...] -> float32 [..., width]: a copy of the rows of that grid."""
+    """Integer [...] -> float32 [..., width]: a copy of these rows of the grid."""
     rows = load_grid(name, index.device).index_select(0, index.reshape(-1).int())
     return rows.view(*index.shape, rows.shape[1])
 

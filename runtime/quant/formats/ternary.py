@@ -23,7 +23,7 @@ def tq2_0(blocks: Tensor) -> Tensor:
 
 
 def _digits(packed: Tensor, count: int) -> Tensor:
-    """uint8 [n, k] -> int8 [n, count * k] in -1, 0, 1; products wrap around, as they are meant to.
+    """uint8 [n, k] -> int8 [n, count * k] in -1, 0, 1; products wrap around by design.
 
     A digit is the whole part of 3 times the fraction.
     """

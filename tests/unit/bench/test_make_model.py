@@ -1,4 +1,4 @@
-"""The measured model: what is written is what the `gguf` package and `transformers` expect."""
+"""The benchmark model: the file is what the `gguf` package and `transformers` expect."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_weights_of_every_type_have_the_same_deviation(label: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_only_tokens_of_plain_text_have_an_embedding(label: str, tmp_path: Path) -> None:
+def test_only_plain_text_tokens_have_an_embedding(label: str, tmp_path: Path) -> None:
     path = ensure_model(tmp_path, label, few_tokens(), SMALL)
     (embedding,) = (t for t in GGUFReader(path).tensors if t.name == "token_embd.weight")
     values = quants.dequantize(embedding.data, embedding.tensor_type)
@@ -61,7 +61,7 @@ def test_rope_factors_are_those_of_llama_3_2() -> None:
     assert llama3_rope_factors(shape) == pytest.approx(plain / scaled.numpy(), rel=1e-5)
 
 
-def test_synthetic_vocabulary_has_every_byte_and_can_merge_what_it_lists() -> None:
+def test_synthetic_vocabulary_has_every_byte_and_only_mergeable_tokens() -> None:
     vocabulary = synthetic_vocabulary()
     known = set(vocabulary.tokens)
     assert len(vocabulary.tokens) == len(known) == len(vocabulary.types) == SIZE

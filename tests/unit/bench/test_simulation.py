@@ -1,4 +1,4 @@
-"""The simulator of routing: its replicas, its traces, and that our policy is worth having."""
+"""The routing simulator: its replicas and traces, and our policy compared to others."""
 
 from dataclasses import replace
 
@@ -8,18 +8,18 @@ from bench.sections import ROUTING, TEMPLATES, kept_sections, section_of, with_s
 from bench.simulation.contestants import OTHERS, Ours
 from bench.simulation.measure import percentile, run
 from bench.simulation.replica import Job, Replica
-from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, newcomers
+from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, late_replicas
 from bench.simulation.traces import Mix, Request, Session, Turn, sessions
-from bench.simulation.world import Outcome, Place, World
-from serve_app.routing.prefixes import PrefixHashes
+from bench.simulation.world import ClusterSpec, Outcome, World
+from serve_app.routing.prefix_memory import PrefixHashes
 
 
 def request(tokens: int, answer: int, *parts: tuple[int, int, int]) -> Request:
     return Request(PrefixHashes((), (), tokens), parts, answer, 0)
 
 
-def run_out(replica: Replica) -> dict[Job, tuple[float, float]]:
-    """First token and end of all that is there."""
+def run_to_end(replica: Replica) -> dict[Job, tuple[float, float]]:
+    """Time of the first token and of the end of each job."""
     first, ended = {}, {}
     while replica.due is not None:
         now = replica.due
@@ -29,16 +29,16 @@ def run_out(replica: Replica) -> dict[Job, tuple[float, float]]:
     return {job: (first[job], ended[job]) for job in ended}
 
 
-def test_a_prompt_takes_its_steps_and_an_answer_one_for_each_token():
+def test_a_prompt_takes_prefill_steps_and_an_answer_one_step_per_token():
     replica = Replica("r", replace(ACCELERATOR, cached_token_s=0.0))
     replica.add(request(5000, 11), 1.0)
-    ((first, end),) = run_out(replica).values()
+    ((first, end),) = run_to_end(replica).values()
     prefill_s = 3 * ACCELERATOR.step_s + 5000 * ACCELERATOR.prefill_row_s
     assert first == pytest.approx(1.0 + prefill_s)
     assert end == pytest.approx(first + 10 * (ACCELERATOR.step_s + ACCELERATOR.decode_row_s))
 
 
-def test_who_comes_while_others_decode_waits_for_the_step_only():
+def test_a_request_that_arrives_during_decoding_waits_for_one_step():
     replica = Replica("r", ACCELERATOR)
     replica.add(request(100, 1000), 0.0)
     replica.advance(replica.due)
@@ -49,23 +49,23 @@ def test_who_comes_while_others_decode_waits_for_the_step_only():
     assert 0 < replica.due - asked_at < 0.01
 
 
-def test_what_others_have_begun_with_is_not_computed_again():
+def test_a_cached_prefix_is_not_computed_again():
     replica = Replica("r", ACCELERATOR)
     for own in (2, 3):
         replica.add(request(3000, 5, (1, 0, 2000), (own, 2000, 3000)), 10.0 * own)
-        (job,) = run_out(replica)
+        (job,) = run_to_end(replica)
         assert job.hit == (2000 if own == 3 else 0)
 
 
-def test_a_full_cache_forgets_the_longest_unused_first():
+def test_a_full_cache_evicts_the_least_recently_used_first():
     replica = Replica("r", replace(ACCELERATOR, cache_tokens=4000))
     hits = []
     for stream in (1, 2, 1, 3, 2):
         replica.add(request(1600, 5, (stream, 0, 1590)), 0.0)
-        (job,) = run_out(replica)
+        (job,) = run_to_end(replica)
         hits.append(job.hit)
     assert hits[:4] == [0, 0, 1584, 0]
-    assert 0 < hits[4] < 1584  # the end of a prompt goes before its beginning
+    assert 0 < hits[4] < 1584  # the end of a prompt is evicted before its beginning
 
 
 def test_no_more_sequences_run_than_there_are_slots():
@@ -78,16 +78,16 @@ def test_no_more_sequences_run_than_there_are_slots():
     assert replica.outstanding == 0
 
 
-def test_turns_of_a_conversation_begin_with_all_turns_before():
+def test_each_turn_of_a_conversation_begins_with_the_previous_turns():
     turns = (Turn(300, 200, 0.0), Turn(300, 200, 5.0))
     session = Session(0.0, 7, (1, 1000), turns, converses=True)
     (_, first), (pause_s, second) = session.requests()
     assert (first.tokens, second.tokens, pause_s) == (1300, 1800, 5.0)
-    assert second.chain.keys[: len(first.chain.keys)] == first.chain.keys
+    assert second.hashes.keys[: len(first.hashes.keys)] == first.hashes.keys
     other = Session(0.0, 8, (1, 1000), turns[:1], converses=True)
-    ((_, stranger),) = other.requests()
-    same = sum(a == b for a, b in zip(first.chain.keys, stranger.chain.keys, strict=True))
-    assert 1000 / 1.2 < first.chain.ends[same - 1] <= 1000
+    ((_, unrelated),) = other.requests()
+    same = sum(a == b for a, b in zip(first.hashes.keys, unrelated.hashes.keys, strict=True))
+    assert 1000 / 1.2 < first.hashes.ends[same - 1] <= 1000
 
 
 def test_the_same_seed_gives_the_same_trace():
@@ -97,9 +97,11 @@ def test_the_same_seed_gives_the_same_trace():
 
 
 SHARED = Scenario(
-    "shared", Place((ACCELERATOR,) * 8), Mix(8 * 9, chats=1, think_s=3), 12, 4, in_time_s=0.5
+    "shared", ClusterSpec((ACCELERATOR,) * 8), Mix(8 * 9, chats=1, think_s=3), 12, 4, in_time_s=0.5
 )
-UNSHARED = Scenario("unshared", Place((ACCELERATOR,) * 8), Mix(8 * 14, unshared=1), 12, 4, 0.5)
+UNSHARED = Scenario(
+    "unshared", ClusterSpec((ACCELERATOR,) * 8), Mix(8 * 14, unshared=1), 12, 4, 0.5
+)
 
 
 def first_p95(outcome: Outcome) -> float:
@@ -107,7 +109,7 @@ def first_p95(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("ingresses", [1, 4])
-def test_where_prompts_begin_alike_ours_answers_far_sooner(ingresses):
+def test_our_policy_is_much_faster_when_prompts_share_prefixes(ingresses):
     scenario = SHARED.with_ingresses(ingresses)
     ours = run(scenario, lambda _: Ours(ingresses))
     theirs = run(scenario, OTHERS["round robin"])
@@ -115,33 +117,33 @@ def test_where_prompts_begin_alike_ours_answers_far_sooner(ingresses):
     assert ours.computed_tokens < 0.5 * theirs.computed_tokens
 
 
-def test_where_nothing_is_shared_ours_is_no_worse_than_two_choices_with_full_sight():
+def test_our_policy_equals_power_of_two_when_prompts_share_nothing():
     ours = run(UNSHARED, lambda _: Ours(1))
     for name in ("power of two, by requests", "power of two, by tokens"):
         assert first_p95(ours) <= 1.1 * first_p95(run(UNSHARED, OTHERS[name]))
 
 
 @pytest.mark.parametrize("make", [lambda _: Ours(2), *OTHERS.values()])
-def test_every_request_is_answered_though_replicas_die(make):
-    """Those that were on a dead replica are asked again elsewhere."""
+def test_every_request_is_answered_when_replicas_fail(make):
+    """Requests of a failed replica are sent to another one."""
     scenario = everything(16, 4.0)
     trace = sessions(scenario.mix, seconds=4.0, seed=1)
     outcome = Outcome(0.0, 1e6)
-    World(scenario.place, make, outcome=outcome, in_time_s=1.0).run(trace)
-    asked = sum(len(session.turns) for session in trace)
-    assert len(outcome.between_s) == asked
-    assert asked < outcome.decisions < 2 * asked
+    World(scenario.cluster, make, outcome=outcome, in_time_s=1.0).run(trace)
+    sent = sum(len(session.turns) for session in trace)
+    assert len(outcome.between_s) == sent
+    assert sent < outcome.decisions < 2 * sent
 
 
-def test_who_waits_when_replicas_come_is_answered_far_sooner_by_moving():
-    late = newcomers(120).with_ingresses(2)
+def test_moving_queued_requests_shortens_long_waits_when_replicas_join():
+    late = late_replicas(120).with_ingresses(2)
     moving, staying = (run(late, lambda _, m=m: Ours(2, moves=m)) for m in (True, False))
     assert moving.moves > 5 and not staying.moves
     assert max(moving.first_s) < 0.7 * max(staying.first_s)
     assert len(moving.first_s) == len(staying.first_s), "each is answered once"
 
 
-def test_one_section_is_replaced_and_the_others_stay():
+def test_a_section_is_added_and_replaced_in_place():
     page = "# Results\n\nall\n"
     once = with_section(page, ROUTING, f"{ROUTING}\n\nfirst\n")
     assert once == f"# Results\n\nall\n\n{ROUTING}\n\nfirst\n"
@@ -151,7 +153,7 @@ def test_one_section_is_replaced_and_the_others_stay():
     assert section_of(page, ROUTING) == ""
 
 
-def test_each_section_that_is_measured_apart_stays_when_another_is_replaced() -> None:
+def test_replacing_a_section_keeps_the_other_sections() -> None:
     page = "# Results\n\nmeasured\n"
     for heading, text in ((TEMPLATES, "one"), (ROUTING, "two"), (TEMPLATES, "three")):
         page = with_section(page, heading, f"{heading}\n\n{text}\n")

@@ -1,4 +1,4 @@
-"""What a start is made of is read from the log of a server, with Ray's lines around ours."""
+"""The parts of a server's start are read from its log, which also has lines of Ray."""
 
 import json
 from datetime import datetime
@@ -25,7 +25,7 @@ COLOURED = "\x1b[36m(ServeReplica:caravan:demo pid=32168)\x1b[0m "
 
 
 def event(name: str, second: float, **facts: object) -> str:
-    """A line of ours, of so many seconds after the full minute."""
+    """A line of this project, at this number of seconds after the full minute."""
     stamp = f"2026-11-21T18:37:{second:09.6f}Z"
     return json.dumps({"event": name, **facts, "level": "info", "timestamp": stamp})
 
@@ -40,7 +40,7 @@ EVENTS = {
 
 
 def local(second: float) -> str:
-    """As Ray stamps its lines: local time, no zone."""
+    """A time stamp of Ray: local time without a zone."""
     at = datetime.fromtimestamp(MINUTE + second)
     return f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03}"
 
@@ -59,7 +59,7 @@ def log_of_ray() -> str:
     )
 
 
-def test_each_part_ends_where_the_log_says_and_the_next_begins_there():
+def test_each_part_ends_at_its_log_line_where_the_next_one_starts():
     found = parts(MINUTE - 13, moments(log_of_ray()))
     assert found == {
         RAY: pytest.approx(8.5, abs=1e-3),
@@ -75,7 +75,7 @@ def test_each_part_ends_where_the_log_says_and_the_next_begins_there():
     assert list(found)[-1] == ALL
 
 
-def test_without_ray_there_are_fewer_parts_that_are_still_the_whole():
+def test_without_ray_fewer_parts_add_up_to_the_whole():
     log = "\n".join(EVENTS[name] for name in ("device", "loading", "ready"))
     found = parts(MINUTE + 8, moments(log))
     assert list(found) == [IMPORTS, LOADED, WARM, ALL]
@@ -83,11 +83,11 @@ def test_without_ray_there_are_fewer_parts_that_are_still_the_whole():
     assert sum(found.values()) == pytest.approx(2 * found[ALL])
 
 
-def test_a_line_that_is_not_whole_yet_is_none():
+def test_an_incomplete_line_is_ignored():
     assert WARM not in moments(log_of_ray()[:-5])
 
 
-def test_a_part_that_one_of_two_lacks_is_no_number_in_the_table():
+def test_a_part_that_one_contender_lacks_is_a_dash_in_the_table():
     rows = [Row("demo", RAY, "s", (7.0, 8.0, 9.5), ()), Row("demo", WARM, "s", (0.25,), (0.5,))]
     lines = parts_table(rows, "Ray", "plain").splitlines()
     assert lines[2:] == [f"| demo | {RAY} | s | 8.00 | – |", f"| demo | {WARM} | s | 0.25 | 0.50 |"]

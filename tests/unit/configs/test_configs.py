@@ -1,4 +1,4 @@
-"""Every file of configs/ is one that Serve and we understand, to the last key."""
+"""Every file of configs/ is accepted by Serve and by this application."""
 
 import re
 from pathlib import Path
@@ -20,9 +20,10 @@ from serve_app.config.settings import (
     deployment_name,
     read_settings,
 )
-from serve_app.on_demand.settings import OnDemandSettings
-from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
-from tests.tiny_seeing import write_tiny_seeing
+from serve_app.on_demand.pool_settings import OnDemandSettings
+from tests.checkout import ROOT
+from tests.serve_configs import arguments, deployments, on_demo, parsed
+from tests.tiny_vision_model import write_tiny_vision_model
 
 SECTIONS = (
     ApiKey,
@@ -47,40 +48,40 @@ def in_the_repository_with_an_empty_store(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    write_tiny_seeing(path)
+    write_tiny_vision_model(path)
     return path
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_config_becomes_an_application_with_all_its_models(path: Path):
+def test_each_config_builds_an_application_with_all_models(path: Path):
     args = arguments(parsed(path.read_text()))
     expected = {deployment_name(model.name) for model in read_settings(args).models}
     assert expected | {"Ingress"} <= set(deployments(args))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_config_serves_a_model_that_is_here(path: Path, seeing: Path):
-    """What is still to be pulled is not looked into; with a file in its place, all is checked."""
-    args = on_demo(arguments(parsed(path.read_text())), seeing=seeing)
+def test_each_config_builds_with_local_files(path: Path, seeing: Path):
+    """Models that are not pulled are not checked, so local files replace them here."""
+    args = on_demo(arguments(parsed(path.read_text())), vision_model=seeing)
     assert "Ingress" in deployments(args)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_config_turns_haproxy_on_and_listens_where_it_says(path: Path):
+def test_each_config_enables_haproxy(path: Path):
     schema = parsed(path.read_text())
     environment = schema.controller_options.runtime_env["env_vars"]
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert schema.http_options.host in ("127.0.0.1", "0.0.0.0")
 
 
-def test_a_key_that_serve_would_pass_over_is_noticed():
+def test_an_unknown_key_of_serve_is_detected():
     config = yaml.safe_load(CONFIGS[0].read_text())
     config["http_options"]["prot"] = 8001
     with pytest.raises(AssertionError, match="prot"):
         parsed(yaml.safe_dump(config))
 
 
-def test_a_key_that_we_do_not_know_is_noticed():
+def test_an_unknown_key_of_ours_is_detected():
     args = arguments(parsed(CONFIGS[0].read_text()))
     args["models"][0]["context_token"] = 4096
     with pytest.raises(ConfigurationError, match="context_tokens"):
@@ -90,6 +91,6 @@ def test_a_key_that_we_do_not_know_is_noticed():
 @pytest.mark.parametrize(
     "section", [AppSettings, ModelSettings, *SECTIONS], ids=lambda s: s.__name__
 )
-def test_the_readme_tells_every_key(section: type[BaseModel]):
-    told = set(re.findall(r"`([a-z0-9_]+)", (ROOT / "configs" / "README.md").read_text()))
-    assert set(section.model_fields) <= told
+def test_the_readme_documents_every_key(section: type[BaseModel]):
+    documented = set(re.findall(r"`([a-z0-9_]+)", (ROOT / "configs" / "README.md").read_text()))
+    assert set(section.model_fields) <= documented

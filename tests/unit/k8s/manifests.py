@@ -1,14 +1,15 @@
-"""The manifests of k8s/, and what their parts are called."""
+"""The manifests of k8s/ and access to their parts."""
 
 import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).parents[3] / "k8s"
+from tests.checkout import ROOT
+
+FOLDER = ROOT / "k8s"
 Manifest = dict[str, Any]
 
 

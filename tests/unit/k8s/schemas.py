@@ -1,4 +1,4 @@
-"""What Kubernetes and KubeRay accept, as JSON Schema without unknown keys."""
+"""JSON Schemas of Kubernetes and KubeRay, without unknown keys."""
 
 import json
 from collections.abc import Iterator

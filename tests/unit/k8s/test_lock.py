@@ -1,4 +1,4 @@
-"""The hashed packages of the image are those of constraints.txt, and all that the project needs."""
+"""The locked packages of the image match constraints.txt and cover all dependencies."""
 
 import re
 import tomllib
@@ -6,7 +6,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.serve_configs import ROOT
+from tests.checkout import ROOT
 
 LINE = re.compile(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}")
 
@@ -31,7 +31,7 @@ def test_locked_versions_are_those_of_the_constraints() -> None:
     assert cuda["torch"] == pins["torch"] and not cuda.keys() & everywhere.keys()
 
 
-def test_all_that_the_project_needs_is_locked() -> None:
+def test_all_dependencies_are_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     versions = locked("requirements.lock") | locked("requirements-cuda.lock")
@@ -39,7 +39,7 @@ def test_all_that_the_project_needs_is_locked() -> None:
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier
 
 
-def test_the_image_installs_nothing_without_its_hash_but_the_cpu_build_of_torch() -> None:
+def test_only_the_cpu_build_of_torch_is_installed_without_a_hash() -> None:
     dockerfile = (ROOT / "k8s" / "Dockerfile").read_text()
     installs = re.findall(r"pip install (.+?)(?:; |$|\\)", dockerfile, flags=re.MULTILINE)
     assert len(installs) == 4

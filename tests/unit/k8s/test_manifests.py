@@ -1,9 +1,10 @@
-"""What one manifest says of another is true, and nobody has more rights than needed."""
+"""The manifests refer to each other correctly and grant least privileges."""
 
 import re
 from pathlib import PurePosixPath
 
-from tests.serve_configs import ROOT, parsed
+from tests.checkout import ROOT
+from tests.serve_configs import parsed
 from tests.unit.k8s.manifests import (
     FOLDER,
     container,
@@ -22,11 +23,11 @@ def readme() -> str:
 
 
 def selected(labels: dict[str, str]) -> set[str]:
-    """The kinds of pods that have all these labels."""
+    """The kinds of pods with all these labels."""
     return {name for name, has in pod_labels().items() if labels.items() <= has.items()}
 
 
-def test_clients_reach_the_pods_of_the_ingress_alone():
+def test_clients_reach_only_the_ingress_pods():
     service = named("Service", "caravan")["spec"]
     assert selected(service["selector"]) == {"ingress"}
     (port,) = service["ports"]
@@ -34,7 +35,7 @@ def test_clients_reach_the_pods_of_the_ingress_alone():
     assert ports[port["targetPort"]] == parsed(ray_service()["serveConfigV2"]).http_options.port
 
 
-def test_probes_ask_where_something_listens():
+def test_probes_use_ports_that_are_open():
     http_port = parsed(ray_service()["serveConfigV2"]).http_options.port
     for name, group in groups().items():
         ready = container(group)["readinessProbe"]["httpGet"]
@@ -43,7 +44,7 @@ def test_probes_ask_where_something_listens():
         assert ready == (alive if name == "head" else {"path": "/-/healthz", "port": http_port})
 
 
-def test_the_claims_and_the_redis_that_pods_name_are_there():
+def test_the_claims_and_the_redis_of_the_pods_exist():
     claims = {m["metadata"]["name"] for m in manifests() if m["kind"] == "PersistentVolumeClaim"}
     assert set(values(manifests(), "claimName")) == claims
     address = ray_service()["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
@@ -62,7 +63,7 @@ def test_the_secrets_that_pods_need_are_in_the_readme_and_in_no_manifest():
     assert wanted == set(made)
 
 
-def test_policies_are_about_pods_that_exist():
+def test_policies_select_existing_pods():
     budget = named("PodDisruptionBudget", "caravan-ingress")["spec"]
     assert selected(budget["selector"]["matchLabels"]) == {"ingress"}
     assert budget["minAvailable"] < groups()["ingress"]["minReplicas"]
@@ -75,7 +76,7 @@ def test_policies_are_about_pods_that_exist():
     assert selected(redis["podSelector"]["matchLabels"]) == {"redis"}
 
 
-def test_the_token_for_models_is_only_where_models_are_pulled():
+def test_only_pods_that_pull_models_have_the_hub_token():
     for name, group in groups().items():
         has = "caravan-hub" in {ref["name"] for ref in values(group, "secretRef")}
         assert has == (name in writers())
@@ -83,7 +84,7 @@ def test_the_token_for_models_is_only_where_models_are_pulled():
     assert "create secret generic caravan-hub --from-literal=HF_TOKEN=" in readme()
 
 
-def test_the_password_of_redis_is_in_no_argument():
+def test_the_redis_password_is_in_no_argument():
     spec = named("StatefulSet", "caravan-redis")["spec"]["template"]["spec"]
     (redis,) = spec["containers"]
     assert not list(values(redis, "secretKeyRef")) and "$(" not in " ".join(redis["args"])
@@ -95,7 +96,7 @@ def test_the_password_of_redis_is_in_no_argument():
 
 
 def egress(pod_name: str) -> list[dict]:
-    """All that a kind of pod may reach; AssertionError where no policy limits it."""
+    """The egress rules of a kind of pod; AssertionError if no policy limits it."""
     rules, limited = [], False
     for policy in (m["spec"] for m in manifests() if m["kind"] == "NetworkPolicy"):
         if pod_name in selected_by(policy["podSelector"]) and "Egress" in policy["policyTypes"]:
@@ -114,7 +115,7 @@ def selected_by(selector: dict) -> set[str]:
     return chosen
 
 
-def test_pods_reach_each_other_and_names_and_no_more_than_they_need():
+def test_pods_reach_only_each_other_dns_and_required_addresses():
     redis = {"matchLabels": pod_labels()["redis"]}
     for name in pod_labels():
         rules = egress(name)
@@ -136,7 +137,7 @@ def all_pods() -> list[dict]:
     return [*map(pod, groups().values()), redis]
 
 
-def test_no_pod_runs_as_root_or_may_become_it():
+def test_no_pod_runs_as_root_or_may_escalate():
     for spec in all_pods():
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
@@ -146,7 +147,7 @@ def test_no_pod_runs_as_root_or_may_become_it():
             assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_containers_write_to_volumes_alone():
+def test_containers_write_only_to_volumes():
     autoscaler = ray_service()["rayClusterConfig"]["autoscalerOptions"]
     for one in [autoscaler, *(one for spec in all_pods() for one in spec["containers"])]:
         assert one["securityContext"]["readOnlyRootFilesystem"] is True
@@ -182,7 +183,7 @@ def test_only_gpu_pods_write_models():
     assert writers() == {"gpu"}
 
 
-def test_the_image_is_made_of_files_that_are_there():
+def test_the_dockerfile_copies_existing_files():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     dockerfile = (FOLDER / "Dockerfile").read_text()
@@ -192,7 +193,7 @@ def test_the_image_is_made_of_files_that_are_there():
     assert [source for source in sources if not (ROOT / PurePosixPath(source)).exists()] == []
 
 
-def test_the_image_runs_as_the_user_that_the_pods_name():
+def test_the_image_runs_as_the_user_of_the_pods():
     dockerfile = (FOLDER / "Dockerfile").read_text()
     (user,) = re.findall(r"^USER (\d+)$", dockerfile, flags=re.MULTILINE)
     assert {pod(group)["securityContext"]["runAsUser"] for group in groups().values()} == {

@@ -1,4 +1,4 @@
-"""The manifests consist of what Kubernetes and KubeRay know, and a slip would be seen."""
+"""The manifests match the schemas of Kubernetes and KubeRay, which detect mistakes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,12 +33,12 @@ def at(node: Any, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("manifest", manifests(), ids=identity)
-def test_a_manifest_is_what_its_kind_may_be(manifest: Manifest):
+def test_each_manifest_matches_its_schema(manifest: Manifest):
     assert list(complaints(manifest)) == []
 
 
 @pytest.mark.parametrize("manifest", manifests(), ids=identity)
-def test_a_misspelt_key_is_noticed_wherever_it_stands(manifest: Manifest):
+def test_a_misspelt_key_is_detected_at_any_depth(manifest: Manifest):
     places = list(mappings(manifest))
     assert len(places) > 3
     unnoticed = set()
@@ -67,14 +67,14 @@ SLIPS = [
 
 
 @pytest.mark.parametrize(("path", "value"), SLIPS, ids=lambda part: str(part)[-40:])
-def test_a_value_that_cannot_be_is_noticed(path: Path, value: Any):
+def test_an_invalid_value_is_detected(path: Path, value: Any):
     manifest = named("RayService", "caravan")
     at(manifest, path[:-1])[path[-1]] = value
     assert list(complaints(manifest))
 
 
 @pytest.mark.parametrize("key", ["headGroupSpec", "workerGroupSpecs.groupName", "template"])
-def test_what_must_be_there_is_missed(key: str):
+def test_a_missing_required_key_is_detected(key: str):
     manifest = named("RayService", "caravan")
     cluster = manifest["spec"]["rayClusterConfig"]
     worker = cluster["workerGroupSpecs"][0]

@@ -1,4 +1,4 @@
-"""The application inside the RayService: built as on the cluster, and placed where it fits."""
+"""The application inside the RayService: it builds, and its replicas fit the pods."""
 
 import json
 import re
@@ -9,9 +9,10 @@ from packaging.requirements import Requirement
 
 from serve_app.config.settings import deployment_name, read_settings
 from serve_app.replica.deployments import DRAIN_S
-from tests.serve_configs import ROOT, arguments, deployments, on_demo, parsed
+from tests.checkout import ROOT
+from tests.serve_configs import arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service
-from tests.unit.serve_app.cli_runs import run
+from tests.unit.serve_app.cli.cli_runs import run
 
 HAPROXY = ("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S")
 
@@ -35,14 +36,14 @@ def mounted_keys(tmp_path, schema):
     arguments(schema)["api_keys_file"] = str(path)
 
 
-def test_the_application_is_built_from_it(schema, mounted_keys):
+def test_the_application_builds(schema, mounted_keys):
     args = arguments(schema)
     models = {deployment_name(model.name) for model in read_settings(args).models}
     assert models | {"Ingress"} <= set(deployments(args))
     assert models | {"Ingress"} <= set(deployments(on_demo(args)))
 
 
-def test_the_keys_are_in_a_secret_that_is_mounted_wherever_serve_may_build(schema):
+def test_the_api_keys_are_mounted_in_all_pods(schema):
     file = PurePosixPath(arguments(schema)["api_keys_file"])
     assert f"--from-file={file.name}" in (ROOT / "k8s" / "README.md").read_text()
     for group in groups().values():
@@ -54,13 +55,13 @@ def test_the_keys_are_in_a_secret_that_is_mounted_wherever_serve_may_build(schem
         assert volumes[mount["name"]]["secret"]["defaultMode"] & 0o027 == 0
 
 
-def test_what_is_said_of_deployments_is_said_of_some_that_exist(schema, mounted_keys):
+def test_configured_deployments_exist(schema, mounted_keys):
     (application,) = schema.applications
     named = {deployment.name for deployment in application.deployments}
     assert named and named <= set(deployments(application.args))
 
 
-def test_the_ingress_fits_its_pods_and_no_others(schema):
+def test_the_ingress_fits_only_its_pods(schema):
     (application,) = schema.applications
     (ingress,) = [d for d in application.deployments if d.name == "Ingress"]
     wanted = ingress.ray_actor_options.resources["ingress"]
@@ -77,7 +78,7 @@ def test_the_ingress_fits_its_pods_and_no_others(schema):
     assert group["minReplicas"] <= settings.ingress_replicas <= group["maxReplicas"]
 
 
-def test_each_replica_of_a_model_has_a_gpu_pod_to_go_to(schema):
+def test_each_model_replica_fits_a_gpu_pod(schema):
     limits = container(groups()["gpu"])["resources"]["limits"]
     replicas = 0
     for model in read_settings(arguments(schema)).models:
@@ -92,7 +93,7 @@ def test_no_replica_fits_the_head():
     assert groups()["head"]["rayStartParams"]["num-cpus"] == "0"
 
 
-def test_pods_wait_as_long_as_replicas_take_to_leave():
+def test_pods_wait_until_replicas_are_drained():
     for name in ("ingress", "gpu"):
         group = groups()[name]
         command = container(group)["lifecycle"]["preStop"]["exec"]["command"][-1]
@@ -104,13 +105,13 @@ def test_pods_wait_as_long_as_replicas_take_to_leave():
         assert sleep < pod(group)["terminationGracePeriodSeconds"]
 
 
-def test_ray_is_the_version_that_we_install():
+def test_the_ray_version_is_the_installed_one():
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     found = [Requirement(line) for line in pins if line.startswith("ray==")]
     assert str(found[0].specifier) == f"=={ray_service()['rayClusterConfig']['rayVersion']}"
 
 
-def test_every_pod_says_the_same_of_serve():
+def test_all_pods_have_the_same_serve_environment():
     config = parsed((ROOT / "configs" / "quickstart.yaml").read_text())
     quickstart = config.controller_options.runtime_env["env_vars"]
     for group in groups().values():

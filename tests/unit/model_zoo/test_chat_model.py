@@ -22,7 +22,7 @@ from tests.chat_templates import (
     rendered_by_transformers,
     template_source,
 )
-from tests.unit.model_zoo.tiny_vocabulary import CONTROL, byte_level_metadata
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 HI = [Message("user", "hi")]
 
@@ -71,8 +71,12 @@ def test_tools_take_the_variant_that_the_file_has_for_them() -> None:
     model = model_with("plain", tool_use="{{ tools | length }} tools", other="{{ tools }} other")
     assert prompt_of(model) == "plain"
     assert prompt_of(model, tools=TOOLS) == "2 tools"
-    with pytest.raises(RequestError, match="does not support tools"):
-        prompt_of(model_with("plain", other="{{ tools }}"), tools=TOOLS)
+
+
+def test_tools_are_described_in_text_to_templates_that_read_none() -> None:
+    source = "{{ messages[0].content }} {{ tools | default('none') }}".replace("tools |", "other |")
+    prompt = prompt_of(model_with(source, other="{{ tools }}"), tools=TOOLS)
+    assert all(f'"name": "{tool["function"]["name"]}"' in prompt for tool in TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -165,5 +169,5 @@ def test_values_too_deep_within_each_other_are_refused() -> None:
     deep: Any = "x"
     for _ in range(5000):
         deep = {"a": [deep]}
-    with pytest.raises(RequestError, match="more than 64 deep"):
+    with pytest.raises(RequestError, match="more than 64 levels deep"):
         prompt_of(model_with("{{ tools }}"), tools=[deep])

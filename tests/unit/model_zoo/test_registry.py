@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from model_zoo.chat.messages import Message
-from model_zoo.registry import load
+from model_zoo.registry import LoadOptions, load
 from runtime.errors import (
     ConfigurationError,
     ModelFileError,
@@ -30,8 +30,14 @@ def tiny(tmp_path_factory) -> Path:
     return path
 
 
-def load_here(path: Path, **options):
-    return load(path, device=CPU, dtype=torch.float32, **options)
+def load_here(path: Path, *, projector: Path | None = None, **options):
+    return load(
+        path,
+        projector=projector,
+        device=CPU,
+        dtype=torch.float32,
+        options=LoadOptions(**options),
+    )
 
 
 def refusal(path: Path, kind: type[ModelFileError], **changes) -> str:

@@ -36,10 +36,10 @@ def use(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def lead(secured) -> Iterator[RankZero]:
-    lead = RankZero(HOST, 3)
-    yield lead
-    lead.close()
+def rank_zero(secured) -> Iterator[RankZero]:
+    rank_zero = RankZero(HOST, 3)
+    yield rank_zero
+    rank_zero.close()
 
 
 @pytest.mark.parametrize("value", ["", "0", "false"])
@@ -57,27 +57,28 @@ def test_a_file_that_is_missing_is_named(authority, name) -> None:
         tls.context_for("caller", {**environment, name: "/nowhere"})
 
 
-def test_ranks_join_and_talk_in_both_directions_at_once(lead) -> None:
+def test_ranks_join_and_talk_in_both_directions_at_once(rank_zero) -> None:
     with ThreadPoolExecutor(3) as pool:
-        gathering = pool.submit(lead.gather)
+        gathering = pool.submit(rank_zero.wait_for_ranks)
         one, two = [
-            pool.submit(ControlChannel, rank_info).result(HANG_S) for rank_info in lead.rank_infos
+            pool.submit(ControlChannel, rank_info).result(HANG_S)
+            for rank_info in rank_zero.rank_infos
         ]
         gathering.result(HANG_S)
-        assert isinstance(one._line, tls.SecureSocket)
+        assert isinstance(one._connection, tls.SecureSocket)
         message = bytes(range(256)) * 8192
-        received = [pool.submit(line.received) for line in (one, two)]
+        received = [pool.submit(line.receive) for line in (one, two)]
         for _ in range(50):
-            one.tell_words({"rank": 1, "text": "x" * 20_000})
-            two.tell_words({"rank": 2})
-            lead.words()
-        lead.tell(message)
+            one.send_json({"rank": 1, "text": "x" * 20_000})
+            two.send_json({"rank": 2})
+            rank_zero.receive_json()
+        rank_zero.send(message)
         assert all(each.result(HANG_S) == message for each in received)
-        assert lead.machines == [HOST] * 3
-        lead.close()
+        assert rank_zero.machines == [HOST] * 3
+        rank_zero.close()
         for line in (one, two):
             with pytest.raises(EOFError):
-                line.received()
+                line.receive()
 
 
 def test_one_thread_reads_while_another_writes_more_than_the_buffers_hold(secured) -> None:
@@ -98,68 +99,69 @@ def test_one_thread_reads_while_another_writes_more_than_the_buffers_hold(secure
         assert all(read.result(HANG_S) == data for read in reading)
 
 
-def test_the_end_of_a_rank_is_noticed(lead) -> None:
+def test_the_end_of_a_rank_is_detected(rank_zero) -> None:
     heard = threading.Event()
-    lead.watch = heard.set
+    rank_zero.watch = heard.set
     with ThreadPoolExecutor(3) as pool:
-        gathering = pool.submit(lead.gather)
+        gathering = pool.submit(rank_zero.wait_for_ranks)
         lines = [
-            pool.submit(ControlChannel, rank_info).result(HANG_S) for rank_info in lead.rank_infos
+            pool.submit(ControlChannel, rank_info).result(HANG_S)
+            for rank_info in rank_zero.rank_infos
         ]
         gathering.result(HANG_S)
         lines[1].close()
         assert heard.wait(HANG_S)
         with pytest.raises(EngineDeadError, match="Rank 2 of 3 is gone"):
-            lead.check()
+            rank_zero.check()
         lines[0].close()
 
 
 def test_a_rank_with_the_certificate_of_another_ca_is_refused(
-    lead, authority, tmp_path, monkeypatch, caplog
+    rank_zero, authority, tmp_path, monkeypatch, caplog
 ) -> None:
     use(monkeypatch, Authority(tmp_path, "other").environment(trusted=authority))
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
-        gathering = pool.submit(lead.gather)
+        gathering = pool.submit(rank_zero.wait_for_ranks)
         with pytest.raises(EngineDeadError, match=r"unknown CA.*RAY_TLS_CA_CERT"):
-            ControlChannel(lead.rank_infos[0])
+            ControlChannel(rank_zero.rank_infos[0])
         wait_until(lambda: "certificate is refused" in caplog.text)
-        lead.close()
-        with pytest.raises(EngineDeadError, match="before all others have joined"):
+        rank_zero.close()
+        with pytest.raises(EngineDeadError, match="before all other ranks had joined"):
             gathering.result(HANG_S)
 
 
 def test_a_first_rank_with_the_certificate_of_another_ca_is_refused(
-    lead, authority, tmp_path, monkeypatch
+    rank_zero, authority, tmp_path, monkeypatch
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        gathering = pool.submit(lead.gather)
+        gathering = pool.submit(rank_zero.wait_for_ranks)
         use(monkeypatch, authority.environment(trusted=Authority(tmp_path, "other")))
         with pytest.raises(EngineDeadError, match=r"certificate is refused.*RAY_TLS_CA_CERT"):
-            ControlChannel(lead.rank_infos[0])
-        lead.close()
+            ControlChannel(rank_zero.rank_infos[0])
+        rank_zero.close()
         assert gathering.exception(HANG_S)
 
 
-def test_a_rank_without_tls_is_refused(lead, monkeypatch) -> None:
+def test_a_rank_without_tls_is_refused(rank_zero, monkeypatch) -> None:
     monkeypatch.setattr(admission, "_HANDSHAKE_S", 0.2)
     monkeypatch.setattr(control_channel, "_JOIN_S", 1.0)
     with ThreadPoolExecutor(1) as pool:
-        gathering = pool.submit(lead.gather)
-        with socket.create_connection((HOST, lead.rank_infos[0].port)) as silent:
+        gathering = pool.submit(rank_zero.wait_for_ranks)
+        with socket.create_connection((HOST, rank_zero.rank_infos[0].port)) as silent:
             silent.settimeout(HANG_S)
             assert silent.recv(1) == b""  # without a nonce
         monkeypatch.setenv("RAY_USE_TLS", "0")
-        with pytest.raises(EngineDeadError, match="does not reach the first one"):
-            ControlChannel(lead.rank_infos[0])
-        lead.close()
+        with pytest.raises(EngineDeadError, match="cannot reach rank 0"):
+            ControlChannel(rank_zero.rank_infos[0])
+        rank_zero.close()
         assert gathering.exception(HANG_S)
 
 
 def test_a_rank_with_tls_refuses_a_first_rank_without(authority, monkeypatch) -> None:
-    with closing(RankZero(HOST, 2)) as lead, ThreadPoolExecutor(1) as pool:
-        gathering = pool.submit(lead.gather)
+    with closing(RankZero(HOST, 2)) as rank_zero, ThreadPoolExecutor(1) as pool:
+        gathering = pool.submit(rank_zero.wait_for_ranks)
         use(monkeypatch, authority.environment())
         with pytest.raises(EngineDeadError, match=r"does not speak TLS.*RAY_USE_TLS=1"):
-            ControlChannel(lead.rank_infos[0])
-        lead.close()
+            ControlChannel(rank_zero.rank_infos[0])
+        rank_zero.close()
         assert gathering.exception(HANG_S)

@@ -1,4 +1,4 @@
-"""Start refuses what cannot work, with one message that names it."""
+"""Checks before the start: each error is one message that names the cause."""
 
 import socket
 from pathlib import Path
@@ -9,14 +9,13 @@ from ray.serve.exceptions import RayServeException
 
 from serve_app.app import build
 from serve_app.check import main
-from tests.unit.model_zoo.test_split import split_like_a_converter
-
-DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
+from tests.checkout import DEMO_MODEL
+from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 
 
 def damaged(folder: Path, how: str) -> Path:
-    """A copy of the demo model that is wrong in one way."""
-    data = DEMO.read_bytes()
+    """A copy of the demo model with one defect."""
+    data = DEMO_MODEL.read_bytes()
     changes = {
         "cut": lambda: data[: len(data) // 2],
         "magic": lambda: b"GGML" + data[4:],
@@ -53,8 +52,8 @@ def test_a_broken_file_is_named_before_anything_starts(tmp_path, how, names):
 
 
 def test_a_missing_part_of_a_split_model_is_named(tmp_path):
-    """The demo model in parts, as the format's own writer cuts it; then one part is gone."""
-    first = split_like_a_converter(DEMO, tmp_path, tensors_each=20)
+    """The demo model is split as by llama.cpp, and one part is removed."""
+    first = split_like_a_converter(DEMO_MODEL, tmp_path, tensors_each=20)
     others = sorted(set(tmp_path.glob("*.gguf")) - {first})
     assert len(others) >= 2 and build(args(first)) is not None
     others[0].unlink()
@@ -65,8 +64,8 @@ def test_a_missing_part_of_a_split_model_is_named(tmp_path):
     assert others[0].name in message and "there is no such file" in message
 
 
-def test_a_later_part_of_a_split_model_is_told_which_the_first_is(tmp_path):
-    first = split_like_a_converter(DEMO, tmp_path, tensors_each=20)
+def test_the_error_for_a_later_part_names_the_first_one(tmp_path):
+    first = split_like_a_converter(DEMO_MODEL, tmp_path, tensors_each=20)
     second = sorted(tmp_path.glob("*.gguf"))[1]
     with pytest.raises(
         RayServeException, match=rf"Model demo: .*give its first part, {first.name}"
@@ -81,16 +80,16 @@ def test_a_missing_file_is_named():
 
 def test_an_unknown_key_is_named_with_the_nearest():
     with pytest.raises(RayServeException, match=r"contxt_tokens .* did you mean context_tokens"):
-        build(args(DEMO, contxt_tokens=5))
+        build(args(DEMO_MODEL, contxt_tokens=5))
 
 
 def test_a_context_beyond_the_models_is_refused():
     with pytest.raises(RayServeException, match=r"Model demo: `context_tokens` is 1,000,000"):
-        build(args(DEMO, context_tokens=1_000_000))
+        build(args(DEMO_MODEL, context_tokens=1_000_000))
 
 
-def test_a_sound_configuration_builds():
-    assert build(args(DEMO)) is not None
+def test_a_valid_configuration_builds():
+    assert build(args(DEMO_MODEL)) is not None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_a_sound_configuration_builds():
 )
 def test_settings_that_contradict_each_other_are_refused(change, message):
     with pytest.raises(RayServeException, match=f"Model demo: {message}"):
-        build(args(DEMO, **change))
+        build(args(DEMO_MODEL, **change))
 
 
 def config(folder: Path, arguments: dict, port: int = 0) -> str:
@@ -114,28 +113,26 @@ def config(folder: Path, arguments: dict, port: int = 0) -> str:
     return str(path)
 
 
-def test_a_port_that_is_taken_is_named(tmp_path, capsys):
+def test_a_port_in_use_is_named(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert main([config(tmp_path, args(DEMO), port)]) == 1
+        assert main([config(tmp_path, args(DEMO_MODEL), port)]) == 1
     assert f"port {port} of 127.0.0.1" in capsys.readouterr().err
-    assert main([config(tmp_path, args(DEMO), port)]) == 0
+    assert main([config(tmp_path, args(DEMO_MODEL), port)]) == 0
 
 
-def test_the_check_says_nothing_about_a_sound_configuration(tmp_path, capsys):
-    assert main([config(tmp_path, args(DEMO))]) == 0
+def test_the_check_prints_nothing_for_a_valid_configuration(tmp_path, capsys):
+    assert main([config(tmp_path, args(DEMO_MODEL))]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_the_check_tells_one_line_and_fails(tmp_path, capsys):
+def test_the_check_prints_one_line_and_fails(tmp_path, capsys):
     assert main([config(tmp_path, args("nowhere.gguf"))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "config.yaml: Model demo:" in line and "nowhere.gguf" in line
 
 
-def test_the_check_says_of_a_model_from_elsewhere_that_it_will_be_pulled(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_check_reports_models_that_are_not_pulled(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path / "models"))
     assert main([config(tmp_path, args("hf://org/repo:Q4_K_M"))]) == 0
     said = capsys.readouterr()
@@ -143,13 +140,13 @@ def test_the_check_says_of_a_model_from_elsewhere_that_it_will_be_pulled(
     assert said.err == "" and not (tmp_path / "models").exists()
 
 
-def test_the_check_refuses_what_is_no_source(tmp_path, capsys):
+def test_the_check_refuses_an_invalid_source(tmp_path, capsys):
     assert main([config(tmp_path, args("hf://org"))]) == 1
     assert "args.models[0].source (model demo): hf://org is not" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "applications: 5"])
-def test_the_check_wants_a_serve_config(tmp_path, capsys, text):
+def test_the_check_requires_a_serve_config(tmp_path, capsys, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     assert main([str(path)]) == 1

@@ -1,4 +1,4 @@
-"""HAProxy with the configuration that this version of Ray generates, edited and run."""
+"""HAProxy with the edited configuration of this version of Ray, run on loopback."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from ray.serve.config import HTTPOptions
 
 from serve_app import haproxy
 from serve_app.haproxy import UnsafeError, hardened, secure, take_directory
+from tests.checkout import ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
 
@@ -49,6 +50,7 @@ def running(config, path):
     try:
         for port in (config.http_options.port, config.stats_port, config.metrics_port):
             await_listener(process, port)
+        await_socket(process, Path(config.socket_path))
         yield
     finally:
         process.kill()
@@ -65,6 +67,16 @@ def await_listener(process, port):
     raise AssertionError(f"nothing listens on port {port}")
 
 
+def await_socket(process, path):
+    """HAProxy renames its Unix sockets to their final paths after it has bound all ports."""
+    deadline = time.monotonic() + HANG_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} does not exist")
+
+
 def listening_addresses(port):
     """The addresses that IPv4 sockets listen on, in /proc's hexadecimal form."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -72,7 +84,7 @@ def listening_addresses(port):
     return {address for address, each in local if int(each, 16) == port}
 
 
-def test_the_admin_socket_is_for_this_user_alone(generated):
+def test_only_this_user_may_use_the_admin_socket(generated):
     config, path = generated
     secure(path)
     with running(config, path):
@@ -80,14 +92,14 @@ def test_the_admin_socket_is_for_this_user_alone(generated):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_without_the_edits_it_is_for_everybody(generated):
+def test_without_the_edits_every_user_may_use_the_admin_socket(generated):
     """The reason for the edits; when this fails, Ray has repaired it."""
     config, path = generated
     with running(config, path):
         assert stat.S_IMODE(os.stat(config.socket_path).st_mode) == 0o666
 
 
-def test_statistics_and_metrics_listen_on_loopback_alone(generated):
+def test_statistics_and_metrics_listen_only_on_loopback(generated):
     config, path = generated
     secure(path)
     with running(config, path):
@@ -95,13 +107,13 @@ def test_statistics_and_metrics_listen_on_loopback_alone(generated):
             assert listening_addresses(port) == {"0100007F"}
 
 
-def test_metrics_listen_where_the_frontend_does(generated):
+def test_metrics_listen_at_the_address_of_the_frontend(generated):
     _, path = generated
     text = path.read_text().replace("bind 127.0.0.1:", "bind *:")
     assert "frontend prometheus\n    bind *:" in hardened(text)
 
 
-def test_unfinished_headers_end_at_their_deadline(generated):
+def test_unfinished_headers_are_closed_at_the_timeout(generated):
     config, path = generated
     path.write_text(hardened(path.read_text(), header_timeout_s=1))
     here = ("127.0.0.1", config.http_options.port)
@@ -111,7 +123,7 @@ def test_unfinished_headers_end_at_their_deadline(generated):
         assert half_open.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_one_address_does_not_take_the_connections_of_others(generated):
+def test_one_address_cannot_take_all_connections(generated):
     config, path = generated
     secure(path)  # 20 of 40
     with running(config, path), ExitStack() as opened:
@@ -133,14 +145,14 @@ def ask(config, opened, source="127.0.0.1"):
         return False
 
 
-def test_the_limit_of_an_address_can_be_set(generated, monkeypatch):
+def test_the_connection_limit_of_an_address_is_configurable(generated, monkeypatch):
     _, path = generated
     monkeypatch.setenv(haproxy.CONNECTIONS_VARIABLE, "7")
     secure(path)
     assert "reject if { sc0_conn_cur gt 7 }" in path.read_text()
 
 
-def test_a_template_that_the_edits_do_not_fit_is_refused(generated):
+def test_an_unknown_template_is_refused(generated):
     _, path = generated
     text = path.read_text()
     for line in ("mode 666", "frontend prometheus", "listen stats", "frontend http_frontend"):
@@ -161,21 +173,21 @@ OURS = {**ENABLED, haproxy.BINARY_VARIABLE: "/opt/bin/caravan-haproxy"}
 SECRET = "s3cret-_" * 4
 
 
-def test_ray_serve_without_the_command_is_a_risk():
+def test_ray_without_the_command_is_a_risk():
     socket_risk, port_risk = haproxy.risks(ENABLED)
     assert "admin socket" in socket_risk
     assert haproxy.risks(OURS) == [port_risk]
     assert haproxy.risks({}) == []
 
 
-def test_an_ingress_that_anybody_may_reach_is_a_risk_with_a_port_and_a_remedy():
+def test_an_ingress_without_a_secret_is_a_risk():
     [risk] = haproxy.risks({**OURS, "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "30100"})
     assert "a port from 30000 to 30100" in risk
     assert "Set CARAVAN_PROXY_SECRET" in risk
     assert haproxy.risks({**OURS, haproxy.SECRET_VARIABLE: SECRET}) == []
 
 
-def test_the_secret_is_enforced_only_where_our_haproxy_adds_it():
+def test_the_secret_is_enforced_only_behind_our_haproxy():
     secret = {haproxy.SECRET_VARIABLE: SECRET}
     assert haproxy.enforced_secret({**OURS, **secret}) == SECRET
     assert haproxy.enforced_secret({**ENABLED, **secret}) is None
@@ -184,12 +196,12 @@ def test_the_secret_is_enforced_only_where_our_haproxy_adds_it():
 
 
 @pytest.mark.parametrize("secret", ["short", "a" * 31 + "%", 'a"' * 20, "a b" * 20])
-def test_a_secret_that_is_weak_or_would_not_be_sent_as_it_is_is_refused(secret):
+def test_a_short_or_unsafe_secret_is_refused(secret):
     with pytest.raises(UnsafeError, match="32 to 256 letters"):
         haproxy.enforced_secret({**OURS, haproxy.SECRET_VARIABLE: secret})
 
 
-def test_requests_carry_the_client_and_the_secret_whatever_they_bring(generated, monkeypatch):
+def test_the_client_and_secret_headers_of_a_request_are_replaced(generated, monkeypatch):
     config, path = generated
     monkeypatch.setenv(haproxy.SECRET_VARIABLE, SECRET)
     secure(path)
@@ -254,8 +266,8 @@ def test_an_edited_file_in_a_directory_of_another_user_is_refused(generated, mon
         secure(path)
 
 
-def test_the_sockets_of_make_serve_have_paths_that_haproxy_takes():
-    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+def test_the_socket_paths_of_make_serve_are_short_enough():
+    makefile = (ROOT / "Makefile").read_text()
     folder = re.search(r"^HAPROXY_FILES := (\S+)-\$\(shell id -u\)$", makefile, re.MULTILINE)[1]
     node_id = "0" * 56
     assert len(f"{folder}-{2**32}/{node_id}/metrics.sock") <= 97
@@ -263,11 +275,11 @@ def test_the_sockets_of_make_serve_have_paths_that_haproxy_takes():
 
 def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(UnsafeError, match="not a directory of this user alone"):
+    with pytest.raises(UnsafeError, match="not private to this user"):
         take_directory(tmp_path)
 
 
-def test_the_command_becomes_haproxy(generated):
+def test_the_command_executes_haproxy(generated):
     _, path = generated
     command = [sys.executable, "-m", "serve_app.haproxy", "-c", "-f", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -276,7 +288,7 @@ def test_the_command_becomes_haproxy(generated):
     assert "mode 600" in path.read_text()
 
 
-def test_the_command_says_why_it_refuses(generated):
+def test_the_command_prints_why_it_refuses(generated):
     _, path = generated
     path.write_text("global\n")
     command = [sys.executable, "-m", "serve_app.haproxy", "-f", str(path)]

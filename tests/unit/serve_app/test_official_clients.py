@@ -1,10 +1,10 @@
-"""The official clients against the demo model itself, without Ray: what they may send and ask."""
+"""The official clients against the demo model, without Ray."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from statistics import fmean
 
 import httpx
 import httpx2
@@ -14,19 +14,19 @@ import pytest
 from starlette.applications import Starlette
 
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import ingress_app
+from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.request_images import ImageRules
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.catalogue import ServedModel
+from serve_app.gateway.model_registry import ServedModel
 from serve_app.replica.loading import load_replica
+from serve_app.replica.model_files import local_files
 from serve_app.replica.replica import ModelReplica
-from serve_app.replica.resolved_model import present_origin
-from serve_app.transport.server import StreamServer
+from serve_app.transport.generation import generation_server
+from tests.checkout import DEMO_MODEL
 from tests.patience import HANG_S
-from tests.unit.serve_app.pretend import OneReplica, backend_of
+from tests.unit.serve_app.fake_replicas import OneReplica, backend_of
 
-DEMO = Path(__file__).parents[3] / "models" / "demo.gguf"
 CONTEXT_TOKENS = 128
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
 LONG = "hot and cold " * 200
@@ -47,23 +47,24 @@ class Clients:
 @pytest.fixture(scope="module")
 def replica() -> Iterator[ModelReplica]:
     settings = ModelSettings(
-        name="demo", source=str(DEMO), context_tokens=CONTEXT_TOKENS, max_sequences=2
+        name="demo", source=str(DEMO_MODEL), context_tokens=CONTEXT_TOKENS, max_sequences=2
     )
-    origin = present_origin(settings, {})
+    origin = local_files(settings, {})
     assert origin is not None
-    replica = load_replica(settings, origin=replace(origin, template=TEMPLATE))
+    replica = load_replica(settings, files=replace(origin, template=TEMPLATE))
     yield replica
     replica.close()
 
 
 @asynccontextmanager
 async def clients(replica: ModelReplica) -> AsyncIterator[Clients]:
-    server = StreamServer(replica.generate)
+    server = generation_server(replica.generate)
     card = replica.describe()
-    directory = OneReplica(await server.start("127.0.0.1"), card)
-    backend = backend_of(directory, ServedModel("demo", Options()), card=card)
+    replicas = OneReplica(await server.start("127.0.0.1"), card)
+    backend = backend_of(replicas, ServedModel("demo", Options()))
     app = ingress_app(
-        backend, api_keys=None, body_limits=BodyLimits(1 << 20), image_rules=ImageRules()
+        backend,
+        IngressOptions(api_keys=None, body_limits=BodyLimits(1 << 20), image_rules=ImageRules()),
     )
     try:
         async with asyncio.timeout(HANG_S):
@@ -89,7 +90,7 @@ async def said(oai: openai.AsyncOpenAI, **change) -> str:
     return (await oai.chat.completions.create(**body)).choices[0].message.content
 
 
-async def test_a_num_ctx_above_the_served_context_is_answered_and_what_is_served_is_told(replica):
+async def test_a_num_ctx_above_the_served_context_is_answered(replica):
     async with clients(replica) as to:
         options = {"num_ctx": 8192, "temperature": 0}
         reply = await to.native.chat("demo", QUESTION, options=options)
@@ -101,7 +102,7 @@ async def test_a_num_ctx_above_the_served_context_is_answered_and_what_is_served
     assert shown.modelinfo["gemma3.context_length"] > CONTEXT_TOKENS
 
 
-async def test_fields_that_only_some_clients_know_change_nothing(replica):
+async def test_fields_of_other_clients_change_nothing(replica):
     body = {"model": "demo", "messages": QUESTION, "stream": False, "options": {"temperature": 0}}
     extra = {"num_predict": 1, "temperature": 2, "top_p": 0.1}
     async with clients(replica) as to:
@@ -114,8 +115,32 @@ async def test_fields_that_only_some_clients_know_change_nothing(replica):
     assert compatible == plain["content"]
 
 
+async def test_choices_are_reproducible_and_the_same_streamed(replica):
+    body = {"model": "demo", "prompt": ["hot", "cold"], "seed": 3, "max_tokens": 4}
+    async with clients(replica) as to:
+        alone = await to.oai.completions.create(**body | {"prompt": "hot"})
+        whole = await to.oai.completions.create(**body, n=3)
+        stream = await to.oai.completions.create(**body, n=3, stream=True)
+        streamed = [""] * 6
+        async for chunk in stream:
+            streamed[chunk.choices[0].index] += chunk.choices[0].text
+    texts = [choice.text for choice in whole.choices]
+    assert texts == streamed
+    assert texts[0] == alone.choices[0].text
+    assert len(set(texts)) > 1
+
+
+async def test_best_of_is_the_candidate_with_the_highest_mean_log_probability(replica):
+    body = {"model": "demo", "prompt": "hot", "seed": 3, "max_tokens": 4, "logprobs": 0}
+    async with clients(replica) as to:
+        candidates = (await to.oai.completions.create(**body, n=4)).choices
+        best = (await to.oai.completions.create(**body, best_of=4)).choices
+    means = [fmean(choice.logprobs.token_logprobs) for choice in candidates]
+    assert [choice.text for choice in best] == [candidates[means.index(max(means))].text]
+
+
 @pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1.0}])
-async def test_vllms_filters_leave_the_likeliest_token_alone_to_draw(replica, extra):
+async def test_vllms_filters_can_leave_only_the_likeliest_token(replica, extra):
     async with clients(replica) as to:
         greedy = await said(to.oai)
         hot = [await said(to.oai, temperature=2, seed=s, extra_body=extra) for s in range(4)]
@@ -124,7 +149,7 @@ async def test_vllms_filters_leave_the_likeliest_token_alone_to_draw(replica, ex
     assert wild != [greedy] * 4
 
 
-async def test_vllms_repetition_penalty_sees_the_prompt(replica):
+async def test_vllms_repetition_penalty_counts_the_prompt(replica):
     async with clients(replica) as to:
         plain = await said(to.oai)
         penalised = await said(to.oai, extra_body={"repetition_penalty": 100.0})
@@ -148,7 +173,7 @@ async def test_chat_template_variables_and_names_are_rendered(replica):
     assert costs[1] > costs[0]
 
 
-async def test_texts_of_any_length_become_vectors_unless_cutting_is_forbidden(replica):
+async def test_texts_of_any_length_are_embedded_unless_truncation_is_off(replica):
     texts = ["hot", "", LONG]
     async with clients(replica) as to:
         native = (await to.native.embed("demo", texts)).embeddings

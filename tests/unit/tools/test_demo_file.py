@@ -1,4 +1,4 @@
-"""Training that continues from a file begins with the weights and the tokens of that file."""
+"""Continued training starts from the weights and the tokens of a file."""
 
 from itertools import islice
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tools.demo_file import read_model
-from tools.demo_model import new_model, render_seeing, train_tokenizer, write_seeing_model
+from tools.demo_model import new_model, render_seeing, train_tokenizer, write_vision_model
 from tools.demo_picture_dialogues import training_dialogues
 
 
@@ -17,15 +17,15 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def written(tokenizer, tmp_path_factory):
-    """A model and the file of it."""
+    """A model and its file."""
     torch.manual_seed(0)
     model = new_model(tokenizer)
     path = tmp_path_factory.mktemp("demo") / "seeing.gguf"
-    write_seeing_model(path, model, tokenizer)
+    write_vision_model(path, model, tokenizer)
     return model, path
 
 
-def test_weights_come_back_as_near_as_q8_0_keeps_them(written):
+def test_weights_are_read_back_with_the_precision_of_q8_0(written):
     model, path = written
     read, _ = read_model(path)
     expected = model.state_dict()
@@ -35,7 +35,7 @@ def test_weights_come_back_as_near_as_q8_0_keeps_them(written):
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=largest / 127)
 
 
-def test_the_tokenizer_comes_back(written, tokenizer):
+def test_the_tokenizer_is_read_back(written, tokenizer):
     _, path = written
     _, read = read_model(path)
     for dialogue in islice(training_dialogues(9), 50):

@@ -1,4 +1,4 @@
-"""The model to be trained: what training shows it is what serving will show it, and it is small."""
+"""The demo model: training and serving use the same prompts, and the file is small."""
 
 import io
 from itertools import islice
@@ -18,7 +18,7 @@ from tools.demo_model import (
     new_model,
     render_seeing,
     train_tokenizer,
-    write_seeing_model,
+    write_vision_model,
 )
 from tools.demo_picture_dialogues import held_out, training_dialogues, with_text_first
 from tools.demo_pictures import draw
@@ -35,7 +35,7 @@ def tokenizer():
 def file(tokenizer, tmp_path_factory):
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("demo") / "seeing.gguf"
-    write_seeing_model(path, new_model(tokenizer), tokenizer)
+    write_vision_model(path, new_model(tokenizer), tokenizer)
     return path
 
 
@@ -75,7 +75,7 @@ def test_served_prompts_are_those_of_training(file, tokenizer, order):
             torch.testing.assert_close(image.pixels.float().reshape(pixels.shape), pixels)
 
 
-def test_replies_are_scored_and_nothing_else(tokenizer):
+def test_only_replies_are_scored(tokenizer):
     dialogues = list(islice(training_dialogues(2), 12))
     rows = batch(dialogues, tokenizer)
     for labels, ids, messages in zip(rows["labels"], rows["input_ids"], dialogues, strict=True):

@@ -1,4 +1,4 @@
-"""Questions about pictures have the answer that the pixels give, and held-out ones are new."""
+"""Answers about pictures agree with the pixels, and held-out questions are not in training."""
 
 import io
 import re
@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from PIL import Image
 
-from tests.unit.tools.looking import blobs
+from tests.unit.tools.pixel_blobs import blobs
 from tools.demo_picture_dialogues import (
     NO_PICTURE,
     SHARE,
@@ -59,7 +59,7 @@ def of(questions, *skills):
 
 
 def matching(blobs_seen, words):
-    """Those that are "red stars", "crosses", "shapes"."""
+    """The blobs that are "red stars", "crosses", "shapes"."""
     colour, _, kind = words.rpartition(" ")
     kind = re.sub("(?<=ss)es$|s$", "", kind) if kind != "cross" else kind
     return [
@@ -67,7 +67,7 @@ def matching(blobs_seen, words):
     ]
 
 
-def test_counts_are_those_of_the_pixels(questions):
+def test_counts_agree_with_the_pixels(questions):
     said = re.compile(r"(?P<words>.+): (?P<places>.+), so there (?:is|are) (?P<number>\d)\.")
     for question in of(questions, "counting"):
         [seen] = seen_in(question)
@@ -81,7 +81,7 @@ def test_counts_are_those_of_the_pixels(questions):
             assert int(told["number"]) == len(found), question
 
 
-def test_single_items_have_the_colour_the_place_and_the_shape_of_the_pixels(questions):
+def test_colour_place_and_shape_of_single_items_agree_with_the_pixels(questions):
     checked = Counter()
     for question in of(questions, "colour", "place", "shape"):
         [seen] = seen_in(question)
@@ -126,7 +126,7 @@ def test_descriptions_name_everything_in_reading_order(questions):
         assert [re.sub(" an? ", " ", each) for each in told] == expected
 
 
-def test_yes_and_no_are_what_the_pixels_say(questions):
+def test_yes_and_no_agree_with_the_pixels(questions):
     for question in of(questions, "existence"):
         yes, words = re.fullmatch(r"(Yes|No), there is (?:an?|no) (.+)\.", question.answer).groups()
         [seen] = seen_in(question)
@@ -134,7 +134,7 @@ def test_yes_and_no_are_what_the_pixels_say(questions):
         assert bool(matching(seen, words)) == (yes == "Yes"), question
 
 
-def test_what_is_said_of_a_colour_or_a_relation_is_what_the_pixels_say(questions):
+def test_answers_about_colours_and_relations_agree_with_the_pixels(questions):
     for question in of(questions, "truth", "relation"):
         if pictures_of(question.messages)[0].number:
             continue
@@ -159,7 +159,7 @@ def test_what_is_said_of_a_colour_or_a_relation_is_what_the_pixels_say(questions
         assert verdict == f"so {'yes' if true else 'no'}", question
 
 
-def test_without_a_picture_none_is_seen(questions):
+def test_without_a_picture_the_reply_says_so(questions):
     asked = of(questions, "no picture")
     assert {question.answer for question in asked} == {NO_PICTURE}
     assert not any(pictures_of(question.messages) for question in asked)
@@ -173,7 +173,7 @@ def test_equal_seeds_make_equal_dialogues_and_others_do_not():
     assert first != other
 
 
-def test_no_held_out_item_or_sentence_is_met_in_training(questions, dialogues):
+def test_no_held_out_item_or_sentence_is_in_training(questions, dialogues):
     trained_items = {
         item.facts
         for messages in dialogues
@@ -211,7 +211,7 @@ def test_every_skill_is_held_out_in_many_words_with_many_answers(questions):
         assert answers.most_common(1)[0][1] <= 28, (skill, answers)
 
 
-def test_training_meets_every_skill_and_pictures_in_most_dialogues(dialogues):
+def test_training_has_every_skill_and_pictures_in_most_dialogues(dialogues):
     shown = [len(pictures_of(messages)) for messages in dialogues]
     assert Counter(shown).keys() == {0, 1, 2}
     assert shown.count(0) < 0.1 * len(shown)
@@ -253,12 +253,12 @@ def test_requests_mark_images_that_come_after_the_text(questions):
         ("It is red.", "", False),
     ],
 )
-def test_a_reply_is_right_when_it_says_the_same(answer, given, right):
+def test_a_reply_is_right_if_it_has_the_same_facts(answer, given, right):
     assert is_right(answer, given) == right
 
 
 def test_different_answers_to_one_skill_never_pass_for_each_other(questions):
-    """What an answer says again of its question does not count."""
+    """The words that an answer repeats from its question do not count."""
     for skill in [*SKILLS, "no picture"]:
         again = skill in ("shape", "colour", "place", "truth")
         answers = {question.answer for question in of(questions, skill)}

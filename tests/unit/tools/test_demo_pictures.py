@@ -1,4 +1,4 @@
-"""Drawn pictures show what their facts say, found by looking at the pixels."""
+"""The pixels of drawn pictures agree with their facts."""
 
 from dataclasses import replace
 from random import Random
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from tests.unit.tools.looking import blobs, inked
+from tests.unit.tools.pixel_blobs import blobs, inked
 from tools.demo_pictures import COLOURS, PLACES, SHAPES, draw, invent, is_reserved
 
 
@@ -40,7 +40,7 @@ def test_pixels_show_the_digits_of_the_number():
 
 
 def _unlike(ink, digits):
-    """The share of pixels that differ from the digits as Pillow writes them in that box."""
+    """The share of pixels that differ from the digits that Pillow draws in that box."""
     canvas = Image.new("L", (300, 150))
     face = ImageFont.load_default(64)
     ImageDraw.Draw(canvas).text((20, 20), digits, fill=255, font=face, stroke_width=1)

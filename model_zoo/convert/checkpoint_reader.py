@@ -1,0 +1,117 @@
+"""Reads single tensors of a checkpoint's safetensors files."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model_zoo.convert.configuration import read_json
+from runtime.errors import ModelFileError, UnsupportedModelError
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_BYTES = frozenset({"U8"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    shape: tuple[int, ...]
+    dtype: str
+    shard: Path
+    handle: Any
+
+
+class Checkpoint:
+    """Names, shapes and data of the tensors of a folder."""
+
+    def __init__(self, folder: Path, stored: Mapping[str, _Stored]) -> None:
+        self.folder = folder
+        self._stored = stored
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self._stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name].shape
+
+    def require(self, name: str, *, blocks: bool) -> None:
+        """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`."""
+        dtype = self._stored[name].dtype
+        if dtype not in (_BYTES if blocks else _FLOATS):
+            raise UnsupportedModelError(
+                f"{self._stored[name].shard}: `{name}` holds numbers of type {dtype}; F32, F16 and "
+                "BF16 can be converted. Convert a checkpoint that is not quantised."
+            )
+
+    def read(self, name: str, *, index: int | None = None) -> Tensor:
+        """The stored tensor, or the slice `index` of its first dimension."""
+        stored = self._stored[name]
+        try:
+            if index is None:
+                return stored.handle.get_tensor(name)
+            return stored.handle.get_slice(name)[index : index + 1].squeeze(0)
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{stored.shard}: `{name}` cannot be read: {error}.") from error
+
+
+@contextmanager
+def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
+    """Opens all shards.
+
+    ModelFileError if one is missing, damaged or contradicts the index; UnsupportedModelError for a
+    folder of pickles.
+    """
+    stored: dict[str, _Stored] = {}
+    with ExitStack() as stack:
+        for shard, expected in _shards(folder).items():
+            stored |= _open(stack, shard, expected)
+        yield Checkpoint(folder, stored)
+
+
+def _shards(folder: Path) -> Mapping[Path, Sequence[str] | None]:
+    """Each file with the tensors that the index assigns to it; None without an index."""
+    if (folder / _INDEX).exists():
+        weight_map = read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(weight_map, Mapping) or not weight_map:
+            raise ModelFileError(f"{folder / _INDEX}: has no `weight_map`.")
+        shards: dict[Path, list[str]] = {}
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ModelFileError(f"{folder / _INDEX}: `{name}` is in no file of this folder.")
+            shards.setdefault(folder / file, []).append(name)
+        return shards
+    if (folder / _SINGLE).exists():
+        return {folder / _SINGLE: None}
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise UnsupportedModelError(
+            f"{folder}: its weights are pickles, which can execute code when loaded; save them "
+            "as safetensors first."
+        )
+    raise ModelFileError(f"{folder}: has neither `{_SINGLE}` nor `{_INDEX}`.")
+
+
+def _open(stack: ExitStack, shard: Path, expected: Sequence[str] | None) -> dict[str, _Stored]:
+    if not shard.exists():
+        raise ModelFileError(f"{shard}: this shard of the checkpoint is missing.")
+    try:
+        handle: Any = stack.enter_context(safe_open(shard, framework="pt"))
+        names = list(handle.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(f"{shard}: is no sound safetensors file: {error}.") from error
+    missing = sorted(set(expected or ()) - set(names))
+    if missing:
+        raise ModelFileError(f"{shard}: the index says that it has {', '.join(missing[:8])}.")
+    return {name: _described(shard, handle, name) for name in names}
+
+
+def _described(shard: Path, handle: Any, name: str) -> _Stored:
+    described = handle.get_slice(name)
+    return _Stored(tuple(described.get_shape()), described.get_dtype(), shard, handle)

@@ -1,0 +1,215 @@
+"""Converts a `transformers` folder to GGUF: metadata, tokenizer, chat template and tensors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_zoo.convert import decoders
+from model_zoo.convert.checkpoint_reader import Checkpoint, open_checkpoint
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.gguf_metadata import metadata_of, projector_metadata, table_keys
+from model_zoo.convert.mapping import (
+    EMBEDDING,
+    FLAVOURS,
+    LLAMA_CPP,
+    OLLAMA,
+    OUTPUT,
+    Conversion,
+)
+from model_zoo.convert.plan import Target, plan
+from model_zoo.convert.quantizers.rows import quantize, row_groups
+from model_zoo.convert.recipes import Facts, recipe_named, tensor_type
+from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
+from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
+from runtime.errors import ConfigurationError, UnsupportedModelError
+
+Progress = Callable[[int, int], None]
+_SLAB_ELEMENTS = 1 << 24
+
+
+def convert(
+    folder: Path,
+    out: Path,
+    *,
+    type: str = "f16",
+    flavour: str = LLAMA_CPP,
+    split_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Converts the model in `folder` to `out`; returns the paths of all files.
+
+    In llama.cpp's flavour a vision model goes to a second file, named `mmproj-` and the name of
+    `out`. `type`: a recipe; `flavour`: whose key and tensor names to use. `split_bytes`: maximum
+    size of the tensors of a part. `progress(done, total)` gets bytes written. At most one stored
+    tensor is in memory. Files get their final names when complete; none remains after an error.
+    Raises ConfigurationError for invalid arguments, ModelFileError for an invalid folder.
+    """
+    _check_request(folder, out, type, flavour)
+    config = Configuration.read(folder)
+    with open_checkpoint(folder) as checkpoint:
+        files = _files(config, checkpoint, out, type, flavour)
+        total = sum(tensor.nbytes for file in files for tensor in file.planned)
+        with ExitStack() as stack:
+            outputs = [
+                stack.enter_context(
+                    gguf_output(
+                        file.path,
+                        file.metadata,
+                        file.planned,
+                        split_bytes=split_bytes if file.path == out else None,
+                    )
+                )
+                for file in files
+            ]
+            done = 0
+            for file, output in zip(files, outputs, strict=True):
+                for count in _written(output, file):
+                    done += count
+                    if progress is not None:
+                        progress(done, total)
+    return tuple(path for output in outputs for path in output.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file to write."""
+
+    path: Path
+    metadata: Mapping[str, Field]
+    targets: Sequence[Target]
+    planned: Sequence[PlannedTensor]
+
+
+def _files(
+    config: Configuration, checkpoint: Checkpoint, out: Path, type: str, flavour: str
+) -> list[_File]:
+    """The model's file, and for llama.cpp's flavour that of the vision model, if any."""
+    vision, config_of_vision = vision_of(config)
+    conversion, config = _checked(conversion_for(config), config, flavour)
+    targets = plan(conversion, config, checkpoint, flavour=flavour)
+    rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
+    metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
+    files = []
+    if vision is not None:
+        vision, config_of_vision = _checked(vision, config_of_vision, flavour)
+        vision_targets = plan(vision, config_of_vision, checkpoint, flavour=flavour)
+        if flavour == OLLAMA:
+            keys = table_keys(vision, config_of_vision, flavour=flavour)
+            metadata = {**metadata, **{name: field(value) for name, value in keys.items()}}
+            targets = [*targets, *vision_targets]
+        else:
+            own = projector_metadata(vision, config_of_vision, flavour=flavour, recipe=type)
+            beside = out.with_name(f"mmproj-{out.name}")
+            planned = _planned(vision_targets, type, config)
+            files.append(_File(beside, own, vision_targets, planned))
+    return [_File(out, metadata, targets, _planned(targets, type, config)), *files]
+
+
+def _checked(
+    conversion: Conversion, config: Configuration, flavour: str
+) -> tuple[Conversion, Configuration]:
+    """The table, and the settings with the family's defaults; unsupported settings are refused."""
+    config = config.of_family(defaults=conversion.defaults, spellings=conversion.spellings)
+    for check in (conversion.check, conversion.checks.get(flavour)):
+        if check is not None:
+            check(config)
+    return conversion, config
+
+
+def conversion_for(config: Configuration) -> Conversion:
+    """The table for the checkpoint; UnsupportedModelError if there is none."""
+    _refuse_quantised(config)
+    for name in config.architectures:
+        if name in text_tables():
+            return text_tables()[name]
+    if any(name in vision_tables() for name in config.architectures):
+        return _of_text_part(config)
+    stated = ", ".join(config.architectures) or "none"
+    raise UnsupportedModelError(
+        f"{config.path}: the architecture ({stated}) cannot be converted; "
+        f"{', '.join(sorted({*text_tables(), *vision_tables()}))} can."
+    )
+
+
+def _of_text_part(config: Configuration) -> Conversion:
+    """The table for the text model in a checkpoint that combines it with a vision model."""
+    kind = config.of_part("text_config").get("model_type")
+    table = tables_by_model_type().get(kind)
+    if table is None:
+        known = ", ".join(sorted(tables_by_model_type()))
+        raise UnsupportedModelError(
+            f"{config.path}: its text model is of type {kind}; {known} are known."
+        )
+    drop = (*table.drop, *decoders.OTHER_PARTS, "connector.**", "image_newline")
+    return replace(table, roots=("model.text_model.", *table.roots), drop=drop)
+
+
+def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
+    """The table for the vision model, if the checkpoint has one, and its settings."""
+    no_vision = "vision_config" in config.whole and config.whole["vision_config"] is None
+    for name in () if no_vision else config.architectures:
+        if name in vision_tables():
+            return vision_tables()[name], config.of_part("vision_config")
+    return None, config
+
+
+def _check_request(folder: Path, out: Path, type: str, flavour: str) -> None:
+    recipe_named(type)
+    if flavour not in FLAVOURS:
+        raise ConfigurationError(
+            f"The flavour {flavour} is not known; known are {', '.join(FLAVOURS)}."
+        )
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"{folder} is not a folder; give the folder with the model's config.json."
+        )
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigurationError(f"{out} is not a valid file; name one in an existing folder.")
+
+
+def _refuse_quantised(config: Configuration) -> None:
+    """Refuses quantised checkpoints, except MXFP4, whose blocks GGUF has."""
+    stated = config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if method not in (None, "mxfp4"):
+        raise UnsupportedModelError(
+            f"{config.path}: its weights are quantised ({method}); convert the original checkpoint "
+            "instead."
+        )
+
+
+def _planned(
+    targets: Sequence[Target], type: str, config: Configuration
+) -> Sequence[PlannedTensor]:
+    tied = not any(target.name == OUTPUT for target in targets)
+    facts = config.derived("num_key_value_heads", lambda c: _facts(c, tied))
+    return [PlannedTensor(t.name, t.shape, _type_of(t, type, facts)) for t in targets]
+
+
+def _facts(config: Configuration, tied: bool) -> Facts:
+    heads = config.get("num_attention_heads", 1)
+    return Facts(
+        layers=config.layers,
+        experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
+        kv_sharing=heads // (config.get("num_key_value_heads") or heads),
+        tied=tied,
+    )
+
+
+def _type_of(target: Target, recipe: str, facts: Facts) -> str:
+    if target.blocks is not None:
+        return target.blocks
+    return "F32" if target.keep else tensor_type(recipe, target.name, target.shape, facts)
+
+
+def _written(output: GGUFOutput, file: _File) -> Iterator[int]:
+    """Writes all tensors in small groups of rows; yields the number of bytes of each."""
+    for target, tensor in zip(file.targets, file.planned, strict=True):
+        for read in target.pieces:
+            for slab in row_groups(read(), most_elements=_SLAB_ELEMENTS):
+                data = slab
+                if target.blocks is None:
+                    data = quantize(slab.float(), tensor.type, tensor=tensor.name)
+                output.append(tensor.name, data)
+                yield data.numel()

@@ -1,0 +1,81 @@
+"""Collects the metadata of a converted file: description, sizes, tokenizer and chat template."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.description import description
+from model_zoo.convert.mapping import Conversion, Key
+from model_zoo.convert.recipes import file_type, recipe_named
+from model_zoo.convert.vocabularies.choice import tokenizer_keys
+from model_zoo.convert.vocabularies.files import TokenizerFiles
+from model_zoo.convert.writer import Field, field
+
+_GLOBAL = ("general.", "tokenizer.")
+_LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
+
+
+def metadata_of(
+    conversion: Conversion, config: Configuration, *, flavour: str, recipe: str, rows: int
+) -> Mapping[str, Field]:
+    """Full key names and values; `rows`: of the embedding; `recipe`: of the weights."""
+    folder = config.path.parent
+    architecture = conversion.architecture_for(flavour)
+    files = TokenizerFiles(folder, config)
+    keys = {"general.architecture": architecture, **description(folder, files)}
+    keys |= {"general.file_type": file_type(recipe), "general.quantization_version": 2}
+    keys |= table_keys(conversion, config, flavour=flavour)
+    keys |= tokenizer_keys(files, architecture=architecture, rows=rows, kind=conversion.tokenizer)
+    return {name: field(value) for name, value in keys.items()}
+
+
+def projector_metadata(
+    conversion: Conversion, config: Configuration, *, flavour: str, recipe: str
+) -> Mapping[str, Field]:
+    """The same for a file with a vision model alone; `config`: of the vision model."""
+    folder = config.path.parent
+    files = TokenizerFiles(folder, config.model)
+    architecture = conversion.architecture_for(flavour)
+    keys = {"general.architecture": architecture, **description(folder, files)}
+    keys["general.type"] = "mmproj"
+    plain = recipe if recipe_named(recipe).plain else "f16"
+    keys |= {"general.file_type": file_type(plain), "general.quantization_version": 2}
+    keys |= table_keys(conversion, config, flavour=flavour)
+    return {name: field(value) for name, value in keys.items()}
+
+
+def table_keys(conversion: Conversion, config: Configuration, *, flavour: str) -> dict[str, Any]:
+    """Full names and values of the table's keys."""
+    architecture = conversion.architecture_for(flavour)
+    keys = {}
+    for key in conversion.keys:
+        value = _value(key, config) if flavour in key.flavours else None
+        if value is not None:
+            whole = key.name if key.name.startswith(_GLOBAL) else f"{architecture}.{key.name}"
+            keys[whole] = value
+    return keys
+
+
+def _value(key: Key, config: Configuration) -> Any:
+    """A number, a boolean, a list of these, or a text of the table; None omits the key."""
+    source, of = key.source, key.of
+    if callable(source):
+        value = config.derived(key.name, source)
+    else:
+        value = config.get(source) if key.optional else config.require(source)
+    if value is not None and of is not None:
+        value = config.derived(key.name, lambda _: of(value))
+    if value is None or _is_sound(value) or (isinstance(value, str) and callable(source)):
+        return value
+    raise config.error(f"has {str(value)[:80]!r} where a number is needed (`{key.name}`)")
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether GGUF's number types can represent it."""
+    if isinstance(value, list):
+        numbers = [one for one in value if one != -inf]  # an unused lower bound
+        return bool(value) and all(not isinstance(one, list) and _is_sound(one) for one in numbers)
+    if isinstance(value, float):
+        return abs(value) < _LARGEST_FLOAT
+    return isinstance(value, int) and 0 <= value < _LARGEST

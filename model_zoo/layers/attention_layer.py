@@ -1,0 +1,32 @@
+"""The usual layer of a text decoder: self-attention and a feed-forward with RMS norms."""
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import AttentionOptions, SelfAttention
+from model_zoo.layers.block import BlockOptions, RowWise, read_block
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.rope import Rotary
+from model_zoo.layers.stack import TextLayer
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kv.spec import CacheKind, Full
+
+
+def attention_layer(
+    w: TensorScope,
+    sizes: TextSizes,
+    index: int,
+    rotary: Rotary | None,
+    *,
+    kind: CacheKind | None = None,
+    attention: AttentionOptions | None = None,
+    feed_forward: RowWise | None = None,
+    block: BlockOptions | None = None,
+) -> TextLayer:
+    """Layer `index`, whose tensors are those of `w`.
+
+    kind: which tokens the layer attends to; None for all. feed_forward: None for SwiGLU.
+    """
+    cache = sizes.cache(index, kind or Full())
+    mixer = SelfAttention(w, sizes, index, cache, attention)
+    if feed_forward is None:
+        feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    return TextLayer(read_block(w, sizes, mixer, feed_forward, block), cache, rotary)

@@ -1,0 +1,128 @@
+"""Multi-head latent attention: the cache holds one compressed vector per token for all heads."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.dividing import divided_heads
+from model_zoo.layers.step import Step
+from runtime.distributed.ranks import Split
+from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kernels.experts import expert_products
+from runtime.kv.spec import CacheKind, LayerCache
+from runtime.quant.block_types import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Sizes of a latent attention.
+
+    latent: of the compressed vector from which keys and values of all heads are made.
+    plain, rotated: of the parts of a query without and with rotary embedding, in this order.
+    value: of a head's output. query_rank: of the compressed queries; None: not compressed.
+    """
+
+    heads: int
+    latent: int
+    plain: int
+    rotated: int
+    value: int
+    query_rank: int | None = None
+
+    @property
+    def query(self) -> int:
+        return self.plain + self.rotated
+
+    def cache(self, kind: CacheKind) -> LayerCache:
+        """One key head: the latent vector and the rotated key; the latent vector is the value."""
+        return LayerCache(kind, 1, self.latent + self.rotated, self.latent)
+
+
+class LatentAttention:
+    """Attention whose keys and values are products of a cached latent vector (DeepSeek-V2,
+    section 2.1).
+
+    The matrices from latent vectors to keys and values are applied to queries and outputs instead
+    (section 2.1.2, "absorbed"), so that the heads' own keys and values are never computed. Files
+    have the matrices as `attn_k_b` (heads, latent, plain) and `attn_v_b` (heads, value, latent) or,
+    older ones, as `attn_kv_b` (heads * (plain + value), latent).
+
+    Ranks divide the heads; each has the whole cache. `scale` multiplies the scores.
+    """
+
+    def __init__(
+        self, w: TensorScope, sizes: LatentSizes, *, hidden: int, eps: float, scale: float
+    ) -> None:
+        query = "attn_q" if sizes.query_rank is None else "attn_q_b"
+        heads = divided_heads(w, sizes.heads, 1, query=query).heads
+        self._sizes, self._scale = sizes, scale
+        self._queries = _Queries(w, sizes, heads, hidden, eps)
+        rows = sizes.latent + sizes.rotated
+        self._compress = w.linear("attn_kv_a_mqa", shape=(rows, hidden))
+        self._norm = w.rms_norm("attn_kv_a_norm", eps, size=sizes.latent)
+        self._to_keys, self._to_values = _head_matrices(w, sizes, heads)
+        outputs = heads.times(sizes.value)
+        self._output = w.merging_linear(
+            "attn_output", shape=(hidden, sizes.heads * sizes.value), ins=outputs
+        )
+        width = heads.count * (sizes.query + 3 * rows + 2 * sizes.latent + sizes.value)
+        self.row_elements = 4 * (width + 2 * rows + (sizes.query_rank or 0))
+        self.row_elements += self._output.row_elements
+        self.matrix_elements = hidden * (outputs.count + heads.count * sizes.query + rows)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone."""
+        sizes, rotation = self._sizes, step.rotation
+        assert rotation is not None
+        latents, keys = self._compress(x).split((sizes.latent, sizes.rotated), dim=1)
+        latents = self._norm(latents).unsqueeze(1)
+        keys = torch.cat([latents, rotation(keys.unsqueeze(1).contiguous())], dim=2)
+        write_cache(keys, latents, step.pages, step.plan)
+        plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
+        absorbed = _per_head(plain, self._to_keys)
+        queries = torch.cat([absorbed, rotation(rotated.contiguous())], dim=2)
+        attended = paged_attention(queries, step.pages, step.plan, scale=self._scale)
+        return self._output(_per_head(step.kept(attended), self._to_values).flatten(1))
+
+
+class _Queries:
+    """x [tokens, hidden] -> [tokens, this rank's heads, plain + rotated]."""
+
+    def __init__(
+        self, w: TensorScope, sizes: LatentSizes, heads: Split, hidden: int, eps: float
+    ) -> None:
+        self._heads, rows, rank = heads.count, sizes.heads * sizes.query, sizes.query_rank
+        outs = heads.times(sizes.query)
+        self._compress = self._norm = None
+        if rank is None:
+            self._expand = w.linear("attn_q", shape=(rows, hidden), outs=outs)
+        else:
+            self._compress = w.linear("attn_q_a", shape=(rank, hidden))
+            self._norm = w.rms_norm("attn_q_a_norm", eps, size=rank)
+            self._expand = w.linear("attn_q_b", shape=(rows, rank), outs=outs)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._compress is not None and self._norm is not None:
+            x = self._norm(self._compress(x))
+        return self._expand(x).unflatten(1, (self._heads, -1))
+
+
+def _per_head(x: Tensor, weight: Weight) -> Tensor:
+    """x [tokens, heads, in], weight (heads, out, in) -> [tokens, heads, out]."""
+    heads = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+    return expert_products(x.contiguous(), weight, heads)
+
+
+def _head_matrices(w: TensorScope, sizes: LatentSizes, heads: Split) -> tuple[Weight, Weight]:
+    """(this rank's heads, latent, plain) and (this rank's heads, value, latent)."""
+    if w.has("attn_k_b") or not w.has("attn_kv_b"):
+        keys = w.weight("attn_k_b", shape=(sizes.heads, sizes.latent, sizes.plain), each=heads)
+        values = w.weight("attn_v_b", shape=(sizes.heads, sizes.value, sizes.latent), each=heads)
+        return keys, values
+    height = sizes.plain + sizes.value
+    shape = sizes.heads * height, sizes.latent
+    both = w.weight("attn_kv_b", shape=shape, outs=heads.times(height))
+    both = both.unflatten(heads.count)
+    return w.transposed(both.outputs(0, sizes.plain)), both.outputs(sizes.plain, height)

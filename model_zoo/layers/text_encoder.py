@@ -1,0 +1,79 @@
+"""A bidirectional text encoder: every row of a prompt attends to all others."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.linear import Embedding
+from model_zoo.layers.stack import LayerStack, TextLayer
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.workspace import workspace_bytes
+from runtime.kv.spec import LayerCache
+from runtime.worker.model import Batch, KVCache
+
+
+class TextEncoder:
+    """Embeddings of tokens, token types (the first one, if the file has any) and, with `places`,
+    positions; a norm; layers. Implements runtime.worker.model.DecoderModel without logits."""
+
+    def __init__(
+        self, w: TensorScope, sizes: TextSizes, layers: Sequence[TextLayer], *, places: bool
+    ) -> None:
+        self.causal = self.generates = False
+        self.position_axes = 1
+        self.context_length, self.hidden_size = sizes.context_length, sizes.hidden
+        self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden))
+        self.vocab_size = self._token_embd.rows
+        self._token_types = _token_types(w, sizes)
+        shape = (sizes.context_length, sizes.hidden)
+        self._places = w.embedding("position_embd", shape=shape) if places else None
+        w.need_biases("token_embd_norm")
+        self._norm = w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
+        self._layers = LayerStack(layers, ranks=w.ranks, layer_placement=w.layer_placement)
+        self._device = w.device
+        self._held = w.held
+
+    @property
+    def cache_layers(self) -> Sequence[LayerCache]:
+        return self._layers.caches
+
+    @property
+    def cache_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.cache_devices
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self._held.values())
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return self._held.get(device, 0)
+
+    def states(self, batch: Batch, cache: KVCache) -> Tensor:
+        """[outputs, hidden_size]."""
+        x = self._token_embd(batch.tokens)
+        if self._token_types is not None:
+            x = x + self._token_types(torch.zeros_like(batch.tokens[:1]))
+        if self._places is not None:
+            x = x + self._places(batch.positions)
+        return self._layers(self._norm(x), batch, cache)
+
+    def logits(self, states: Tensor) -> Tensor:
+        raise AssertionError("a text encoder computes no logits")
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int:
+        floats = tokens * (6 * self.hidden_size + self._layers.row_elements)
+        return 4 * floats + workspace_bytes(
+            self._device,
+            largest_matrix=self._layers.matrix_elements,
+            caches=self._layers.caches,
+        )
+
+
+def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
+    """As many token types as the file states, if any."""
+    count = sizes.metadata.get("tokenizer.ggml.token_type_count", int, 0)
+    if not count and not w.has("token_types"):
+        return None
+    return w.embedding("token_types", shape=(count or None, sizes.hidden))

@@ -1,0 +1,139 @@
+"""Attention within images: rows attend to all rows of their image or to a part of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.rope import Rotation
+
+# Row-wise work is done in slabs of this size, which bounds the memory that large images need.
+SLAB_ROWS = 1024
+# What the fused kernel of torch allocates per thread on a CPU, in floats: a block of scores for
+# 256 queries and 512 keys, and sums for 256 heads.
+FUSED_SCORES, FUSED_QUERIES = 256 * 512, 256
+QK_EPS = 1e-6
+# Scores computed at a time where there is no fused kernel.
+UNFUSED_SCORES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpan:
+    """Rows [begin, end) of an image attend to [seen_begin, seen_end).
+
+    With `parts`, both ranges are divided into equal parts, and each part attends to its
+    counterpart.
+    """
+
+    begin: int
+    end: int
+    seen_begin: int
+    seen_end: int
+    parts: int = 1
+
+
+def whole(rows: int) -> tuple[AttentionSpan, ...]:
+    """Every row attends to every row."""
+    return (AttentionSpan(0, rows, 0, rows),)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageBatch:
+    """A batch of `images` with equal numbers of rows, which attend as `spans` state.
+
+    The spans cover all rows of an image, in order. rotation: of each row of the batch.
+    """
+
+    images: int
+    spans: Sequence[AttentionSpan]
+    rotation: Rotation | None = None
+
+    def rotated(self, x: Tensor, rows: slice) -> Tensor:
+        """x [n, heads, dim] of these rows of the batch -> like x."""
+        if self.rotation is None:
+            return x
+        cos, sin = self.rotation.cos[rows], self.rotation.sin[rows]
+        return Rotation(cos, sin, self.rotation.pairs)(x)
+
+
+def repeated(rotation: Rotation, images: int) -> Rotation:
+    """The rotation of one image, repeated for several images."""
+    if images == 1:
+        return rotation
+    cos, sin = rotation.cos.repeat(images, 1), rotation.sin.repeat(images, 1)
+    return Rotation(cos, sin, rotation.pairs)
+
+
+class ImageAttention:
+    """Softmax attention over the rows of an image, and its projection.
+
+    Queries and keys are normed across all heads if the file has such norms. output: name of the
+    projection. row_elements: what a row of a slab needs at once. kept_elements: what a row of the
+    batch needs, beside the input.
+    """
+
+    def __init__(self, w: TensorScope, *, hidden: int, heads: int, output: str) -> None:
+        self._heads = heads
+        shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v"), (hidden, hidden))
+        self._qkv = w.fused_linear(shapes, whole="attn_qkv")
+        self._norms = [
+            w.rms_norm(name, QK_EPS, size=hidden, optional=True)
+            for name in ("attn_q_norm", "attn_k_norm")
+        ]
+        self.project = w.linear(output, shape=(hidden, hidden))
+        self.row_elements = 9 * hidden
+        self.kept_elements = 4 * hidden + heads
+        self.matrix_elements = 3 * hidden * hidden
+
+    def __call__(self, x: Tensor, norm: RMSNorm | LayerNorm, batch: ImageBatch) -> Tensor:
+        """x [rows of the batch, hidden], normed here -> the same, before the projection."""
+        kept = [torch.empty_like(x) for _ in range(3)]
+        for rows in slabs(len(x)):
+            queries, keys, values = self._qkv(norm(x[rows]))
+            for buffer, part, own in zip(kept[:2], (queries, keys), self._norms, strict=True):
+                part = part if own is None else own(part)
+                buffer[rows] = batch.rotated(part.unflatten(1, (self._heads, -1)), rows).flatten(1)
+            kept[2][rows] = values
+        shape = (batch.images, len(x) // batch.images, self._heads, -1)
+        queries, keys, values = (part.view(shape) for part in kept)
+        return attend(queries, keys, values, batch.spans).reshape(x.shape)
+
+
+def slabs(rows: int) -> Iterator[slice]:
+    """[0, rows) in slices of at most SLAB_ROWS."""
+    for begin in range(0, rows, SLAB_ROWS):
+        yield slice(begin, min(begin + SLAB_ROWS, rows))
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
+    """queries, keys, values [images, rows, heads, dim] -> attention outputs, likewise."""
+    if len(spans) == 1:
+        return _seen(queries, keys, values, spans[0].parts)
+    result = torch.empty_like(queries)
+    for span in spans:
+        asking, seen = slice(span.begin, span.end), slice(span.seen_begin, span.seen_end)
+        result[:, asking] = _seen(queries[:, asking], keys[:, seen], values[:, seen], span.parts)
+    return result
+
+
+def _seen(queries: Tensor, keys: Tensor, values: Tensor, parts: int) -> Tensor:
+    """Attention within each of `parts` equal parts of the rows."""
+    q, k, v = (
+        x.unflatten(1, (parts, -1)).flatten(0, 1).transpose(1, 2) for x in (queries, keys, values)
+    )
+    if q.device.type == "cpu" or q.shape[-1] % 8 == 0:
+        seen = F.scaled_dot_product_attention(q, k, v)
+    else:
+        seen = _unfused(q, k, v)
+    return seen.transpose(1, 2).reshape(queries.shape)
+
+
+def _unfused(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """For heads that the fused kernels refuse; UNFUSED_SCORES bounds the queries at a time."""
+    each = queries.shape[0] * queries.shape[1] * keys.shape[2]
+    groups = queries.split(max(1, UNFUSED_SCORES // each), dim=2)
+    return torch.cat([F.scaled_dot_product_attention(q, keys, values) for q in groups], dim=2)

@@ -1,0 +1,85 @@
+"""The sizes of a vision model, read from the metadata of either kind of file."""
+
+from dataclasses import dataclass
+
+from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
+
+MAX_SIDE, MAX_PATCH, MAX_MERGED = 1 << 14, 256, 16
+CHANNELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSizes:
+    """The keys after `clip.` in projector files equal those after the architecture in combined
+    files.
+
+    patch: side of a patch in pixels.
+    """
+
+    metadata: Metadata
+    layers: int
+    hidden: int
+    heads: int
+    patch: int
+    eps: float
+
+    @classmethod
+    def read(
+        cls,
+        metadata: Metadata,
+        *,
+        eps: float,
+        eps_key: str = "vision.attention.layer_norm_epsilon",
+        **defaults: int,
+    ) -> "VisionSizes":
+        """eps, defaults (by field): for files that state none.
+
+        Raises ModelFileError for missing or impossible sizes.
+        """
+        keys = {
+            "layers": ("vision.block_count", MAX_LAYERS),
+            "hidden": ("vision.embedding_length", 1 << 20),
+            "heads": ("vision.attention.head_count", 1 << 12),
+            "patch": ("vision.patch_size", MAX_PATCH),
+        }
+        found = {
+            field: metadata.get_size(key, defaults[field], at_most=limit)
+            if field in defaults
+            else metadata.require_size(key, at_most=limit)
+            for field, (key, limit) in keys.items()
+        }
+        if found["hidden"] % found["heads"]:
+            raise metadata.error(
+                "vision.attention.head_count",
+                f"is {found['heads']}, which does not divide {found['hidden']:,}",
+            )
+        return cls(metadata, eps=metadata.get_positive(eps_key, eps), **found)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def patch_elements(self) -> int:
+        return CHANNELS * self.patch**2
+
+    def side(self, default: int | None = None) -> int:
+        """The side of an image or a tile in pixels, at least one patch."""
+        key = "vision.image_size"
+        side = (
+            self.metadata.require_size(key, at_most=MAX_SIDE)
+            if default is None
+            else self.metadata.get_size(key, default, at_most=MAX_SIDE)
+        )
+        if side < self.patch:
+            raise self.metadata.error(key, f"is {side}, less than a patch of {self.patch} pixels")
+        return side
+
+    def quarters(self) -> int:
+        """A quarter of a head, for rotation by two coordinates; ModelFileError if not whole."""
+        if self.head_dim % 4:
+            raise self.metadata.error(
+                "vision.attention.head_count",
+                f"leaves heads of {self.head_dim}, which two coordinates cannot turn",
+            )
+        return self.head_dim // 4

@@ -1,0 +1,177 @@
+"""DeepSeek V2 and V3: conversion of checkpoints to GGUF."""
+
+from dataclasses import replace
+
+from gguf import ExpertGatingFuncType
+from torch import Tensor
+
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from runtime.errors import UnsupportedModelError
+
+_ATTENTION, _MLP = "layers.{n}.self_attn", "layers.{n}.mlp"
+
+
+def _query(config: Configuration) -> int:
+    return config.require_size("qk_nope_head_dim") + config.require_size("qk_rope_head_dim")
+
+
+def _cached(config: Configuration) -> int:
+    return config.require_size("kv_lora_rank") + config.require_size("qk_rope_head_dim")
+
+
+def _is_dense(config: Configuration, layer: int) -> bool:
+    return layer < config.require("first_k_dense_replace")
+
+
+def _has_experts(config: Configuration, layer: int) -> bool:
+    return not _is_dense(config, layer)
+
+
+def _compresses_queries(config: Configuration, layer: int) -> bool:
+    return config.get("q_lora_rank") is not None
+
+
+def _heads(config: Configuration, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """kv_b_proj (heads * (plain + value), latent) -> (heads, plain, latent), (heads, value, ..)."""
+    sizes = config.require_size("qk_nope_head_dim"), config.require_size("v_head_dim")
+    keys, values = rows.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
+    return keys, values
+
+
+def _to_keys(config: Configuration, rows: Tensor) -> Tensor:
+    return _heads(config, rows)[0].transpose(1, 2)
+
+
+def _to_values(config: Configuration, rows: Tensor) -> Tensor:
+    return _heads(config, rows)[1]
+
+
+def _log_multiplier(config: Configuration) -> float | None:
+    """A tenth, as llama.cpp's converter writes it for this architecture."""
+    stated = decoders.yarn_number(config, "mscale_all_dim")
+    return stated / 10 if stated else None
+
+
+def _equal_magnitudes(config: Configuration) -> None:
+    one, other = (decoders.yarn_number(config, key) for key in ("mscale", "mscale_all_dim"))
+    if other and (1.0 if one is None else one) != other:
+        raise UnsupportedModelError(
+            f"{config.path}: `mscale` is {one} and `mscale_all_dim` {other}; files of this "
+            "architecture state one value for both."
+        )
+
+
+def _greedy_or_by_groups(config: Configuration) -> None:
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(
+            f"{config.path}: the `topk_method` {method} is not supported for this architecture; "
+            "supported are greedy and group_limited_greedy."
+        )
+
+
+def _groups(key: str, config: Configuration) -> int | None:
+    return None if config.get("topk_method", "greedy") == "greedy" else config.get(key)
+
+
+_KEYS = (
+    *(key for key in decoders.SIZES if key.name != "attention.head_count_kv"),
+    Key("attention.head_count_kv", lambda c: 1, flavours=(LLAMA_CPP,)),
+    Key("attention.head_count_kv", "num_attention_heads", flavours=(OLLAMA,)),
+    Key("attention.key_length", _cached, flavours=(LLAMA_CPP,)),
+    Key("attention.value_length", "kv_lora_rank", flavours=(LLAMA_CPP,)),
+    Key("attention.key_length_mla", _query, flavours=(LLAMA_CPP,)),
+    Key("attention.value_length_mla", "v_head_dim", flavours=(LLAMA_CPP,)),
+    Key("attention.key_length", _query, flavours=(OLLAMA,)),
+    Key("attention.value_length", "v_head_dim", flavours=(OLLAMA,)),
+    Key("attention.q_lora_rank", "q_lora_rank", optional=True),
+    Key("attention.kv_lora_rank", "kv_lora_rank"),
+    Key("rope.dimension_count", "qk_rope_head_dim"),
+    decoders.ROPE_BASE,
+    *decoders.YARN_SCALING,
+    Key("rope.scaling.yarn_log_multiplier", _log_multiplier),
+    Key("leading_dense_block_count", "first_k_dense_replace"),
+    Key("expert_count", "n_routed_experts"),
+    Key("expert_used_count", "num_experts_per_tok"),
+    Key("expert_shared_count", "n_shared_experts"),
+    Key("expert_feed_forward_length", "moe_intermediate_size"),
+    Key("expert_weights_scale", "routed_scaling_factor", of=float),
+)
+
+CONVERSION = Conversion(
+    serves=("DeepseekV2ForCausalLM",),
+    model_types=("deepseek_v2",),
+    architecture="deepseek2",
+    keys=(
+        *_KEYS,
+        Key("expert_gating_func", lambda c: ExpertGatingFuncType.SOFTMAX.value),
+        Key("expert_group_count", lambda c: _groups("n_group", c)),
+        Key("expert_group_used_count", lambda c: _groups("topk_group", c)),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.PRE_NORMS,
+        Rule(f"{_ATTENTION}.q_proj.*", "blk.{n}.attn_q.*", optional=True),
+        *(
+            Rule(f"{_ATTENTION}.{source}", f"blk.{{n}}.{target}", only=_compresses_queries)
+            for source, target in (
+                ("q_a_proj.*", "attn_q_a.*"),
+                ("q_a_layernorm.weight", "attn_q_a_norm.weight"),
+                ("q_b_proj.*", "attn_q_b.*"),
+            )
+        ),
+        Rule(f"{_ATTENTION}.kv_a_proj_with_mqa.*", "blk.{n}.attn_kv_a_mqa.*"),
+        Rule(f"{_ATTENTION}.kv_a_layernorm.weight", "blk.{n}.attn_kv_a_norm.weight"),
+        *(
+            Rule(
+                f"{_ATTENTION}.kv_b_proj.weight",
+                f"blk.{{n}}.{target}.weight",
+                transform,
+                flavours=(flavour,),
+            )
+            for target, transform, flavour in (
+                ("attn_k_b", _to_keys, LLAMA_CPP),
+                ("attn_v_b", _to_values, LLAMA_CPP),
+                ("attn_kv_b", None, OLLAMA),
+            )
+        ),
+        Rule(f"{_ATTENTION}.o_proj.*", "blk.{n}.attn_output.*"),
+        *decoders.feed_forward(only=_is_dense),
+        *decoders.experts(only=_has_experts),
+        *(
+            Rule(
+                f"{_MLP}.shared_experts.{name}_proj.weight",
+                f"blk.{{n}}.ffn_{name}_shexp.weight",
+                only=_has_experts,
+            )
+            for name in ("gate", "up", "down")
+        ),
+    ),
+    drop=decoders.BUFFERS,
+    defaults={"first_k_dense_replace": 0},
+    check=checks.all_of(checks.only_scalings("yarn"), _equal_magnitudes, _greedy_or_by_groups),
+)
+
+V3 = replace(
+    CONVERSION,
+    serves=("DeepseekV3ForCausalLM",),
+    model_types=("deepseek_v3",),
+    keys=(
+        *_KEYS,
+        Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
+        Key("expert_group_count", "n_group"),
+        Key("expert_group_used_count", "topk_group"),
+        Key("expert_weights_norm", "norm_topk_prob", of=bool),
+    ),
+    rules=(
+        *CONVERSION.rules,
+        Rule(
+            f"{_MLP}.gate.e_score_correction_bias",
+            "blk.{n}.exp_probs_b.bias",
+            only=_has_experts,
+        ),
+    ),
+    check=checks.all_of(checks.only_scalings("yarn"), _equal_magnitudes),
+)

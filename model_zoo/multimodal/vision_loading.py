@@ -1,0 +1,147 @@
+"""Finds the file with a model's vision model, and builds and checks it against the text model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path
+
+from model_zoo.families import FAMILIES, VISION_FAMILIES, Family
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
+from model_zoo.multimodal.vision_model import VisionModel
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
+from runtime.kv.spec import Cross
+from runtime.worker.model import DecoderModel
+
+Builder = Callable[[TensorScope, Metadata, Tokenizer], MultimodalSpec]
+PREFIXES = ("v.", "vision.", "mm.")
+# Bytes of each tensor in the name of a vision model: different checkpoints differ everywhere.
+SAMPLED_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VisionFile:
+    """The file with the vision model for the text model in `beside`; the two may be one file."""
+
+    file: GGUFFile
+    metadata: Metadata
+    beside: GGUFFile
+    family: Family
+
+    @property
+    def is_own(self) -> bool:
+        return self.file is not self.beside
+
+    def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> MultimodalSpec:
+        """`w`: a scope of this file. ConfigurationError if it does not fit the text model."""
+        build: Builder = import_module(self.family.multimodal).build_multimodal
+        try:
+            parts = build(w, self.metadata, tokenizer)
+        except ModelFileError as error:
+            if str(self.file.path) in str(error):
+                raise
+            raise type(error)(f"{self.beside.path}: {error}") from error
+        self._check(parts, decoder)
+        return parts
+
+    def _check(self, parts: MultimodalSpec, decoder: DecoderModel) -> None:
+        limits, expected = parts.tower.limits, parts.depth * decoder.hidden_size
+        if limits.width != expected:
+            raise _misfit(
+                self.file,
+                self.beside,
+                f"its rows of features are {limits.width:,} wide, those of the text model "
+                f"{expected:,}",
+            )
+        # The last layer computes only the rows that are sampled: nothing can be added after it.
+        layers = len(decoder.cache_layers)
+        if parts.depth > layers:
+            raise _misfit(
+                self.file,
+                self.beside,
+                f"it has features for the first {parts.depth - 1:,} layers of a text model with at "
+                f"least {parts.depth:,}, and this one has {layers:,}",
+            )
+        if parts.processor.most_rows > limits.rows:
+            raise ModelFileError(
+                f"{self.file.path}: an image may have {parts.processor.most_rows:,} rows of "
+                f"features, but the vision model supports at most {limits.rows:,}."
+            )
+
+
+def find_vision(file: GGUFFile, metadata: Metadata, projector: Path | None) -> VisionFile | None:
+    """The vision model of the text model in `file`; None if it has none."""
+    inside = any(name.startswith(PREFIXES) for name in file.tensors)
+    if projector is None:
+        family = VISION_FAMILIES.get(metadata.architecture)
+        return VisionFile(file, metadata, file, family) if inside and family is not None else None
+    if not any(metadata.architecture in family.vision_of for family in FAMILIES):
+        raise ConfigurationError(
+            f"`projector` is {projector}, but models of architecture {metadata.architecture} "
+            "see no images; remove it."
+        )
+    if inside:
+        raise ConfigurationError(
+            f"`projector` is {projector}, but {file.path} contains a vision model; remove it."
+        )
+    return _projector(GGUFFile.open(projector), file, metadata)
+
+
+def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
+    stated = Metadata(own.metadata, path=own.path)
+    if stated.architecture != "clip":
+        raise ConfigurationError(
+            f"{own.path} is no projector: it holds a model of architecture {stated.architecture}."
+        )
+    kind = stated.get("vision.projector_type", str) or stated.get("projector_type", str, "mlp")
+    if not stated.get("has_vision_encoder", bool, True):
+        raise UnsupportedModelError(f"{own.path}: sees no images; it is for other media.")
+    if kind not in VISION_FAMILIES:
+        known = ", ".join(sorted(VISION_FAMILIES))
+        raise UnsupportedModelError(
+            f"{own.path}: projectors of type {kind[:80]} are not supported; supported are: {known}."
+        )
+    family = VISION_FAMILIES[kind]
+    if metadata.architecture not in family.vision_of:
+        expected = " or ".join(family.vision_of)
+        raise _misfit(
+            own,
+            file,
+            f"type {kind} is for models of architecture {expected}, not {metadata.architecture}",
+        )
+    return VisionFile(own, stated, file, family)
+
+
+def build_vision(
+    parts: MultimodalSpec, source: VisionFile, decoder: DecoderModel, limits: DecodingLimits
+) -> VisionModel:
+    """`limits`: limits of image files."""
+    crosses = [layer.kind for layer in decoder.cache_layers if isinstance(layer.kind, Cross)]
+    return VisionModel(
+        parts.tower,
+        parts.processor,
+        parts.placeholders,
+        _name(source.file),
+        limits,
+        min((kind.most_images for kind in crosses), default=None),
+    )
+
+
+def _name(file: GGUFFile) -> bytes:
+    """A digest of the header and the first bytes of each tensor, so that little is read."""
+    name = blake2b(bytes.fromhex(file.digest), digest_size=32)
+    for tensor in file.tensors:
+        if tensor.startswith(PREFIXES):
+            name.update(file.weight(tensor).data.flatten()[:SAMPLED_BYTES].numpy().tobytes())
+    return name.digest()
+
+
+def _misfit(projector: GGUFFile, text: GGUFFile, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The projector {projector.path} does not fit the model {text.path}: {why}."
+    )

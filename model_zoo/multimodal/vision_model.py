@@ -1,0 +1,112 @@
+"""A model's vision: from image files to prepared pixels and placeholders of a prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from model_zoo.images.decode import DecodingLimits, decode, size_of
+from model_zoo.images.prepared import DIGEST_BYTES, ImageOutline, ImageProcessor
+from model_zoo.multimodal.image_cache import ImageCache, ImageLease
+from model_zoo.multimodal.placeholders import Placeholders, positions
+from model_zoo.multimodal.prompt_layout import ImagePieces
+from runtime.errors import PromptTooLongError, RequestError
+from runtime.vision.encoder import PreparedImage, VisionTower
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """The placeholders of each image in order, and the distinct images."""
+
+    pieces: tuple[ImagePieces, ...] = ()
+    images: tuple[PreparedImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VisionModel:
+    """`name`: digest of the file with the weights. `most_images`: limit per sequence, if any."""
+
+    tower: VisionTower
+    processor: ImageProcessor
+    placeholders: Placeholders
+    name: bytes
+    limits: DecodingLimits
+    most_images: int | None = None
+
+    def prepare(
+        self, files: Sequence[bytes], *, at_most: int, lease: ImageLease | None = None
+    ) -> PromptImages:
+        """Decodes and prepares images; known ones are taken from the cache.
+
+        RequestError for data that are no image, and for too many images. Nothing is decoded if the
+        images take more than `at_most` tokens. `lease`: reserves memory for the pixels, and raises
+        if there is too little.
+        """
+        if self.most_images is not None and len(files) > self.most_images:
+            raise RequestError(
+                f"The conversation has {len(files):,} images; this model takes at most "
+                f"{self.most_images:,}. Send fewer."
+            )
+        lease = lease or ImageCache().lease()
+        names = self._names(files, lease.salt)
+        known = self._known_or_outlined(files, names, at_most, lease)
+        images = self._prepared(dict(zip(names, files, strict=True)), known, lease)
+        in_order = [images[name] for name in names]
+        shown = (ImagePieces(self.placeholders.pieces(image), image.digest) for image in in_order)
+        different = {image.digest: image for image in in_order}
+        return PromptImages(tuple(shown), tuple(different.values()))
+
+    def _names(self, files: Sequence[bytes], salt: bytes) -> list[bytes]:
+        """Cache keys: a digest of each file's bytes, the processor's settings and the salt."""
+        settings = repr(self.processor).encode()
+        named: dict[bytes, bytes] = {}
+        for data in files:
+            if data not in named:
+                digest = blake2b(self.name, digest_size=DIGEST_BYTES, key=salt)
+                digest.update(len(settings).to_bytes(8, "little") + settings)
+                digest.update(data)
+                named[data] = digest.digest()
+        return [named[data] for data in files]
+
+    def _known_or_outlined(
+        self, files: Sequence[bytes], names: Sequence[bytes], at_most: int, lease: ImageLease
+    ) -> dict[bytes, PreparedImage | ImageOutline]:
+        """Each image by name: prepared if it is cached, else its outline."""
+        known: dict[bytes, PreparedImage | ImageOutline] = {}
+        tokens = 0
+        for number, (data, name) in enumerate(zip(files, names, strict=True), 1):
+            if name not in known:
+                known[name] = lease.find(name) or self._outline(data)
+            tokens += positions(self.placeholders.pieces(known[name]))
+            if tokens > at_most:
+                raise _too_many(number, len(files), tokens, at_most)
+        return known
+
+    def _outline(self, data: bytes) -> ImageOutline:
+        return self.processor.outline(*size_of(data, self.limits))
+
+    def _prepared(
+        self,
+        files: Mapping[bytes, bytes],
+        known: Mapping[bytes, PreparedImage | ImageOutline],
+        lease: ImageLease,
+    ) -> dict[bytes, PreparedImage]:
+        """All images by name; memory for all new ones is reserved before the first is decoded."""
+        outlines = [image for image in known.values() if isinstance(image, ImageOutline)]
+        lease.reserve(sum(outline.nbytes for outline in outlines))
+        images: dict[bytes, PreparedImage] = {}
+        # Part of the digests of images, and so of the keys of their features in all caches.
+        tower = blake2b(self.name, key=lease.salt).digest() if lease.salt else self.name
+        for name, image in known.items():
+            if isinstance(image, ImageOutline):
+                pixels = decode(files[name], self.limits)
+                image = lease.add(name, self.processor.prepare(pixels, tower=tower))
+            images[name] = image
+        return images
+
+
+def _too_many(shown: int, images: int, taken: int, at_most: int) -> PromptTooLongError:
+    return PromptTooLongError(
+        f"the input length exceeds the context length: {shown:,} of {images:,} images take "
+        f"{taken:,} tokens, and {at_most:,} is the limit. Send fewer or smaller images, or raise "
+        "`context_tokens`."
+    )

@@ -1,0 +1,120 @@
+"""Ollama's registry, and others with the same protocol: manifests and blobs."""
+
+import re
+from threading import Lock
+
+import httpx
+import msgspec
+
+from model_zoo.sources.download import BlobLocation, RemoteModel
+from model_zoo.sources.http import Http, StatusError, same_origin
+from model_zoo.sources.reference import RegistrySource
+from model_zoo.store.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Manifest, ManifestLayer
+from runtime.errors import SourceError, SourceNotFoundError
+
+OCI_MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+MAX_TOKEN_BYTES = 64 << 10
+MAX_CHALLENGE_CHARACTERS = 4096
+_PARAMETER = re.compile(r'([A-Za-z]+)="([^"\\]*)"')
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+class _Issued(msgspec.Struct):
+    """The answer of a token server; both names are in use."""
+
+    token: str = ""
+    access_token: str = ""
+
+
+def find_in_registry(source: RegistrySource, http: Http) -> RemoteModel:
+    """Finds a model by name.
+
+    SourceNotFoundError if the registry does not have it, SourceError for an invalid manifest.
+    """
+    name = source.name
+    try:
+        root = httpx.URL(f"{http.scheme(name.host)}://{name.host}")
+    except httpx.InvalidURL:
+        raise SourceError(f"{source}: {name.host} is not a valid host.") from None
+    pages = root.join(f"/v2/{name.namespace}/{name.model}/")
+    token = RegistryToken(http, root)
+    try:
+        answer = http.read(
+            pages.join(f"manifests/{name.tag}"),
+            limit_bytes=MAX_MANIFEST_BYTES,
+            headers={"accept": f"{MANIFEST_TYPE}, {OCI_MANIFEST_TYPE}"},
+            credentials=token,
+        )
+    except StatusError as refusal:
+        raise _refused(source, refusal.status) from None
+    manifest = Manifest.parse(answer.body, origin=str(source))
+
+    def locate(layer: ManifestLayer) -> BlobLocation:
+        return BlobLocation(pages.join(f"blobs/{layer.digest}"), token)
+
+    return RemoteModel(name, manifest, locate)
+
+
+class RegistryToken:
+    """The anonymous bearer token that a registry requires; it is sent to that registry only."""
+
+    def __init__(self, http: Http, registry: httpx.URL) -> None:
+        self._http = http
+        self._registry = registry
+        self._token: str | None = None
+        self._lock = Lock()
+
+    def authorization(self, url: httpx.URL) -> str | None:
+        if self._token is None or not same_origin(url, self._registry):
+            return None
+        return f"Bearer {self._token}"
+
+    def challenged(self, response: httpx.Response) -> bool:
+        """Fetches a token from the server that the registry names; replaces an expired one."""
+        if not same_origin(response.url, self._registry):
+            return False
+        with self._lock:
+            sent = response.request.headers.get("authorization")
+            if sent == self.authorization(self._registry):  # else another thread has a new one
+                self._token = self._fetch(_challenge(response))
+        return True
+
+    def _fetch(self, challenge: dict[str, str]) -> str:
+        host = self._registry.host
+        try:
+            realm = httpx.URL(challenge["realm"])
+        except (KeyError, httpx.InvalidURL):
+            raise SourceError(f"{host} requires a token but names no token server.") from None
+        self._http.check(realm, linked_from=self._registry)
+        query = httpx.QueryParams({n: v for n, v in challenge.items() if n in ("service", "scope")})
+        try:
+            answer = self._http.read(realm.copy_merge_params(query), limit_bytes=MAX_TOKEN_BYTES)
+            issued = msgspec.json.decode(answer.body, type=_Issued)
+        except (StatusError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise SourceError(
+                f"{realm.host} issues no token for {host}; the model may be private."
+            ) from None
+        token = issued.token or issued.access_token
+        if not _TOKEN.fullmatch(token):
+            raise SourceError(f"{realm.host} issues an invalid token for {host}.")
+        return token
+
+
+def _challenge(response: httpx.Response) -> dict[str, str]:
+    stated = response.headers.get("www-authenticate", "")[:MAX_CHALLENGE_CHARACTERS]
+    scheme, _, rest = stated.partition(" ")
+    if scheme.lower() != "bearer":
+        raise SourceError(
+            f"{response.url.host} requires a login ({scheme[:20] or 'of unknown kind'}); only "
+            "public models can be pulled from registries."
+        )
+    return {name.lower(): value for name, value in _PARAMETER.findall(rest)}
+
+
+def _refused(source: RegistrySource, status: int) -> SourceError:
+    host = source.name.host
+    if status == 404:
+        return SourceNotFoundError(f"{source}: {host} has no such model; check its name and tag.")
+    if status in (401, 403):
+        return SourceNotFoundError(f"{source}: {host} has no such model, or it is private.")
+    return SourceError(f"{source}: {host} answers with status {status}.")

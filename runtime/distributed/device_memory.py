@@ -1,0 +1,77 @@
+"""Memory plans where one process has its layers on several devices; see `memory_plan`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
+from runtime.kv.spec import CacheGroup, CacheLayout
+from runtime.worker.model import DecoderModel
+
+
+def plan_memory_per_device(
+    model: DecoderModel, layout: CacheLayout, device: torch.device, options: MemoryOptions
+) -> MemoryPlan:
+    """As many pages as every device has memory for; errors as of `plan_memory`.
+
+    The plan is that of the main `device`, which also encodes images; `others_bytes` is what the
+    other devices reserve. `memory_bytes` applies to each device.
+    """
+    assert model.cache_devices is not None and options.device_ranks == 1
+    options = replace(options, set_aside_bytes=0)
+    without_vision = replace(options, vision=VisionBytes())
+    devices = [device, *(d for d in dict.fromkeys(model.cache_devices) if d != device)]
+    layouts = [_layout_on(layout, model.cache_devices, each) for each in devices]
+    plans = [
+        plan_memory(
+            _DeviceShare(model, each, main=each == device),
+            held,
+            each,
+            options if each == device else without_vision,
+        )
+        for each, held in zip(devices, layouts, strict=True)
+    ]
+    pages = [min(counts) for counts in zip(*(plan.pages for plan in plans), strict=True)]
+    tokens = min(plan.cache_tokens for plan in plans)
+    own, *others = [
+        plan.with_pages(pages, held, options.kv_dtype, cache_tokens=tokens)
+        for plan, held in zip(plans, layouts, strict=True)
+    ]
+    return replace(own, others_bytes=sum(plan.reserved_bytes for plan in others))
+
+
+def _layout_on(
+    layout: CacheLayout, devices: Sequence[torch.device], device: torch.device
+) -> CacheLayout:
+    """All groups, each with only the layers on `device`."""
+    groups = tuple(
+        CacheGroup(group.cache, tuple(layer for layer in group.layers if devices[layer] == device))
+        for group in layout.groups
+    )
+    return CacheLayout(groups, layout.page_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceShare:
+    """What a memory plan needs to know of the part of a model on one device. Tokens are sampled on
+    the main device only."""
+
+    model: DecoderModel
+    device: torch.device
+    main: bool
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size if self.main else 0
+
+    @property
+    def hidden_size(self) -> int:
+        return self.model.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.weight_bytes_on(self.device)
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int:
+        return self.model.activation_bytes(tokens, outputs)

@@ -1,0 +1,347 @@
+"""Anthropic's protocol: /v1/messages."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from model_zoo.chat.messages import Message, ToolCall
+from runtime.errors import RequestError
+from serve_app.api.access import allowed_models
+from serve_app.api.anthropic_reply import MessageEncoder
+from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
+from serve_app.api.json_values import check_value
+from serve_app.api.reply import Reply
+from serve_app.api.reply_reader import ReplyReader
+from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
+from serve_app.api.tenant import tenant_id
+from serve_app.api.tools import MAX_ARGUMENTS_BYTES, NAME, Function, described
+from serve_app.config.options import BOUNDS, OLLAMA_DEFAULTS, Options, number, stop_strings
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.model_registry import ServedModel
+from serve_app.gateway.tasks import ChatTask, Conversation
+
+# As in Ollama, "xhigh" is not more than "high".
+EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
+THINKING = {"enabled": True, "disabled": False, "adaptive": None}
+_BLOCKS = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+
+
+class Turn(Body):
+    role: str
+    content: str | Items[Any]
+
+    @property
+    def blocks(self) -> list[Any]:
+        return _blocks(self.content)
+
+
+class DeclaredTool(Body):
+    """A tool of the client. Those of Anthropic's servers have other types, and no schema."""
+
+    name: str = Field(pattern=NAME)
+    type: str = "custom"
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    cache_control: Any = harmless()
+    strict: Any = harmless()
+    input_examples: Any = harmless()
+    eager_input_streaming: Any = harmless()
+
+
+class ToolChoice(Body):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: Any = harmless()
+
+
+class ThinkingChoice(Body):
+    type: str
+    budget_tokens: Any = harmless()
+    display: Any = harmless()
+
+
+class OutputSettings(Body):
+    effort: str | None = None
+    format: Any = unserved()
+    task_budget: Any = harmless()
+
+
+class MessagesBody(Body):
+    holds_images: ClassVar[bool] = True
+    model: str = ""
+    max_tokens: Any = None
+    messages: Items[Turn] = Field(default_factory=list)
+    system: str | Items[Any] = ""
+    stream: bool = False
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    stop_sequences: Any = None
+    tools: Items[DeclaredTool] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingChoice | None = None
+    output_config: OutputSettings | None = None
+    output_format: Any = unserved()
+    container: Any = unserved()
+    mcp_servers: Any = unserved()
+    metadata: Any = harmless()
+    cache_control: Any = harmless()
+    context_management: Any = harmless()  # Anthropic's servers clear old tool results
+    service_tier: Any = harmless()
+    inference_geo: Any = harmless()
+    speed: Any = harmless()
+
+    def image_bytes(self) -> int:
+        return sum(_image_bytes(block) for turn in self.messages for block in turn.blocks)
+
+
+class AnthropicMessages:
+    """Answers /v1/messages."""
+
+    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
+        self._backend = backend
+        self._images = images
+        self._bodies = bodies
+
+    async def create(self, request: Request) -> Response:
+        body = await self._bodies.read(MessagesBody, request)
+        model = await self._backend.served(body.model, allowed_models(request))
+        options, thinking, tools = _configured(body, model), _thinking(body), _tools(body)
+        drafts = _drafts(body)
+        unread = [image for draft in drafts for image in draft.images]
+        tenant = tenant_id(request)
+        images = iter(await self._images.read(model, unread, tenant=tenant))
+        messages = tuple(draft.message(images) for draft in drafts)
+        task = ChatTask(
+            id=uuid.uuid4().hex,
+            model=model.name,
+            prompt=Conversation(messages, thinking, tools=tools, thinking_optional=True),
+            sampling=options.sampling(),
+            max_tokens=options.max_tokens,
+            stop=options.stop or (),
+            context_tokens=options.num_ctx,
+            tenant=tenant,
+        )
+        encoder = MessageEncoder(body.model, ReplyReader(tools))
+        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+
+
+def _configured(body: MessagesBody, model: ServedModel) -> Options:
+    """The options of a request: its own, then the model's configured ones, then Ollama's
+    defaults.
+    """
+    most = body.max_tokens
+    if most is None or (isinstance(most, int | float) and most < 1):
+        raise RequestError("max_tokens is required and must be positive")
+    values = {
+        name: number(name, value, BOUNDS[name])
+        for name in ("temperature", "top_p", "top_k")
+        if (value := getattr(body, name)) is not None
+    }
+    stop = body.stop_sequences
+    said = Options(
+        **values,  # type: ignore[arg-type]
+        num_predict=int(number("max_tokens", most, BOUNDS["num_predict"])),
+        stop=None if stop is None else stop_strings(stop, noun="field", name="stop_sequences"),
+    )
+    return said.over(model.options.over(OLLAMA_DEFAULTS))
+
+
+def _thinking(body: MessagesBody) -> bool | str | None:
+    """Whether and how much to think; the effort counts where `thinking` does not decide."""
+    settled = None
+    if body.thinking is not None:
+        settled = THINKING[_one_of("thinking.type", body.thinking.type, THINKING)]
+    effort = None if body.output_config is None else body.output_config.effort
+    if effort is not None:
+        effort = EFFORTS[_one_of("output_config.effort", effort, EFFORTS)]
+    return effort if settled is None else settled
+
+
+def _tools(body: MessagesBody) -> tuple[dict[str, Any], ...]:
+    """The declared tools, unless the request forbids their use."""
+    functions = []
+    for index, tool in enumerate(body.tools):
+        place = f"tools[{index}]"
+        if tool.type != "custom":
+            raise RequestError(f'field "{place}.type" is "{tool.type}", which is not served')
+        if tool.input_schema is None:
+            raise RequestError(f'field "{place}.input_schema" is required')
+        functions.append(
+            Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+        )
+    tools = described(functions, name_field="name")
+    choice = "auto" if body.tool_choice is None else body.tool_choice.type
+    if choice in ("any", "tool"):
+        raise RequestError(
+            f'field "tool_choice.type" is "{choice}", which is not served yet (only auto and none '
+            "are)"
+        )
+    return () if _one_of("tool_choice.type", choice, ("auto", "none")) == "none" else tools
+
+
+def _one_of(place: str, value: str, known: Any) -> str:
+    if value not in known:
+        raise RequestError(
+            f'field "{place}" is "{value[:80]}"; it must be one of {", ".join(known)}'
+        )
+    return value
+
+
+def _drafts(body: MessagesBody) -> list[Draft]:
+    """The conversation; each tool result is a message of its own."""
+    if not body.messages:
+        raise RequestError("messages is required")
+    if body.messages[-1].role == "assistant":
+        raise RequestError(
+            "assistant message prefill is not served; the conversation must end with a user message"
+        )
+    system = _text_of("system", body.system)
+    drafts = [Draft(Message("system"), system)] if system else []
+    names: dict[str, str] = {}  # of tools, by the ids of their calls
+    for index, turn in enumerate(body.messages):
+        place = f"messages[{index}]"
+        if turn.role not in _BLOCKS:
+            raise RequestError(
+                f'field "{place}.role" is "{turn.role[:80]}"; it must be user or assistant (a '
+                'system prompt belongs to the field "system")'
+            )
+        for number_, block in enumerate(turn.blocks):
+            _check_type(f"{place}.content[{number_}]", block, _BLOCKS[turn.role])
+        if turn.role == "assistant":
+            draft = _assistant(f"{place}.content", turn.blocks)
+            names |= {call.id: call.name for call in draft.parts.tool_calls if call.id is not None}
+            drafts.append(draft)
+        else:
+            drafts += _user(f"{place}.content", turn.blocks, names)
+    return drafts
+
+
+def _user(place: str, blocks: list[Any], names: dict[str, str]) -> Iterator[Draft]:
+    """The tool results, then the rest as one message."""
+    placed = [(f"{place}[{index}]", block) for index, block in enumerate(blocks)]
+    results = [(each, block) for each, block in placed if block["type"] == "tool_result"]
+    for each, block in results:
+        identity = _string(each, block, "tool_use_id")
+        content = _content(f"{each}.content", _blocks(block.get("content") or ""))
+        name = names.get(identity)
+        yield Draft(Message("tool", tool_name=name, tool_call_id=identity), content)
+    rest = [(each, block) for each, block in placed if block["type"] != "tool_result"]
+    if rest or not results:
+        yield Draft(Message("user"), _joined([_part(each, block) for each, block in rest]))
+
+
+def _assistant(place: str, blocks: list[Any]) -> Draft:
+    """Redacted thinking, which only Anthropic can decrypt, is ignored."""
+    text = thinking = ""
+    calls = []
+    for index, block in enumerate(blocks):
+        each = f"{place}[{index}]"
+        match block["type"]:
+            case "text":
+                text += _string(each, block, "text")
+            case "thinking":
+                thinking += _string(each, block, "thinking")
+            case "tool_use":
+                calls.append(_call(each, block))
+    return Draft(Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text)
+
+
+def _call(place: str, block: dict[str, Any]) -> ToolCall:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise RequestError(f'field "{place}.input" must be an object')
+    check_value(f"{place}.input", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+    return ToolCall(_string(place, block, "name"), arguments, _string(place, block, "id"))
+
+
+def _content(place: str, blocks: list[Any]) -> str | tuple[str | Unread, ...]:
+    """Texts and images in order."""
+    parts = []
+    for index, block in enumerate(blocks):
+        _check_type(f"{place}[{index}]", block, ("text", "image"))
+        parts.append(_part(f"{place}[{index}]", block))
+    return _joined(parts)
+
+
+def _text_of(place: str, content: str | list[Any]) -> str:
+    blocks = _blocks(content)
+    for index, block in enumerate(blocks):
+        _check_type(f"{place}[{index}]", block, ("text",))
+    return "".join(_string(f"{place}[{index}]", b, "text") for index, b in enumerate(blocks))
+
+
+def _part(place: str, block: dict[str, Any]) -> str | Unread:
+    if block["type"] == "text":
+        return _string(place, block, "text")
+    place = f"{place}.source"
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise RequestError(f'field "{place}" must be an object')
+    match source.get("type"):
+        case "base64":
+            return Unread(f"{place}.data", _string(place, source, "data"))
+        case "url":
+            return from_url(f"{place}.url", _string(place, source, "url"))
+    raise RequestError(
+        f"invalid image source type: {str(source.get('type'))[:80]}. Only base64 images and URLs "
+        f'are supported (field "{place}.type")'
+    )
+
+
+def _joined(parts: list[str | Unread]) -> str | tuple[str | Unread, ...]:
+    """The parts, with adjacent texts joined; one text if there are no images."""
+    joined: list[str | Unread] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    if any(isinstance(part, Unread) for part in joined):
+        return tuple(joined)
+    return "".join(map(str, joined))
+
+
+def _blocks(content: Any) -> list[Any]:
+    """A text is short for one block."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content if isinstance(content, list) else [content]
+
+
+def _check_type(place: str, block: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+        raise RequestError(f'field "{place}" must be an object with a type')
+    if block["type"] not in known:
+        raise RequestError(
+            f'field "{place}" is of type "{block["type"][:80]}", which is not served here; the '
+            f"types are {', '.join(known)}"
+        )
+
+
+def _string(place: str, block: dict[str, Any], field: str) -> str:
+    value = block.get(field)
+    if not isinstance(value, str):
+        raise RequestError(f'field "{place}.{field}" must be a string')
+    return value
+
+
+def _image_bytes(block: Any) -> int:
+    """Size of the base64 data of an image, or of the images of a tool result."""
+    if isinstance(block, dict) and block.get("type") == "tool_result":
+        return sum(map(_data_bytes, _blocks(block.get("content") or "")))
+    return _data_bytes(block)
+
+
+def _data_bytes(block: Any) -> int:
+    is_image = isinstance(block, dict) and block.get("type") == "image"
+    source = block.get("source") if is_image else None
+    data = source.get("data") if isinstance(source, dict) else None
+    return len(data) if isinstance(data, str) else 0

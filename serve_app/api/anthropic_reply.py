@@ -1,0 +1,179 @@
+"""Replies and errors of Anthropic's protocol: content blocks, stream events, error bodies."""
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
+from runtime.engine.request import FinishReason, Usage
+from serve_app.api.openai import encoded
+from serve_app.api.refusals import Refusal
+from serve_app.api.reply_reader import Call, Collected, ReplyReader
+from serve_app.gateway.tasks import ChatDelta
+
+_ID_BYTES = 12
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_INVALID_REQUEST = frozenset({400, 405, 408})
+# A block's type -> the type of its deltas, and the field that holds its value in blocks and deltas.
+_BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+
+
+class MessageEncoder:
+    """One message, streamed or whole. `reader` separates its parts.
+
+    A tool call is sent when it is complete: a block cannot be withdrawn, and a malformed call is
+    text.
+    """
+
+    stream_type = "text/event-stream"
+
+    def __init__(self, model: str, reader: ReplyReader) -> None:
+        self._id = f"msg_{secrets.token_hex(_ID_BYTES)}"
+        self._model = model
+        self._reader = reader
+        self._collected = Collected()
+        self._begun = False
+        self._blocks = 0  # that the stream has begun
+        self._open: str | None = None  # type of the block that the stream has not stopped
+
+    @property
+    def heartbeat(self) -> bytes:
+        return _event({"type": "ping"})
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        events = []
+        if not self._begun:
+            self._begun = True
+            message = self._message([], None, delta.usage) | {"usage": _usage(delta.usage, said=0)}
+            events.append({"type": "message_start", "message": message})
+        for event in self._reader.read(delta):
+            events += self._block_events(event)
+        if delta.finish is not None:
+            events += self._stop()
+            ending = {"stop_reason": self._stop_reason(delta.finish), "stop_sequence": None}
+            usage = _usage(delta.usage)
+            events.append({"type": "message_delta", "delta": ending, "usage": usage})
+            events.append({"type": "message_stop"})
+        return b"".join(_event(event) for event in events)
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        assert delta.finish is not None
+        blocks: list[dict[str, Any]] = []
+        for event in self._reader.read(delta):
+            kind, value = self._part(event)
+            if isinstance(value, Call):
+                blocks.append(_call_block(value, msgspec.json.decode(value.arguments or "{}")))
+            elif kind is not None and blocks and blocks[-1]["type"] == kind:
+                blocks[-1][_BLOCKS[kind][1]] += value
+            elif kind is not None:
+                blocks.append(_block(kind, value))
+        return encoded(self._message(blocks, self._stop_reason(delta.finish), delta.usage))
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return _event(error_body(refusal))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encoded(error_body(refusal))
+
+    def _part(self, event: Event) -> tuple[str | None, Any]:
+        """The type of the block that `event` adds to, and what it adds: a text or a whole call."""
+        call = self._collected.add(event)
+        match event:
+            case Text(text) | CallAborted(_, text):
+                return "text", text
+            case Thinking(text):
+                return "thinking", text
+        return (None, None) if call is None else ("tool_use", call)
+
+    def _block_events(self, event: Event) -> list[dict[str, Any]]:
+        kind, value = self._part(event)
+        if kind is None:
+            return []
+        if isinstance(value, Call):
+            delta = {"type": "input_json_delta", "partial_json": value.arguments or "{}"}
+            events = [*self._stop(), *self._start(_call_block(value, {})), self._delta(delta)]
+            return [*events, *self._stop()]
+        events = [] if self._open == kind else [*self._stop(), *self._start(_block(kind, ""))]
+        delta_type, field = _BLOCKS[kind]
+        return [*events, self._delta({"type": delta_type, field: value})]
+
+    def _start(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        self._open = block["type"]
+        self._blocks += 1
+        index = self._blocks - 1
+        return [{"type": "content_block_start", "index": index, "content_block": block}]
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
+
+    def _stop(self) -> list[dict[str, Any]]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+
+    def _stop_reason(self, finish: FinishReason) -> str:
+        """The engine does not report which stop string ended a reply: `end_turn`, as in Ollama."""
+        if finish is FinishReason.LENGTH:
+            return "max_tokens"
+        return "tool_use" if self._collected.calls else "end_turn"
+
+    def _message(
+        self, blocks: list[dict[str, Any]], stop_reason: str | None, usage: Usage | None
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            "stop_reason": stop_reason,
+            "stop_sequence": None,
+            "usage": _usage(usage),
+        }
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    kind = "invalid_request_error" if refusal.status in _INVALID_REQUEST else "api_error"
+    return {
+        "type": "error",
+        "error": {"type": _ERROR_TYPES.get(refusal.status, kind), "message": refusal.message},
+        "request_id": f"req_{secrets.token_hex(_ID_BYTES)}",
+    }
+
+
+def _block(kind: str, text: str) -> dict[str, Any]:
+    # Clients require the signature; thinking is not signed here.
+    signature = {"signature": ""} if kind == "thinking" else {}
+    return {"type": kind, _BLOCKS[kind][1]: text, **signature}
+
+
+def _call_block(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _usage(usage: Usage | None, *, said: int | None = None) -> dict[str, int]:
+    """`input_tokens` excludes cached tokens. `said`: the output tokens, by default all of them."""
+    prompt, cached, completion = (
+        (0, 0, 0)
+        if usage is None
+        else (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    )
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": completion if said is None else said,
+    }
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return f"event: {value['type']}\ndata: ".encode() + encoded(value) + b"\n\n"

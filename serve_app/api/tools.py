@@ -1,0 +1,72 @@
+"""Tools of requests: the functions that a model may call, as OpenAI and Ollama describe them."""
+
+import secrets
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from runtime.errors import RequestError
+from serve_app.api.fields import Body, harmless
+from serve_app.api.json_values import check_value
+
+MAX_TOOLS_BYTES = 2**20
+MAX_ARGUMENTS_BYTES = 2**20
+NAME = r"^[a-zA-Z0-9_.:/-]{1,256}$"
+# Mistral's templates require ids of exactly this form.
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+
+
+class Function(Body):
+    """The signature of a tool; `parameters` is a JSON schema."""
+
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: Any = harmless()
+
+
+class Tool(Body):
+    """One function. Other types of tools are refused."""
+
+    type: str = "function"
+    function: Function
+
+
+def declared(tools: list[Tool]) -> tuple[dict[str, Any], ...]:
+    """The tools as templates read them. Raises RequestError for other types."""
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            raise RequestError(f'field "tools[{index}].type" is "{tool.type}", which is not served')
+    return described([tool.function for tool in tools], name_field="function.name")
+
+
+def described(functions: Sequence[Function], *, name_field: str) -> tuple[dict[str, Any], ...]:
+    """The functions of the field `tools` as templates read them. Raises RequestError for names that
+    occur twice and for oversized schemas."""
+    names = set()
+    for index, function in enumerate(functions):
+        if function.name in names:
+            raise RequestError(f'field "tools[{index}].{name_field}" occurs twice')
+        names.add(function.name)
+    tools = tuple(_described(function) for function in functions)
+    check_value("tools", list(tools), max_bytes=MAX_TOOLS_BYTES)
+    return tools
+
+
+def new_call_id() -> str:
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+
+
+def _described(function: Function) -> dict[str, Any]:
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return {
+        "type": "function",
+        "function": {
+            "name": function.name,
+            "description": function.description or "",
+            "parameters": parameters,
+        },
+    }

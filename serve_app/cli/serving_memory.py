@@ -1,0 +1,221 @@
+"""The memory that serving a model needs, planned from the headers of its files."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
+from model_zoo.gguf.unread import UnreadFile
+from model_zoo.multimodal.vision_loading import find_vision
+from model_zoo.registry import class_for, token_metadata
+from model_zoo.tokenizers.tokenizer import load_tokenizer
+from runtime.engine.assembly import EngineOptions, plan_engine_memory
+from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
+from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
+from runtime.kernels.native import needs_compiling
+from runtime.vision.encoder import PlannedEncoder, VisionTower
+from runtime.worker.model import DecoderModel
+from serve_app.cli.facts import ModelFacts
+from serve_app.cli.terminal import print_note
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
+from serve_app.replica.machine import usable_cpus
+
+_NO_LIMIT = 1 << 62
+# Planning takes time in proportion to the context, and a file may state any context.
+_MAX_WHOLE_CONTEXT = 1 << 21
+_DEFAULTS = ModelSettings.model_fields
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMemory:
+    """Bytes for `slots` concurrent requests, each with a context of `context_tokens`.
+
+    `vision_weight_bytes`: the vision model's part of `weight_bytes`; `vision_bytes`: memory to
+    encode images, beside the weights; `projector_left_alone`: why the model's own projector is not
+    used. `least_bytes`: with a cache for one context, the minimum to start.
+    `whole_context_tokens`: the context that the model was trained for;
+    `whole_context_cache_bytes`: the cache for one request of that length, None beyond a limit.
+    `available_bytes` and `cache_tokens`: memory and cache positions on this machine, None if it has
+    no such device. `refusal`: why the model cannot be served here.
+    """
+
+    device: str
+    slots: int
+    context_tokens: int
+    kv_dtype: str
+    weight_bytes: int
+    vision_weight_bytes: int
+    cache_bytes: int
+    activation_bytes: int
+    vision_bytes: int
+    sampler_bytes: int
+    total_bytes: int
+    least_bytes: int
+    whole_context_tokens: int
+    whole_context_cache_bytes: int | None
+    available_bytes: int | None
+    cache_tokens: int | None
+    refusal: str | None
+    projector_left_alone: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnloadedModel:
+    """A model that is built without reading its weights."""
+
+    decoder: DecoderModel
+    encoder: PlannedEncoder | None
+    left_alone: str | None = None
+
+
+def serving_memory(
+    facts: ModelFacts,
+    *,
+    context_tokens: int | None,
+    own_context_tokens: int | None = None,
+    slots: int | None,
+    device: str,
+    projector: Path | None = None,
+    projector_wanted: bool = False,
+) -> ServingMemory:
+    """Plans the memory as for serving; None means the default of the settings.
+
+    `own_context_tokens`: `num_ctx` of the model's own parameters; limited to the trained context.
+    `projector`: the file of its vision model; `projector_wanted`: whether the user named it.
+    ConfigurationError for a longer context than the model's or an unsuitable projector,
+    ModelFileError for a model that is not supported.
+    """
+    where = _device(device)
+    outline = _outline(facts, projector, where, wanted=projector_wanted)
+    most = outline.decoder.context_length
+    own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
+    options = _options(context_tokens or own, slots, where)
+    full = _plan(outline, options, where)
+    least = _plan(outline, replace(options, cache_tokens=options.context_tokens), where)
+    available, held, refusal = _room(outline, options, where)
+    return ServingMemory(
+        device=where.type,
+        slots=options.max_sequences,
+        context_tokens=options.context_tokens,
+        kv_dtype=str(options.kv_dtype).removeprefix("torch."),
+        weight_bytes=full.weight_bytes,
+        vision_weight_bytes=full.weight_bytes - outline.decoder.weight_bytes,
+        cache_bytes=full.cache_bytes,
+        activation_bytes=full.activation_bytes,
+        vision_bytes=full.vision_bytes,
+        sampler_bytes=full.sampler_bytes,
+        total_bytes=full.reserved_bytes,
+        least_bytes=least.reserved_bytes,
+        whole_context_tokens=most,
+        whole_context_cache_bytes=_whole_context_bytes(outline, options, where),
+        available_bytes=available,
+        cache_tokens=held,
+        refusal=refusal,
+        projector_left_alone=outline.left_alone,
+    )
+
+
+def _options(context_tokens: int, slots: int | None, device: torch.device) -> EngineOptions:
+    return EngineOptions(
+        context_tokens=context_tokens,
+        max_sequences=slots or _DEFAULTS["max_sequences"].default,
+        step_tokens=max(slots or 0, _DEFAULTS["step_tokens"].default),
+        page_tokens=_DEFAULTS["page_tokens"].default,
+        kv_dtype=_dtype(device),
+        memory_bytes=_NO_LIMIT,
+    )
+
+
+def _outline(
+    facts: ModelFacts, projector: Path | None, device: torch.device, *, wanted: bool
+) -> _UnloadedModel:
+    """With its vision model, unless the model's own projector does not fit."""
+    try:
+        return _built_for(facts, projector, device)
+    except (ConfigurationError, UnsupportedModelError) as error:
+        if projector is None or wanted:
+            raise
+        return replace(_built_for(facts, None, device), left_alone=str(error))
+
+
+def _built_for(facts: ModelFacts, projector: Path | None, device: torch.device) -> _UnloadedModel:
+    """On a CPU, weights are views of the mapped file and are not read; for other devices, which
+    would copy them, they are on "meta"."""
+    draft = _built_on(facts, projector, META, device)
+    if device.type != "cpu":
+        return draft
+    torch.set_num_threads(usable_cpus())
+    if needs_compiling():
+        print_note("compiling the CPU kernels, once for this processor and their version")
+    return _built_on(facts, projector, device, device)
+
+
+def _built_on(
+    facts: ModelFacts, projector: Path | None, where: torch.device, device: torch.device
+) -> _UnloadedModel:
+    """`where`: the device of the weights; `device`: the one to serve on."""
+    w = TensorScope(facts.file, device=where, dtype=_dtype(device))
+    decoder = class_for(facts.metadata)(w, facts.metadata)
+    tower = _tower(facts, projector, w, decoder)
+    w.check()
+    return _UnloadedModel(decoder, None if tower is None else PlannedEncoder.of(tower, device))
+
+
+def _tower(
+    facts: ModelFacts, projector: Path | None, w: TensorScope, decoder: DecoderModel
+) -> VisionTower | None:
+    """`w`: scope of the text model, whose file may contain the vision model."""
+    vision = find_vision(facts.file, facts.metadata, projector)
+    if vision is None:
+        return None
+    if vision.is_own:
+        vision = replace(vision, file=UnreadFile.open(vision.file.path))
+        w = TensorScope(vision.file, device=w.device, dtype=w.dtype)
+    tokenizer = load_tokenizer(token_metadata(facts.file), architecture=facts.metadata.architecture)
+    tower = vision.build(w, tokenizer, decoder).tower
+    w.check()
+    return tower
+
+
+def _plan(outline: _UnloadedModel, options: EngineOptions, device: torch.device) -> MemoryPlan:
+    return plan_engine_memory(
+        outline.decoder, device=device, options=options, encoder=outline.encoder
+    )
+
+
+def _whole_context_bytes(
+    outline: _UnloadedModel, options: EngineOptions, device: torch.device
+) -> int | None:
+    most = outline.decoder.context_length
+    if most > _MAX_WHOLE_CONTEXT:
+        return None
+    alone = replace(options, context_tokens=most, max_sequences=1)
+    return _plan(outline, alone, device).cache_bytes
+
+
+def _room(
+    outline: _UnloadedModel, options: EngineOptions, device: torch.device
+) -> tuple[int | None, int | None, str | None]:
+    """Available bytes, the positions that the cache may then hold, or why there are none."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return None, None, None
+    available = available_bytes(device)
+    here = replace(options, memory_bytes=int(available * (1 - LEFT_FREE)))
+    try:
+        return available, _plan(outline, here, device).cache_tokens, None
+    except DoesNotFitError as error:
+        return available, None, str(error)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    """The type that `auto` means in the settings, for weights and the cache."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16

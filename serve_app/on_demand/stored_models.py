@@ -1,0 +1,54 @@
+"""The models of one store, as lists of models show them."""
+
+import hashlib
+from contextlib import suppress
+
+from model_zoo.sources.resolve import resolve_stored
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
+from runtime.errors import CaravanError
+from serve_app.config.options import served_options
+from serve_app.gateway.file_headers import listed_file
+from serve_app.gateway.listing import ListedModel
+
+
+class StoredModels:
+    """Reads each version of a model once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[tuple[str, str, int], ListedModel] = {}
+
+    def version(self) -> str:
+        """Changes whenever a manifest is added, removed or changed."""
+        digest = hashlib.sha256()
+        for name in self._store.names():
+            with suppress(OSError):
+                status = self._store.manifest_path(name).stat()
+                digest.update(f"{name} {status.st_mtime_ns} {status.st_size}\n".encode())
+        return digest.hexdigest()
+
+    def listed(self) -> tuple[ListedModel, ...]:
+        """All models except damaged ones."""
+        found = {}
+        for name in self._store.names():
+            with suppress(CaravanError, OSError):
+                changed = self._store.manifest_path(name).stat().st_mtime_ns
+                key = (str(name), self._store.manifest(name).digest, changed)
+                found[key] = self._known.get(key) or self._read(name)
+        self._known = found
+        return tuple(found.values())
+
+    def _read(self, name: ModelName) -> ListedModel:
+        stored = self._store.open(name)
+        # The served context is decided when the model is loaded.
+        parameters = resolve_stored(stored, self._store).parameters
+        own = {name: value for name, value in parameters.items() if name != "num_ctx"}
+        options, _ = served_options(own)
+        return listed_file(
+            str(stored.name),
+            stored.files[0],
+            has_projector=bool(stored.projectors),
+            options=options,
+            stored=stored,
+        )

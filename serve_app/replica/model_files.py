@@ -1,0 +1,164 @@
+"""The files of a configured model, and what a pulled model states beside them."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from model_zoo.chat.template_language import is_go_template
+from model_zoo.sources.pull import PullProgress
+from model_zoo.sources.reference import PathSource, parse_source
+from model_zoo.sources.resolve import ResolvedModel, resolve, resolve_stored, stored_model
+from model_zoo.store.store import Store, StoredModel, default_root
+from serve_app.config.options import Options, served_options
+from serve_app.config.parameters import known_parameters
+from serve_app.config.settings import ModelSettings, source_path
+from serve_app.gateway.model_card import ModelCard
+from serve_app.logs import get_logger
+from serve_app.replica.prompt_defaults import PromptDefaults
+
+PROGRESS_LOG_S = 2.0
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's files on this machine, and the model's own settings. The configuration overrides
+    these.
+
+    `projector_required`: it was configured, so loading fails without it. `options`,
+    `context_tokens` and `template` (Jinja) are the model's own; `parameters` are all options that
+    it states, also those that are not supported. `stored`: its entry in the store, None for a path.
+    `unused`: what the model states and is not used, with the reason, for the log.
+    """
+
+    path: Path
+    projector: Path | None = None
+    projector_required: bool = False
+    options: Options = field(default_factory=Options)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    context_tokens: int | None = None
+    prompt_defaults: PromptDefaults = field(default_factory=PromptDefaults)
+    template: str | None = None
+    license: str | None = None
+    stored: StoredModel | None = None
+    unused: tuple[str, ...] = ()
+
+    def without(self, what: str, reason: Exception) -> "ModelFiles":
+        """Without the "projector" or the "template", and with the reason in `unused`."""
+        unused = (*self.unused, f"{what}: {reason}")
+        return replace(self, **{what: None}, unused=unused)  # type: ignore[arg-type]
+
+
+def local_files(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles | None:
+    """The model's files; None if one of them has to be pulled first."""
+    store = Store(default_root(environment))
+    model = _local(settings.source, store)
+    projector = None if settings.projector is None else _local(settings.projector, store)
+    if model is None or (settings.projector is not None and projector is None):
+        return None
+    return _model_files(settings, model, projector)
+
+
+def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles:
+    """The model's files; those that are not in the store are pulled, with progress in the log.
+
+    SourceError: a pull failed. StoreError: the store cannot be written.
+    """
+    store = Store(default_root(environment))
+
+    def resolved(source: str) -> ResolvedModel:
+        progress = _Progress(settings.name, source)
+        local = _local(source, store)
+        return local or resolve(source, store, progress=progress, environment=environment)
+
+    projector = None if settings.projector is None else resolved(settings.projector)
+    return _model_files(settings, resolved(settings.source), projector)
+
+
+def complete_card(card: ModelCard, files: ModelFiles) -> ModelCard:
+    """The card with what the model states beside its GGUF file."""
+    stored = files.stored
+    if stored is not None:
+        card = replace(
+            card,
+            file_bytes=stored.manifest.size_bytes,
+            digest=stored.manifest.digest,
+            modified_at=stored.modified_at,
+        )
+    return replace(
+        card,
+        system=files.prompt_defaults.system,
+        messages=tuple((each.role, each.text) for each in files.prompt_defaults.messages),
+        options=files.options,
+        parameters=files.parameters,
+        license=files.license or card.license,
+    )
+
+
+def pull_notice(settings: ModelSettings, environment: Mapping[str, str]) -> str:
+    """The message for a model that `local_files` does not find."""
+    sources = settings.source + (f" with {settings.projector}" if settings.projector else "")
+    return (
+        f"Model {settings.name}: {sources} is not in the store {default_root(environment)} of this "
+        "machine. Each node that serves it pulls and checks it when a replica starts."
+    )
+
+
+def _local(text: str, store: Store) -> ResolvedModel | None:
+    source = parse_source(text)
+    if isinstance(source, PathSource):
+        return ResolvedModel(source_path(text))
+    stored = stored_model(source, store)
+    return None if stored is None else resolve_stored(stored, store)
+
+
+def _model_files(
+    settings: ModelSettings, model: ResolvedModel, projector: ResolvedModel | None
+) -> ModelFiles:
+    options, unsupported = served_options(
+        {name: value for name, value in model.parameters.items() if name != "num_ctx"}
+    )
+    sized, oversized = served_options({"num_ctx": model.parameters.get("num_ctx")})
+    system = model.system if settings.system is None else settings.system
+    unused = [f"parameter: {reason}" for reason in (*unsupported, *oversized)]
+    template = model.template
+    if template is not None and is_go_template(template):
+        template = None
+        unused.append("template: it is a Go template; the template of the GGUF file is used")
+    return ModelFiles(
+        path=model.path,
+        projector=model.projector if projector is None else projector.path,
+        projector_required=projector is not None,
+        options=options,
+        parameters=known_parameters(model.parameters),
+        context_tokens=sized.num_ctx,
+        prompt_defaults=PromptDefaults(system or None, model.messages),
+        template=template,
+        license=model.license,
+        stored=model.stored,
+        unused=tuple(unused),
+    )
+
+
+class _Progress:
+    """Logs each step of a pull, and the progress of a blob at intervals."""
+
+    def __init__(self, model: str, source: str) -> None:
+        self._fields = {"model": model, "source": source}
+        self._step: tuple[str, str | None] | None = None
+        self._due = 0.0
+
+    def __call__(self, progress: PullProgress) -> None:
+        step, now = (progress.status, progress.digest), time.monotonic()
+        if step == self._step and now < self._due and progress.completed < progress.total:
+            return
+        self._step, self._due = step, now + PROGRESS_LOG_S
+        amount = {}
+        if progress.digest is not None:
+            percent = round(100 * progress.completed / max(1, progress.total))
+            amount = {"percent": percent, "bytes": progress.completed}
+            amount["total_bytes"] = progress.total
+        log.info("pull", **self._fields, status=progress.status, **amount)

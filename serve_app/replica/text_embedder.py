@@ -1,0 +1,141 @@
+"""Embedding texts on one model's engine."""
+
+import asyncio
+import itertools
+from contextlib import aclosing
+
+from model_zoo.chat_model import ChatModel
+from runtime.engine.async_engine import AsyncEngine, failure
+from runtime.engine.request import (
+    FinishReason,
+    GenerationRequest,
+    ImageSpan,
+    Pooling,
+    SamplingParams,
+    StopRules,
+)
+from runtime.errors import PromptTooLongError, RequestError
+from serve_app.gateway.fair_gate import FairGate
+from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
+
+TOKENIZING_TASKS = 2
+MAX_WAITING = 16_384  # texts, beside those in the engine
+# More tokens than WordPiece makes of one word.
+MAX_WORD_TOKENS = 128
+# Text is read up to this many times the length that the context's longest tokens would have.
+MAX_LENGTH_FACTOR = 64
+
+
+class TextEmbedder:
+    """Computes the vectors of an `EmbeddingTask`; tenants are served in turn.
+
+    `name`: the model's name in error messages.
+    """
+
+    def __init__(self, model: ChatModel, engine: AsyncEngine, *, name: str) -> None:
+        self._model = model
+        self._name = name
+        self._engine = engine
+        self._request_numbers = itertools.count()
+        self._tokenizing = FairGate(TOKENIZING_TASKS)
+        # Not more than one tenant's share of the engine, so that no text is refused there.
+        self._computing = FairGate(
+            engine.limits.tenant_share, max_waiting=MAX_WAITING, things="texts"
+        )
+
+    async def embed(self, task: EmbeddingTask, *, max_tokens: int) -> ChatDelta:
+        """One delta with all vectors. An error of one text fails the task.
+
+        `max_tokens`: of each text.
+        """
+        async with self._tokenizing.place(task.tenant):
+            prompts = await asyncio.to_thread(
+                lambda: [self._tokens(text, max_tokens, task.truncate) for text in task.texts]
+            )
+
+        async def vector(tokens: tuple[int, ...]) -> ChatDelta:
+            async with self._computing.place(task.tenant):
+                return await self._vector(task, tokens)
+
+        vectors = [asyncio.create_task(vector(tokens)) for tokens in prompts]
+        try:
+            return merge_embeddings(await asyncio.gather(*vectors))
+        finally:
+            for each in vectors:
+                each.cancel()
+            await asyncio.gather(*vectors, return_exceptions=True)
+
+    def _tokens(self, text: RawText | TokenIds, limit: int, truncate: bool) -> tuple[int, ...]:
+        match text:
+            case RawText(words):
+                tokens = self._tokenized(words, limit, truncate)
+            case TokenIds(ids):
+                tokens = list(ids[:limit] if truncate else ids)
+        if not tokens:
+            tokens = [self._empty_text()]
+        if len(tokens) > limit:
+            raise PromptTooLongError(
+                f"the input length exceeds the context length: a text has more than {limit:,} "
+                f"tokens, the limit of model '{self._name}'. Shorten it or allow truncation."
+            )
+        return tuple(tokens)
+
+    def _tokenized(self, text: str, limit: int, truncate: bool) -> list[int]:
+        """The tokens of the text. Of a long text only a prefix longer than the limit is tokenised.
+
+        The prefix grows until it exceeds the limit, because some tokenizers drop spaces or encode
+        any word as one unknown token. Its last word, which may be cut, is beyond the limit.
+        """
+        tokenizer = self._model.tokenizer
+        length = (limit + 1) * tokenizer.longest_token
+        longest = MAX_LENGTH_FACTOR * length
+        tokens = tokenizer.encode_document(text[:length])
+        while len(tokens) <= limit + MAX_WORD_TOKENS and length < min(len(text), longest):
+            length *= 2
+            tokens = tokenizer.encode_document(text[:length])
+        if truncate and len(tokens) > limit:
+            return tokenizer.encode_document(text[:length], at_most=limit)
+        if not truncate and length < len(text) and len(tokens) <= limit:
+            raise PromptTooLongError(
+                f"the input length exceeds the context length: a text has {len(text):,} "
+                f"characters; with a context of {limit:,} tokens the limit is {length:,}"
+            )
+        return tokens
+
+    def _empty_text(self) -> int:
+        """The token that stands for an empty text, so that it does not fail the whole task."""
+        tokenizer = self._model.tokenizer
+        token = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        if token is None:
+            raise RequestError(
+                f"a text has no tokens, and model '{self._name}' has neither a BOS nor an EOS "
+                "token to stand for it"
+            )
+        return token
+
+    def _pooling(self) -> Pooling:
+        """As the file states. By default the last token of a causal model, since only that one
+        attends to the whole text, else the mean, as in sentence-transformers."""
+        model = self._model
+        default = Pooling.LAST if model.decoder.causal else Pooling.MEAN
+        return Pooling(model.description.pooling or default)
+
+    async def _vector(self, task: EmbeddingTask, tokens: tuple[int, ...]) -> ChatDelta:
+        decoder = self._model.decoder
+        # A bidirectional model computes the whole text in one step.
+        whole = ImageSpan(0, len(tokens), whole=True, digest=b"")
+        request = GenerationRequest(
+            f"{task.id}/{next(self._request_numbers)}",
+            tokens,
+            StopRules(max_tokens=1),
+            SamplingParams(),
+            spans=() if decoder.causal else (whole,),
+            pooling=self._pooling(),
+            tenant=task.tenant,
+        )
+        async with aclosing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                if delta.finish is FinishReason.FAILED:
+                    raise failure(self._engine, delta)
+        assert delta.vector is not None
+        return ChatDelta(finish=delta.finish, usage=delta.usage, vectors=(delta.vector,))

@@ -1,0 +1,145 @@
+"""Hashes of prompt prefixes, and a bounded record of which replica holds which prefix."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+BYTES_PER_TOKEN = 4
+FIRST_BYTES = 128
+# Beyond this length each block is an eighth of the content before it. Long prompts then have a few
+# dozen blocks, and the known length of a shared prefix is at most that much too short.
+GROWING_FROM = 1024
+MAX_BYTES = 2**30
+MAX_ENTRIES = 400_000  # of about 330 bytes each
+
+
+def _boundaries() -> Iterator[int]:
+    end = FIRST_BYTES
+    while end < MAX_BYTES:
+        yield end
+        end += FIRST_BYTES if end < GROWING_FROM else end // 8
+
+
+BOUNDARIES = tuple(_boundaries())
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHashes:
+    """Hashes of a prompt's prefixes, shortest first, with their lengths in tokens.
+
+    Two prompts share a key exactly if they are equal up to that length. `tokens`: estimated length
+    of the whole prompt.
+    """
+
+    keys: tuple[int, ...]
+    ends: tuple[int, ...]
+    tokens: int
+
+
+def hash_prefixes(content: bytes) -> PrefixHashes:
+    """`content`: everything that decides the prompt's tokens, in the order of the prompt."""
+    view = memoryview(content)
+    digest = blake2b(digest_size=8)
+    keys: list[int] = []
+    begin = 0
+    for end in BOUNDARIES:
+        if end > len(content):
+            break
+        digest.update(view[begin:end])
+        keys.append(int.from_bytes(digest.digest()))
+        begin = end
+    ends = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES[: len(keys)])
+    return PrefixHashes(tuple(keys), ends, -(-len(content) // BYTES_PER_TOKEN))
+
+
+class PrefixMemory:
+    """Which replica holds which prefix, as far as known; evicts the least recently used first.
+
+    A replica's cache evicts too: a prefix that the replica has not used while it computed as many
+    tokens as its cache holds counts as evicted. `max_entries`: pairs of a prefix and a replica.
+    """
+
+    def __init__(self, *, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._entries = 0
+        # By prefix, least recently used first: the replicas that hold it, with the clock of each
+        # replica when it used the prefix last. A replica's clock counts the tokens it has computed.
+        self._holders: OrderedDict[int, dict[str, int]] = OrderedDict()
+        self._clocks: dict[str, int] = {}
+        self._evicted_until: dict[str, int] = {}  # prefixes last used before this are evicted
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def set_clock(self, replica: str, *, computed_tokens: int, cache_tokens: int) -> None:
+        """Updates a replica's clock and cache size; unknown replicas hold nothing."""
+        self._clocks[replica] = computed_tokens
+        self._evicted_until[replica] = computed_tokens - cache_tokens
+
+    def record(self, replica: str, hashes: PrefixHashes) -> None:
+        """Records that the replica was sent a prompt and so holds its prefixes from now on."""
+        clock = self._clocks.get(replica)
+        if clock is None:
+            return
+        # The shortest prefix comes last, so it is evicted last.
+        for key in reversed(hashes.keys):
+            holders = self._holders.setdefault(key, {})
+            self._entries += replica not in holders
+            holders.pop(replica, None)  # so that the latest holder is the last entry
+            holders[replica] = clock
+            self._holders.move_to_end(key)
+        while self._entries > self._max_entries:
+            _, holders = self._holders.popitem(last=False)
+            self._entries -= len(holders)
+
+    def remove(self, replica: str) -> None:
+        """Removes a replica. Its entries are dropped when they are looked up or evicted."""
+        self._clocks.pop(replica, None)
+        self._evicted_until.pop(replica, None)
+
+    def holders(self, hashes: PrefixHashes, *, limit: int) -> list[str]:
+        """Replicas that hold the longest known prefix of the prompt, latest first."""
+        for key in reversed(hashes.keys):
+            holders = self._holders.get(key)
+            if holders:
+                found = self._current_holders(key, holders, limit)
+                if found:
+                    return found
+        return []
+
+    def held_tokens(self, replica: str, hashes: PrefixHashes) -> int:
+        """How many tokens of the prompt the replica holds.
+
+        Using a prefix uses all shorter ones, so a binary search finds the longest that is held.
+        """
+        evicted_until = self._evicted_until.get(replica)
+        if evicted_until is None:
+            return 0
+        keys, held, missing = hashes.keys, 0, len(hashes.keys)
+        while held < missing:
+            middle = (held + missing) // 2
+            holders = self._holders.get(keys[middle])
+            if holders is not None and holders.get(replica, evicted_until) > evicted_until:
+                held = middle + 1
+            else:
+                missing = middle
+        return hashes.ends[held - 1] if held else 0
+
+    def _current_holders(self, key: int, holders: dict[str, int], limit: int) -> list[str]:
+        """The latest replicas that still hold the prefix; entries found evicted are dropped."""
+        found: list[str] = []
+        evicted: list[str] = []
+        for replica, used in reversed(holders.items()):
+            if replica in self._evicted_until and used > self._evicted_until[replica]:
+                found.append(replica)
+            else:
+                evicted.append(replica)
+            if len(found) == limit:
+                break
+        for replica in evicted:
+            del holders[replica]
+        self._entries -= len(evicted)
+        if not holders:
+            del self._holders[key]
+        return found

@@ -1,0 +1,80 @@
+"""Mutual authentication: each end of a connection proves that it knows the token before use."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from runtime.distributed.handshake import Handshake, new_nonce
+from serve_app.transport import wire
+
+PURPOSE = "serving"
+# For the whole handshake. The listener's process may be busy; a genuine caller's rarely is.
+CALLER_TIMEOUT_S = 10.0
+LISTENER_TIMEOUT_S = 5.0
+MAX_HALF_OPEN = 256
+
+
+class Messages(Protocol):
+    """The part of a connection that the handshake uses."""
+
+    def send(self, message: wire.WireMessage) -> None: ...
+
+    async def receive(self) -> wire.WireMessage: ...
+
+
+async def admit(connection: Messages, token: str) -> None:
+    """The listener's side. WireError: the caller does not know the token. TimeoutError: it has not
+    finished within LISTENER_TIMEOUT_S."""
+    async with asyncio.timeout(LISTENER_TIMEOUT_S):
+        nonce = new_nonce()
+        connection.send(wire.Challenge(nonce))
+        reply = await connection.receive()
+        if not isinstance(reply, wire.Proof):
+            raise wire.WireError(f"Expected Proof, received {type(reply).__name__}.")
+        handshake = Handshake(token, PURPOSE, nonce, reply.nonce)
+        if not handshake.proved("caller", reply.digest):
+            raise wire.WireError("The caller does not know the token.")
+        connection.send(wire.Accepted(handshake.proof("listener")))
+
+
+async def prove(connection: Messages, token: str) -> None:
+    """The caller's side. Nothing else may be sent before this returns.
+
+    WireError: the listener does not know the token, such as a process that has taken the port of
+    a replica that has ended. TimeoutError: it has not finished within CALLER_TIMEOUT_S.
+    """
+    async with asyncio.timeout(CALLER_TIMEOUT_S):
+        challenge = await connection.receive()
+        if not isinstance(challenge, wire.Challenge):
+            raise wire.WireError(f"Expected Challenge, received {type(challenge).__name__}.")
+        handshake = Handshake(token, PURPOSE, challenge.nonce, new_nonce())
+        connection.send(wire.Proof(handshake.caller_nonce, handshake.proof("caller")))
+        reply = await connection.receive()
+        if not isinstance(reply, wire.Accepted):
+            raise wire.WireError(f"Expected Accepted, received {type(reply).__name__}.")
+        if not handshake.proved("listener", reply.digest):
+            raise wire.WireError("The listener does not know the token.")
+
+
+class HalfOpen:
+    """Connections during their handshake. Beyond MAX_HALF_OPEN the oldest is closed: a genuine
+    caller finishes within milliseconds, so this affects only callers that withhold their proof."""
+
+    def __init__(self) -> None:
+        self._oldest_first: deque[asyncio.Task[Any]] = deque()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Encloses the handshake of the current task, which may be cancelled meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._oldest_first) >= MAX_HALF_OPEN:
+            self._oldest_first.popleft().cancel()
+        self._oldest_first.append(task)
+        try:
+            yield
+        finally:
+            if task in self._oldest_first:
+                self._oldest_first.remove(task)

@@ -1,0 +1,80 @@
+"""The row of the DeepSeek models in the table of text families."""
+
+from collections.abc import Mapping
+
+from transformers import DeepseekV2Config, DeepseekV3Config
+
+from tests.parity.text_family import YARN, CompleteFile, TextFamily, Variant, rope
+
+# DeepSeek V2 and V3; the flavours differ in the matrices of keys and values.
+DEEPSEEK2 = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "max_position_embeddings": 512,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}
+DEEPSEEK2_GROUPS = {"q_lora_rank": 48, "n_group": 4, "topk_group": 2}
+DEEPSEEK2_YARN = {
+    "rope_parameters": YARN["rope_parameters"]
+    | {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}
+}
+DEEPSEEK2_OPTIONAL_KEYS = """
+    attention.head_count_kv expert_gating_func expert_weights_scale
+    rope.scaling.original_context_length rope.scaling.yarn_beta_fast
+    rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier
+"""
+
+
+FAMILIES: Mapping[str, TextFamily] = {
+    "deepseek2": TextFamily(
+        DeepseekV2Config,
+        DEEPSEEK2 | rope(10000.0),
+        {
+            "plain": {},
+            "yarn": DEEPSEEK2_YARN,
+            "large": DEEPSEEK2_GROUPS
+            | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
+            "v3": DeepseekV3Config(
+                **(DEEPSEEK2 | DEEPSEEK2_GROUPS | DEEPSEEK2_YARN), num_mtp_layers=0
+            ),
+            "v3_not_renormalised": DeepseekV3Config(
+                **(DEEPSEEK2 | DEEPSEEK2_GROUPS | rope(10000.0)),
+                num_mtp_layers=0,
+                norm_topk_prob=False,
+            ),
+        },
+        wide={
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 256,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 64,
+        },
+        divided="v3",
+        files=(
+            CompleteFile(
+                "v3",
+                optional_keys=DEEPSEEK2_OPTIONAL_KEYS
+                + "attention.key_length attention.value_length expert_weights_norm",
+            ),
+            CompleteFile("yarn", "ollama", DEEPSEEK2_OPTIONAL_KEYS),
+        ),
+        variants={
+            name + "_with_attn_kv_b": Variant(flavour="ollama", config=name)
+            for name in ("plain", "yarn", "large", "v3")
+        },
+    ),
+}

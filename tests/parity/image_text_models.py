@@ -1,0 +1,169 @@
+"""Tiny text models with images in prompts but without towers, and logits of `transformers`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma3TextConfig,
+    Qwen2_5_VLTextConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3VLTextConfig,
+)
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLModel,
+    Qwen2_5_VLTextModel,
+)
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
+
+from model_zoo.chat_model import ChatModel
+from model_zoo.layers.rope import axes_of
+from model_zoo.layers.stack import LayerStack
+from model_zoo.registry import load
+from runtime.engine.request import ImageSpan
+from tests.tiny_models import write_tiny
+from tests.unit.runtime.vision.fake_tower import features_of
+
+HIDDEN, FREQUENCIES, WINDOW, DEEP = 64, 8, 11, 2
+SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+}
+BASE = {"rope_type": "default", "rope_theta": 10000.0}
+# Rows and columns of the features of each image, by its number.
+GRIDS = {1: (2, 3), 2: (5, 2), 3: (3, 3), 4: (1, 4)}
+LARGEST = max(rows * columns for rows, columns in GRIDS.values())
+
+Logits = Callable[[Sequence[int], Sequence[ImageSpan]], Tensor]
+
+
+@dataclass(frozen=True)
+class ImageTextModel:
+    """`logits` of `transformers`: tokens and images -> [tokens, vocabulary]."""
+
+    model: ChatModel
+    logits: Logits
+    width: int
+    whole: bool
+
+    def span(self, start: int, number: int) -> ImageSpan:
+        rows, columns = GRIDS[number]
+        grid = GRIDS[number] if self.model.decoder.position_axes > 1 else None
+        return ImageSpan(start, rows * columns, self.whole, bytes([number]), grid=grid)
+
+
+def gemma3(folder: Path) -> ImageTextModel:
+    """Rows of an image attend to each other in both directions, in local and in global layers."""
+    config = Gemma3TextConfig(
+        **(SIZES | {"query_pre_attn_scalar": 16}), sliding_window=WINDOW, sliding_window_pattern=3
+    )
+    path = folder / "gemma3.gguf"
+    twin = write_tiny(path, config)
+
+    def logits(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Tensor:
+        embedded = _embedded(twin.model, tokens, images, HIDDEN)[:, :, :HIDDEN]
+        blocks = torch.full((1, len(tokens)), -1)
+        for number, image in enumerate(images):
+            blocks[:, image.start : image.end] = number
+        masks = create_masks_for_vision_model(
+            twin.config, embedded, None, None, None, block_sequence_ids=blocks
+        )
+        return twin.lm_head(twin.model(inputs_embeds=embedded, attention_mask=masks)[0])[0]
+
+    model = load(path, device=torch.device("cpu"), dtype=torch.float32)
+    return ImageTextModel(model, logits, HIDDEN, whole=True)
+
+
+def qwen25vl(folder: Path) -> ImageTextModel:
+    """Positions have three axes, whose sections of frequencies follow each other."""
+    sections = [2, 3, 3]
+    plain = Qwen2Config(**SIZES, rope_parameters=BASE, use_sliding_window=False)
+    config = Qwen2_5_VLTextConfig(
+        **SIZES, rope_parameters=BASE | {"mrope_section": sections}, use_sliding_window=False
+    )
+    return _qwen(folder / "qwen2.gguf", plain, Qwen2_5_VLTextModel, config, sections, deep=0)
+
+
+def qwen3vl(folder: Path) -> ImageTextModel:
+    """Positions have three axes, interleaved, and the first layers add parts of the features."""
+    sections = [4, 2, 2]
+    plain = Qwen3Config(**SIZES, rope_parameters=BASE, use_sliding_window=False)
+    config = Qwen3VLTextConfig(**SIZES, rope_parameters=BASE | {"mrope_section": sections})
+    return _qwen(folder / "qwen3.gguf", plain, Qwen3VLTextModel, config, sections, deep=DEEP)
+
+
+MODELS: Mapping[str, Callable[[Path], ImageTextModel]] = {
+    "gemma3": gemma3,
+    "qwen25vl": qwen25vl,
+    "qwen3vl": qwen3vl,
+}
+
+
+def _qwen(path: Path, plain, make, config, sections: list[int], *, deep: int) -> ImageTextModel:
+    """The weights of a text model in one with vision, and a file of the text model."""
+    twin = write_tiny(path, plain)
+    config.vocab_size, config._attn_implementation = twin.config.vocab_size, "eager"
+    vision = make(config).eval()
+    vision.load_state_dict(twin.model.state_dict())
+    width = (1 + deep) * HIDDEN
+
+    def logits(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Tensor:
+        rows = _embedded(vision, tokens, images, width)
+        mask = torch.zeros(1, len(tokens), dtype=torch.bool)
+        for image in images:
+            mask[:, image.start : image.end] = True
+        parts = rows[mask].split(HIDDEN, dim=1)[1:]
+        more = {"visual_pos_masks": mask, "deepstack_visual_embeds": list(parts)} if deep else {}
+        places = _rope_index(tokens, images)
+        states = vision(inputs_embeds=rows[:, :, :HIDDEN], position_ids=places, **more)[0]
+        return twin.lm_head(states)[0]
+
+    model = load(path, device=torch.device("cpu"), dtype=torch.float32)
+    interleaved = deep > 0
+    _rotate_by(model, axes_of(sections, FREQUENCIES, interleaved=interleaved))
+    return ImageTextModel(model, logits, width, whole=False)
+
+
+def _rotate_by(model: ChatModel, axes: Tensor) -> None:
+    """Make a text model rotate its heads by time, row and column."""
+    decoder = model.decoder
+    layers = decoder._layers._layers
+    rotary = replace(layers[0].rotary, axes=axes)
+    decoder._layers = LayerStack([replace(layer, rotary=rotary) for layer in layers])
+
+
+def _embedded(model, tokens: Sequence[int], images: Sequence[ImageSpan], width: int) -> Tensor:
+    """[1, tokens, width]: embeddings padded with zeros, or the features of an image."""
+    rows = torch.zeros(1, len(tokens), width)
+    rows[:, :, :HIDDEN] = model.embed_tokens(torch.tensor([tokens]))
+    for image in images:
+        features = features_of(image.digest, image.length, width)
+        rows[0, image.start : image.end] = features
+    return rows
+
+
+def _rope_index(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Tensor:
+    """[3, 1, tokens], as the whole model computes it."""
+    config = SimpleNamespace(spatial_merge_size=1, tokens_per_second=1)
+    index = SimpleNamespace(
+        config=SimpleNamespace(vision_config=config),
+        get_vision_position_ids=partial(Qwen2_5_VLModel.get_vision_position_ids, None),
+    )
+    kinds = torch.zeros(1, len(tokens), dtype=torch.int32)
+    for image in images:
+        kinds[:, image.start : image.end] = 1
+    grids = torch.tensor([(1, *image.grid) for image in images if image.grid] or [(0, 0, 0)])
+    places, _ = Qwen2_5_VLModel.get_rope_index(index, torch.tensor([tokens]), kinds, grids)
+    return places

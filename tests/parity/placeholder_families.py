@@ -1,0 +1,342 @@
+"""The table of placeholder tokens: our placeholders and image processor of each vision family, and
+the whole processor in `transformers`."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.llama4.processing_llama4 import Llama4Processor
+from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
+from transformers.models.mllama.processing_mllama import (
+    MllamaProcessor,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
+from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.images.normalise import CLIP, STANDARD
+from model_zoo.images.prepared import ImageProcessor
+from model_zoo.models.gemma3 import placeholders as gemma3
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma4 import placeholders as gemma4
+from model_zoo.models.gemma4.image_processor import Gemma4Processor as GemmaShape
+from model_zoo.models.idefics3 import placeholders as idefics3
+from model_zoo.models.idefics3.image_processor import Idefics3Processor as IdeficsTiles
+from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.internvl.image_processor import InternVLProcessor as InternTiles
+from model_zoo.models.llama4 import placeholders as llama4
+from model_zoo.models.llama4.image_processor import Llama4Processor as LlamaTiles
+from model_zoo.models.llava import placeholders as llava
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor as LlavaTiles
+from model_zoo.models.mistral3 import placeholders as pixtral
+from model_zoo.models.mistral3.image_processor import PixtralProcessor as PixtralShape
+from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
+from model_zoo.multimodal import qwen_placeholders as qwen
+from model_zoo.multimodal.placeholders import Placeholders
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.vision_model import VisionModel
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from tests.vision_prompts import (
+    TEMPLATE,
+    as_transformers,
+    library_tokenizer,
+    own_tokenizer,
+    pictures,
+    png,
+)
+
+BOS = "<|begin_of_text|>"
+WIDE, TALL = ImagePart(png(40, 150)), ImagePart(png(170, 60, seed=1))
+SMALL = ImagePart(png(20, 20, seed=2))
+
+CONVERSATIONS = {
+    "one image": [Message("user", (WIDE, "What is this?"))],
+    "an image alone": [Message("user", (TALL,))],
+    "an image behind the text": [Message("user", ("See:", WIDE))],
+    "an image in the middle": [Message("user", ("Before\n", TALL, "\n\nafter."))],
+    "spaces around an image": [Message("user", ("one ", SMALL, " two"))],
+    "two images in one message": [Message("user", (WIDE, TALL, "Compare."))],
+    "two images with text between": [Message("user", ("A:", WIDE, "\nB:\n", TALL, "!"))],
+    "images in two turns": [
+        Message("system", "Be brief."),
+        Message("user", ("This?", WIDE)),
+        Message("assistant", "A hill."),
+        Message("user", (TALL, "And this?")),
+    ],
+    "the same image twice": [
+        Message("user", (SMALL, "This?")),
+        Message("assistant", "A dot."),
+        Message("user", (SMALL, "And\nthis?")),
+    ],
+    "text alone": [Message("user", "hello\n\n\nthere")],
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """`place`: the placeholder token; `theirs` makes the library's processor of a tokenizer."""
+
+    placement: Callable[[Tokenizer], Placeholders]
+    processor: ImageProcessor
+    theirs: Callable[[Any], Any]
+    reserved: tuple[str, ...]
+    place: str
+    named: dict[str, str]
+
+
+class Tiles:
+    """Stands in for the library's processor of Llama 4's images, which needs torchvision."""
+
+    def __init__(self, ours: LlamaTiles) -> None:
+        self._ours = ours
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
+        made = [self._ours.prepare(np.asarray(image), tower=b"") for image in images]
+        pixels = np.zeros((1, 3, self._ours.side, self._ours.side))
+        return {"pixel_values": pixels, "aspect_ratios": [image.grid for image in made]}
+
+
+@cache
+def pixtral_module() -> Any:
+    """Imports the module without another one that needs torchvision and is not used here."""
+    package = "transformers.models.pixtral"
+    neighbour = ModuleType(f"{package}.image_processing_pixtral")
+    neighbour.get_resize_output_image_size = None  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, {neighbour.__name__: neighbour}):
+        return importlib.import_module(f"{package}.processing_pixtral")
+
+
+def pixtral_processor(tokenizer: Any) -> Any:
+    images = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=28)
+    kind = pixtral_module().PixtralProcessor
+    return kind(images, tokenizer, patch_size=14, spatial_merge_size=2)
+
+
+def unchecked(kind: Any, *parts: Any, **options: Any) -> Any:
+    """A processor that accepts parts of any class."""
+    processor = object.__new__(kind)
+    processor.check_argument_for_proper_class = lambda *_: None
+    kind.__init__(processor, *parts, **options)
+    return processor
+
+
+def llama4_processor(tokenizer: Any) -> Any:
+    processor = unchecked(Llama4Processor, None, tokenizer, patch_size=14, chat_template=None)
+    processor.image_processor = Tiles(LLAMA_TILES)
+    return processor
+
+
+def gemma4_processor(tokenizer: Any) -> Any:
+    options = {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 3}
+    images = Gemma4ImageProcessorPil(**options)
+    return unchecked(Gemma4Processor, SimpleNamespace(), images, tokenizer, SimpleNamespace())
+
+
+def qwen_processor(kind: Any, tokenizer: Any) -> Any:
+    size = {"shortest_edge": QWEN.min_pixels, "longest_edge": QWEN.max_pixels}
+    images = Qwen2VLImageProcessorPil(size=size, patch_size=14, merge_size=2)
+    return unchecked(kind, images, tokenizer, SimpleNamespace())
+
+
+def llava_processor(tokenizer: Any) -> Any:
+    images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
+    options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return LlavaProcessor(images, tokenizer, patch_size=14, **options)
+
+
+def llava_next_processor(tokenizer: Any) -> Any:
+    options = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
+    images = LlavaNextImageProcessorPil(**options, image_grid_pinpoints=CANVASES)
+    options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return LlavaNextProcessor(images, tokenizer, patch_size=14, **options)
+
+
+def idefics3_processor(tokenizer: Any) -> Any:
+    sizes = {"size": {"longest_edge": 150}, "max_image_size": {"longest_edge": 56}}
+    return Idefics3Processor(Idefics3ImageProcessorPil(**sizes), tokenizer, image_seq_len=4)
+
+
+def internvl_processor(tokenizer: Any) -> Any:
+    images = GotOcr2ImageProcessorPil(size=SQUARE)
+    return unchecked(InternVLProcessor, images, tokenizer, SimpleNamespace(), image_seq_length=4)
+
+
+LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
+QWEN = QwenVLProcessor(14, 2, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
+SQUARE = {"height": 56, "width": 56}
+CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+FAMILIES = {
+    "gemma3": Family(
+        gemma3.Gemma3Placeholders,
+        SquareProcessor(56, 9, normalisation=STANDARD),
+        lambda t: Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), t, image_seq_length=9),
+        gemma3.Gemma3Placeholders.reserved,
+        gemma3.PLACE,
+        {
+            "image_token": gemma3.PLACE,
+            "boi_token": gemma3.START,
+            "eoi_token": gemma3.END,
+        },
+    ),
+    "gemma4": Family(
+        gemma4.Gemma4Placeholders,
+        GemmaShape(4, 3, 70),
+        gemma4_processor,
+        gemma4.Gemma4Placeholders.reserved,
+        gemma4.PLACE,
+        {
+            "image_token": gemma4.PLACE,
+            "boi_token": gemma4.START,
+            "eoi_token": gemma4.END,
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+    ),
+    "pixtral": Family(
+        pixtral.PixtralPlaceholders,
+        PixtralShape(140, 14, 2),
+        pixtral_processor,
+        pixtral.PixtralPlaceholders.reserved,
+        pixtral.PLACE,
+        {},
+    ),
+    "qwen25vl": Family(
+        qwen.QwenPlaceholders,
+        QWEN,
+        partial(qwen_processor, Qwen2_5_VLProcessor),
+        qwen.QwenPlaceholders.reserved,
+        qwen.PLACE,
+        {},
+    ),
+    "qwen3vl": Family(
+        qwen.QwenPlaceholders,
+        QWEN,
+        partial(qwen_processor, Qwen3VLProcessor),
+        qwen.QwenPlaceholders.reserved,
+        qwen.PLACE,
+        {},
+    ),
+    "llama4": Family(
+        llama4.Llama4Placeholders,
+        LLAMA_TILES,
+        llama4_processor,
+        llama4.Llama4Placeholders.reserved,
+        llama4.PLACE,
+        {},
+    ),
+    "llava": Family(
+        llava.LlavaPlaceholders,
+        ClipProcessor(56, 16),
+        llava_processor,
+        llava.LlavaPlaceholders.reserved,
+        llava.PLACE,
+        {},
+    ),
+    "llava_next": Family(
+        llava.LlavaPlaceholders,
+        LlavaTiles(56, 4, tuple((high, wide) for high, wide in CANVASES)),
+        llava_next_processor,
+        llava.LlavaPlaceholders.reserved,
+        llava.PLACE,
+        {},
+    ),
+    "idefics3": Family(
+        idefics3.Idefics3Placeholders,
+        IdeficsTiles(56, 150, 4),
+        idefics3_processor,
+        idefics3.Idefics3Placeholders.reserved,
+        idefics3.PLACE,
+        {},
+    ),
+    "internvl": Family(
+        internvl.InternVLPlaceholders,
+        InternTiles(56, 4, CLIP),
+        internvl_processor,
+        internvl.InternVLPlaceholders.reserved,
+        internvl.PLACE,
+        {
+            "start_image_token": internvl.START,
+            "context_image_token": internvl.PLACE,
+            "end_image_token": internvl.END,
+            "video_token": internvl.OTHER,
+        },
+    ),
+    "mllama": Family(
+        lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
+        MllamaTiles(side=56, tile_rows=17),
+        lambda t: MllamaProcessor(MllamaImageProcessorPil(size=SQUARE, max_image_tiles=4), t),
+        mllama.MllamaPlaceholders.reserved,
+        mllama.PLACE,
+        {},
+    ),
+}
+
+
+def model_of(
+    family: Family, source: str = TEMPLATE, special: Sequence[str] = (), **tokens: str
+) -> ChatModel:
+    tokenizer = own_tokenizer((BOS, *family.reserved, *special))
+    placement = family.placement(tokenizer)
+    vision = VisionModel(
+        tower=None,  # type: ignore[arg-type]
+        processor=family.processor,
+        placeholders=placement,
+        name=b"tower",
+        limits=DecodingLimits(),
+    )
+    facts: Any = SimpleNamespace(name="tiny")
+    decoder: Any = SimpleNamespace(context_length=4096)
+    template = ChatTemplate(source.replace("IMAGE", placement.spelled), **tokens)
+    return ChatModel(decoder, tokenizer, template, facts, vision=vision)
+
+
+def expected(family: Family, messages: Sequence[Message]) -> tuple[list[int], Any]:
+    tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
+    spelled = family.placement(own_tokenizer((BOS, *family.reserved))).spelled
+    source = TEMPLATE.replace("IMAGE", spelled)
+    processor = family.theirs(tokenizer)
+    if family is FAMILIES["mllama"]:
+        source = BOS + source  # the processor itself would put it elsewhere
+    processor.chat_template = source
+    text = processor.apply_chat_template(as_transformers(messages), add_generation_prompt=True)
+    shown = pictures(messages)
+    nested = [shown] if family is FAMILIES["mllama"] else shown
+    made = processor(text=[text], images=nested if shown else None, add_special_tokens=False)
+    ids = np.asarray(made["input_ids"][0]).tolist()
+    if family is FAMILIES["mllama"]:
+        assert ids.pop(0) == tokenizer.convert_tokens_to_ids(BOS)
+    return ids, made
+
+
+def places(prompt: Prompt) -> list[int]:
+    return [p for span in prompt.spans for p in range(span.start, span.end)]

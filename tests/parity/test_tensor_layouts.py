@@ -1,0 +1,176 @@
+"""Files whose tensors are laid out as other converters or earlier versions laid them out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.gguf_files import matrices
+from tests.parity.agreement import check_long_prompt, load_decoder
+from tests.parity.text_families import TEXT_MODELS
+from tests.parity.text_family import changed, pair_of
+
+FLAVOURS = pytest.mark.parametrize("flavour", ["llama.cpp", "ollama"])
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "tiny.gguf"
+
+
+def check(path: Path, twin: Any, tensors: dict[str, Any], **keys: Any) -> None:
+    """The file with changed tensors and keys agrees with `twin`."""
+    check_long_prompt(pair_of(changed(path, keys, tensors), twin))
+
+
+def merged_qkv(path: Path, layers: int, kinds: tuple[str, ...]) -> dict[str, Any]:
+    stored, tensors = matrices(path), {}
+    for layer in range(layers):
+        for kind in kinds:
+            names = [f"blk.{layer}.attn_{part}.{kind}" for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate([stored[n] for n in names])
+            tensors |= dict.fromkeys(names)
+    return tensors
+
+
+def test_llama_with_q_k_and_v_in_one_tensor_agrees(path) -> None:
+    twin = TEXT_MODELS["llama"].write(path)
+    check(path, twin, merged_qkv(path, 2, ("weight",)))
+
+
+@FLAVOURS
+def test_gpt_oss_with_q_k_and_v_in_one_tensor_agrees(path, flavour) -> None:
+    twin = TEXT_MODELS["gpt-oss"].write(path, flavour=flavour)
+    check(path, twin, merged_qkv(path, 3, ("weight", "bias")))
+
+
+@FLAVOURS
+def test_gpt_oss_with_alternating_rows_of_gate_and_up_agrees(path, flavour) -> None:
+    twin = TEXT_MODELS["gpt-oss"].write(path, flavour=flavour)
+    stored, tensors = matrices(path), {}
+    for layer in range(3):
+        for kind in ("weight", "bias"):
+            names = [f"blk.{layer}.ffn_{part}_exps.{kind}" for part in ("gate", "up")]
+            rows = np.stack([stored[name] for name in names], axis=2)
+            merged = rows.reshape(len(rows), -1, *rows.shape[3:])
+            tensors[f"blk.{layer}.ffn_gate_up_exps.{kind}"] = merged
+            tensors |= dict.fromkeys(names)
+    check(path, twin, tensors)
+
+
+def test_mixtral_with_a_tensor_for_each_expert_agrees(path) -> None:
+    """As the first converters wrote them."""
+    twin = TEXT_MODELS["mixtral"].write(path)
+    tensors: dict[str, Any] = {}
+    for name, array in matrices(path).items():
+        if "_exps" in name:
+            tensors[name] = None
+            for expert, matrix in enumerate(array):
+                tensors[name.replace("_exps", f".{expert}")] = matrix
+    check(path, twin, tensors)
+
+
+def test_qwen3next_with_the_inputs_of_each_key_head_together_agrees(path) -> None:
+    """As the first converters wrote them."""
+    twin = TEXT_MODELS["qwen3next"].write(path)
+    tensors = {}
+    for number, layer in enumerate(twin.model.layers):
+        if layer.block_type == "linear_attention":
+            tensors[f"blk.{number}.ssm_in.weight"] = layer.linear_attn.in_proj_qkvz.weight.numpy()
+            tensors |= {f"blk.{number}.attn_{name}.weight": None for name in ("qkv", "gate")}
+    check(path, twin, tensors)
+
+
+def test_layers_for_drafting_tokens_are_ignored(path) -> None:
+    twin = TEXT_MODELS["qwen3next"].write(path)
+    last = {name: rows for name, rows in matrices(path).items() if name.startswith("blk.3.")}
+    drafting = {name.replace("blk.3.", "blk.4."): rows for name, rows in last.items()}
+    drafting["blk.4.nextn.eh_proj.weight"] = last["blk.3.attn_q.weight"]
+    check(path, twin, drafting, block_count=5, nextn_predict_layers=1)
+    assert len(load_decoder(path.with_name("changed.gguf")).cache_layers) == 4
+
+
+def test_llama_with_values_narrower_than_keys_agrees(path) -> None:
+    """The missing half of each value head is zero in the twin."""
+    twin = TEXT_MODELS["llama"].write(path)
+    heads, kv_heads, dim, kept = 4, 2, 16, 8
+    tensors: dict[str, Any] = {}
+    for block, layer in enumerate(twin.model.layers):
+        attention, prefix = layer.self_attn, f"blk.{block}.attn"
+        values = attention.v_proj.weight.view(kv_heads, dim, -1)
+        values[:, kept:] = 0
+        tensors[f"{prefix}_v.weight"] = values[:, :kept].flatten(0, 1).numpy()
+        output = attention.o_proj.weight.view(-1, heads, dim)[:, :, :kept]
+        tensors[f"{prefix}_output.weight"] = output.flatten(1).numpy()
+    check(path, twin, tensors, **{"attention.value_length": kept})
+    decoder = load_decoder(path.with_name("changed.gguf"))
+    assert decoder.cache_layers[0].value_dim == kept
+
+
+def test_llama_with_partly_rotated_heads_agrees(path) -> None:
+    """The twin rotates the other pairs by an angle of zero."""
+    twin = TEXT_MODELS["llama"].write(path)
+    rotated, pairs = 8, 8
+    frequencies = torch.zeros(pairs)
+    frequencies[: rotated // 2] = 10000.0 ** (-torch.arange(0, rotated, 2) / rotated)
+    twin.model.rotary_emb.inv_freq = frequencies
+    check(path, twin, {}, **{"rope.dimension_count": rotated})
+
+
+def test_gemma3_with_a_separate_head_agrees(path) -> None:
+    twin = TEXT_MODELS["gemma3"].write(path)
+    head = matrices(path)["token_embd.weight"][::-1].copy()
+    twin.lm_head.weight = torch.nn.Parameter(torch.from_numpy(head), requires_grad=False)
+    check(path, twin, {"output.weight": head})
+
+
+def test_gemma3n_without_a_cap_of_logits_agrees(path) -> None:
+    twin = TEXT_MODELS["gemma3n"].write(path, "another_cap_of_logits")
+    twin.config.final_logit_softcapping = 1e6  # as good as none
+    check(path, twin, {}, final_logit_softcapping=0.0)
+
+
+def test_gemma3n_tokens_beyond_the_table_of_layer_inputs_have_its_first_row(path) -> None:
+    twin, rows = TEXT_MODELS["gemma3n"].write(path), 100
+    table = matrices(path)["per_layer_token_embd.weight"]
+    twin.model.config.vocab_size_per_layer_input = rows
+    check(path, twin, {"per_layer_token_embd.weight": table[:rows].copy()})
+
+
+def test_gemma4_tokens_beyond_the_table_of_layer_inputs_have_its_first_row(path) -> None:
+    twin, rows = TEXT_MODELS["gemma4"].write(path, "layer_inputs_and_shared_keys"), 100
+    table = matrices(path)["per_layer_token_embd.weight"]
+    twin.model.embed_tokens_per_layer.weight[rows:] = twin.model.embed_tokens_per_layer.weight[0]
+    check(path, twin, {"per_layer_token_embd.weight": table[:rows].copy()})
+
+
+def test_gemma4_with_separate_gates_and_ups_and_the_older_scale_of_experts_agrees(path) -> None:
+    twin = TEXT_MODELS["gemma4"].write(path, "experts")
+    stored, tensors = matrices(path), {}
+    for layer in range(4):
+        names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate_up", "gate", "up")]
+        gate, up = np.split(stored[names[0]], 2, axis=1)
+        tensors |= {names[0]: None, names[1]: gate.copy(), names[2]: up.copy()}
+        scale = f"blk.{layer}.ffn_down_exps.scale"
+        older = f"blk.{layer}.ffn_gate_inp.per_expert_scale"
+        tensors |= {scale: None, older: stored[scale]}
+    check(path, twin, tensors)
+
+
+def test_gemma4_layers_that_share_keys_may_have_unused_ones(path) -> None:
+    twin = TEXT_MODELS["gemma4"].write(path, "layer_inputs_and_shared_keys")
+    unused = {"attn_k": (16, 64), "attn_v": (16, 64), "attn_k_norm": (8,)}
+    tensors = {f"blk.2.{name}.weight": np.ones(size, "f4") for name, size in unused.items()}
+    check(path, twin, tensors)
+
+
+def test_gemma4_layers_without_a_scale_are_not_scaled(path) -> None:
+    twin = TEXT_MODELS["gemma4"].write(path)
+    tensors = {f"blk.{layer}.layer_output_scale.weight": None for layer in range(4)}
+    with pytest.raises(AssertionError):
+        check(path, twin, tensors)
+    for layer in twin.model.layers:
+        layer.layer_scalar.fill_(1.0)
+    check(path, twin, tensors)

@@ -1,0 +1,82 @@
+"""Conversion of checkpoints as their authors publish them, where `transformers` saves others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import UnsupportedModelError
+from tests.gguf_files import matrices
+from tests.parity.agreement import check_long_prompt
+from tests.parity.gemma_families import GEMMA4_ROPES, GEMMA4_SCALED_ROPES, GLOBAL, LOCAL
+from tests.parity.text_families import TEXT_MODELS
+from tests.parity.text_family import pair_of
+from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
+
+
+def publish(folder: Path, settings: dict[str, Any], unused: str) -> None:
+    """Change a folder of a text model into one with a vision model.
+
+    `settings`: the new config.json. Layer 2 gets keys that it does not use, and `unused` becomes
+    the name of a tensor that text models do not have.
+    """
+    (folder / "config.json").write_text(json.dumps(settings))
+    stored = load_file(folder / "model.safetensors")
+    parts = {name.replace("model.", "model.language_model."): stored[name] for name in stored}
+    keys = parts["model.language_model.layers.0.self_attn.k_proj.weight"]
+    parts["model.language_model.layers.2.self_attn.k_proj.weight"] = keys.clone()
+    parts[unused] = keys[0].clone()
+    save_file(parts, folder / "model.safetensors")
+
+
+def test_a_published_checkpoint_of_gemma3n_agrees(tmp_path) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "tiny.gguf"
+    twin = write_tiny_folder(folder, TEXT_MODELS["gemma3n"].config())
+    text = json.loads((folder / "config.json").read_text())
+    del text["rope_parameters"]
+    text |= {"rope_theta": 500.0, "rope_local_base_freq": 100.0, "rope_scaling": None}
+    settings = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}
+    publish(folder, settings, unused="model.embed_vision.embedding.weight")
+    convert(folder, path, type="f32")
+    assert "blk.2.attn_k.weight" in GGUFFile.open(path).tensors  # llama.cpp needs it
+    check_long_prompt(pair_of(path, twin))
+
+
+def test_a_published_checkpoint_of_gemma4_agrees(tmp_path) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "tiny.gguf"
+    config = TEXT_MODELS["gemma4"].config("layer_inputs_shared_keys_and_keys_as_values")
+    twin = write_tiny_folder(folder, config)
+    text = json.loads((folder / "config.json").read_text())
+    del text["per_layer_config"]
+    text |= {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    architectures = ["Gemma4ForConditionalGeneration"]
+    settings = {"architectures": architectures, "text_config": text, "vision_config": None}
+    publish(folder, settings, unused="model.vision_tower.std_scale")
+    convert(folder, path, type="f32")
+    assert "blk.2.attn_k.weight" not in GGUFFile.open(path).tensors
+    check_long_prompt(pair_of(path, twin))
+
+
+def test_the_table_of_layer_inputs_of_gemma3n_is_as_long_as_the_vocabulary(tmp_path) -> None:
+    path, known = tmp_path / "tiny.gguf", tiny_tokenizer().get_vocab_size()
+    write_tiny(path, TEXT_MODELS["gemma3n"].config(), padding_rows=5)
+    table = matrices(path)["per_layer_token_embd.weight"]
+    assert len(table) == known + 5
+    assert (table[known:] == table[0]).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_bidirectional_attention": "all"},
+        {"rope_parameters": GEMMA4_ROPES | {LOCAL: GEMMA4_SCALED_ROPES[GLOBAL]}},
+    ],
+    ids=["attention", "rotation"],
+)
+def test_settings_of_gemma4_that_files_cannot_state_are_refused(tmp_path, changes) -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot tell"):
+        write_tiny(tmp_path / "tiny.gguf", TEXT_MODELS["gemma4"].config(**changes))

@@ -1,0 +1,101 @@
+"""Details of single text families that the checks of every family do not show."""
+
+import pytest
+import torch
+
+from model_zoo.gguf.reader import GGUFFile
+from tests.parity.agreement import CHECKS, PROMPT, TOLERANCE, Pair, load_decoder, random_tokens
+from tests.parity.gemma_families import GEMMA3_SCALED_LAYERS, gemma3_scaled
+from tests.parity.image_rows import OPTIONS
+from tests.parity.paged_decoder import PagedDecoder
+from tests.parity.text_families import TEXT_MODELS
+from tests.parity.text_family import changed, pair_of
+from tests.tiny_models import tiny_tokenizer, write_tiny
+
+
+def difference(pair: Pair, tokens: list[int]) -> float:
+    return pair.worst(PagedDecoder(pair.decoder).feed({0: tokens}), pair.expected(tokens))
+
+
+def test_the_served_context_chooses_the_factors_of_phi3(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    twin = TEXT_MODELS["phi3"].write(path, "beyond_the_original_context")
+    tokens = random_tokens(16, seed=1)
+    assert difference(pair_of(path, twin, context_tokens=16), tokens) <= TOLERANCE
+    assert difference(pair_of(path, twin), tokens) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("check", ["whole_prompt", "two_chunks", "long_prompt"])
+def test_phi3_serves_the_context_of_the_file_by_default(tmp_path, check) -> None:
+    path = tmp_path / "tiny.gguf"
+    twin = TEXT_MODELS["phi3"].write(path, "beyond_the_original_context")
+    CHECKS[check](pair_of(path, twin))
+
+
+@pytest.mark.parametrize("layers", GEMMA3_SCALED_LAYERS)
+def test_gemma3_that_states_no_scaling_is_not_scaled(tmp_path, layers) -> None:
+    """Global positions of the larger models are scaled where a file states nothing."""
+    path = tmp_path / "tiny.gguf"
+    twin = TEXT_MODELS["gemma3"].write(path, flavour="ollama", **gemma3_scaled(layers))
+    keys = {"rope.scaling.type": "none", "rope.scaling.factor": None}
+    pair = pair_of(changed(path, keys), twin)
+    assert difference(pair, random_tokens(PROMPT, seed=20)) > TOLERANCE
+
+
+def test_gemma4_caches_have_the_shapes_of_local_and_of_global_layers(tmp_path) -> None:
+    shared = TEXT_MODELS["gemma4"].configs["layer_inputs_and_shared_keys"]
+    changes = {key: shared[key] for key in ("num_kv_shared_layers", "use_double_wide_mlp")}
+    pair = TEXT_MODELS["gemma4"].pair(tmp_path / "tiny.gguf", "keys_as_values", **changes)
+    layers = pair.decoder.cache_layers
+    shapes = [(cache.kv_heads, cache.key_dim, cache.value_dim) for cache in layers]
+    assert shapes == [(2, 8, 8), (1, 16, 16)]  # the other two layers share them
+
+
+def test_missing_keys_of_gemma4_have_the_published_values(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    published = {"head_dim": 256, "global_head_dim": 512, "num_hidden_layers": 6}
+    TEXT_MODELS["gemma4"].write(path, layer_types=None, rope_parameters=None, **published)
+    missing = """
+        attention.layer_norm_rms_epsilon attention.key_length attention.value_length
+        attention.key_length_swa attention.value_length_swa attention.sliding_window_pattern
+        attention.shared_kv_layers rope.freq_base rope.freq_base_swa rope.dimension_count
+        rope.dimension_count_swa embedding_length_per_layer_input
+    """
+    silent = changed(path, dict.fromkeys(missing.split()))
+    tokens = random_tokens(PROMPT, seed=21)
+    logits = [PagedDecoder(load_decoder(file)).feed({0: tokens}) for file in (path, silent)]
+    assert torch.equal(*logits)
+
+
+def test_ollamas_files_of_gpt_oss_have_other_names(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    TEXT_MODELS["gpt-oss"].write(path, flavour="ollama")
+    names = set(GGUFFile.open(path).tensors)
+    assert {"blk.0.attn_out.weight", "blk.0.attn_sinks", "blk.0.ffn_norm.weight"} <= names
+
+
+@pytest.mark.parametrize("family", ["qwen35", "qwen35moe"])
+def test_ollamas_files_of_qwen35_state_key_heads_of_each_layer(tmp_path, family) -> None:
+    """None for layers without attention; tensors have other names too."""
+    path = tmp_path / "tiny.gguf"
+    TEXT_MODELS[family].write(path, flavour="ollama")
+    file = GGUFFile.open(path)
+    assert list(file.metadata[f"{family}.attention.head_count_kv"]) == [0, 0, 0, 2]
+    assert "blk.0.ssm_dt" in file.tensors
+
+
+def test_mllama_without_a_size_of_images_agrees_and_caches_none(tmp_path) -> None:
+    twin = write_tiny(tmp_path / "text.gguf", TEXT_MODELS["mllama"].config(), **OPTIONS)
+    decoder = load_decoder(tmp_path / "text.gguf")
+    assert decoder.cache_layers[1].kind.capacity(100) == 0
+    CHECKS["two_chunks"](Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
+
+
+def test_a_window_of_zero_means_global_layers_with_rotation_in_llama4(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    twin = TEXT_MODELS["llama4"].write(path)
+    twin.config.layer_types = ["full_attention"] * len(twin.model.layers)
+    for layer in twin.model.layers:
+        layer.self_attn.use_rope = True
+        layer.self_attn.qk_norm = twin.model.layers[0].self_attn.qk_norm
+    CHECKS["long_prompt"](pair_of(changed(path, {"attention.sliding_window": 0}), twin))

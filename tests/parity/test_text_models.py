@@ -1,0 +1,76 @@
+"""Logits of every text family against `transformers`, float32 and eager, on tiny random models."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runtime.errors import ModelFileError
+from tests.parity.agreement import (
+    CHECKS,
+    PROMPT,
+    QUANTIZED_TYPES,
+    TOLERANCE,
+    Pair,
+    check_long_prompt,
+    check_quantized,
+    load_decoder,
+    random_tokens,
+)
+from tests.parity.paged_decoder import PagedDecoder
+from tests.parity.text_families import TEXT_MODELS
+from tests.parity.text_family import CONTEXT_TOKENS, changed, pair_of
+
+ROWS = TEXT_MODELS.items()
+CONFIGS = [(name, config) for name, row in ROWS for config in row.configs]
+WIDE = [name for name, row in ROWS if row.wide]
+VARIANTS = [(name, variant) for name, row in ROWS for variant in row.variants]
+EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_keys]
+REFUSED = [(name, keys, words) for name, row in ROWS for keys, words in row.refused]
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids="-".join)
+def pair(request, tmp_path_factory) -> Pair:
+    family, config = request.param
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    return TEXT_MODELS[family].pair(path, config)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_logits_agree(pair, check) -> None:
+    CHECKS[check](pair)
+
+
+@pytest.mark.parametrize("family", WIDE)
+@pytest.mark.parametrize("type", QUANTIZED_TYPES)
+def test_quantized_copies_agree(tmp_path, family: str, type: str) -> None:
+    row = TEXT_MODELS[family]
+    check_quantized(row.wide_config(), tmp_path, type, **row.options)
+
+
+@pytest.mark.parametrize(("family", "variant"), VARIANTS)
+def test_other_spellings_of_a_file_agree(tmp_path, family: str, variant: str) -> None:
+    row, path = TEXT_MODELS[family], tmp_path / "tiny.gguf"
+    spelled = row.variants[variant]
+    twin = row.write(path, spelled.config, flavour=spelled.flavour, **spelled.changes)
+    check_long_prompt(pair_of(changed(path, spelled.keys), twin, context_tokens=CONTEXT_TOKENS))
+
+
+@pytest.mark.parametrize(("family", "key"), EFFECTIVE_KEYS)
+def test_another_value_of_a_key_changes_the_logits(tmp_path, family: str, key: str) -> None:
+    row, path = TEXT_MODELS[family], tmp_path / "tiny.gguf"
+    twin = row.write(path)
+    pair = pair_of(changed(path, {key: row.effective_keys[key]}), twin)
+    tokens = random_tokens(PROMPT, seed=1)
+    logits = PagedDecoder(pair.decoder).feed({0: tokens})
+    assert pair.worst(logits, pair.expected(tokens)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "keys", "words"), REFUSED)
+def test_a_contradictory_file_is_refused(
+    tmp_path, family: str, keys: Mapping[str, Any], words: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    TEXT_MODELS[family].write(path)
+    with pytest.raises(ModelFileError, match=words):
+        load_decoder(changed(path, keys))

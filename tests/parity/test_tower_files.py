@@ -1,0 +1,267 @@
+"""Files of vision towers with older names, other layouts, or contradictions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from model_zoo.convert.convert_folder import convert
+from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
+from model_zoo.models.llava.vision import CLIP_LAYERS, FEATURE_KEY
+from runtime.errors import ModelFileError, UnsupportedModelError
+from runtime.vision.encoder import LocalEncoder
+from tests.fuzz.parsed_file import parse
+from tests.gguf_files import matrices
+from tests.parity.text_family import changed
+from tests.parity.tower_families import NEXT_SIDE, TOWERS
+from tests.parity.towers import TOLERANCE, TowerPair, check_limits, encoded, load_tower, worst
+from tests.parity.towers import random_pixels as random
+from tests.tiny_models import write_tiny_folder
+
+
+def check_same(family: str, pair: TowerPair, path: Path) -> None:
+    """The other file gives the same features to the bit."""
+    row = TOWERS[family]
+    shape = row.shapes[-1]
+    pixels, grid = row.pixels(pair, 1, shape), row.grid(shape)
+    features = encoded(load_tower(row.build, path), pixels, grid)
+    assert torch.equal(features, encoded(pair.tower, pixels, grid))
+
+
+def check_refused(family: str, path: Path, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        load_tower(TOWERS[family].build, path)
+
+
+def test_gemma3_with_exchanged_names_of_the_feed_forward_agrees(tmp_path) -> None:
+    """As older converters named the two matrices of a layer."""
+    pair = TOWERS["gemma3"].write(tmp_path)
+    tensors = {n: a for n, a in matrices(pair.path).items() if "ffn_up" in n or "ffn_down" in n}
+    exchanged = {}
+    for name, array in tensors.items():
+        up = "ffn_up" in name
+        exchanged[name.replace(*(("up", "down") if up else ("down", "up")))] = array
+    check_same("gemma3", pair, changed(pair.path, tensors=dict.fromkeys(tensors) | exchanged))
+
+
+def test_gemma3_with_ollamas_older_prefix_and_key_agrees(tmp_path) -> None:
+    pair = TOWERS["gemma3"].write(tmp_path, flavour="ollama")
+    tensors = {n: a for n, a in matrices(pair.path).items() if n.startswith("v.")}
+    older = {f"vision.{name.removeprefix('v.')}": array for name, array in tensors.items()}
+    keys = {
+        "mm.tokens_per_image": None,
+        "mm_tokens_per_image": 9,
+        "vision.attention.layer_norm_epsilon": None,
+    }
+    check_same("gemma3", pair, changed(pair.path, keys, dict.fromkeys(tensors) | older))
+
+
+def test_gemma3_computes_all_rows_of_an_image_at_once(tmp_path) -> None:
+    limits = TOWERS["gemma3"].write(tmp_path).tower.limits
+    assert limits.whole == limits.rows
+
+
+@pytest.mark.parametrize("type", ["f16", "q8_0"])
+def test_smaller_copies_agree(tmp_path, type: str) -> None:
+    """Towers are never quantised to blocks; halves round by a part in two thousand."""
+    row = TOWERS["gemma3"]
+    pair = row.write(tmp_path, type=type)
+    pixels = row.pixels(pair, 2, None)
+    difference = worst(encoded(pair.tower, pixels), row.expected(pair, pixels, None))
+    assert 0 < difference <= 1e-2
+
+
+def test_gemma4_with_a_prime_number_of_rows_is_encoded_at_start(tmp_path) -> None:
+    pair = TOWERS["gemma4"].write(tmp_path, flavour="ollama")
+    unit = 3 * 4
+    path = changed(pair.path, {"vision.image_max_pixels": 53 * unit**2})
+    tower = load_tower(TOWERS["gemma4"].build, path)
+    assert tower.largest().grid == (1, 53)
+    check_limits(tower, images=1)
+    encoder = LocalEncoder(tower, device=torch.device("cpu"))
+    encoder.warm_up()
+    encoder.close()
+
+
+def test_gemma4_without_bounds_computes_other_features(tmp_path) -> None:
+    """Shows that the bounds of the tiny models clip values."""
+    row = TOWERS["gemma4"]
+    pair = row.write(tmp_path, "clipped")
+    free = {name: None for name in matrices(pair.path) if name.endswith(BOUNDS)}
+    assert len(free) == 2 * len(MATRICES) * len(BOUNDS)
+    tower = load_tower(row.build, changed(pair.path, tensors=free))
+    pixels = row.pixels(pair, 1, (2, 3))
+    features = encoded(tower, pixels, (2, 3))
+    assert worst(features, encoded(pair.tower, pixels, (2, 3))) > 0.1
+
+
+def test_gemma4_with_all_bounds_in_one_tensor_agrees(tmp_path) -> None:
+    """As in Ollama's first files; the last four are the projection's."""
+    pair = TOWERS["gemma4"].write(tmp_path, "clipped", flavour="ollama")
+    stored = matrices(pair.path)
+    names = [f"v.blk.{layer}.{m}.{b}" for layer in range(2) for m in MATRICES for b in BOUNDS]
+    wide = np.array([-3.4e38, 3.4e38] * 2, np.float32)
+    listed = np.concatenate([*(stored[name] for name in names), wide])
+    tensors = {"v.clamp_data": listed, **dict.fromkeys(names)}
+    check_same("gemma4", pair, changed(pair.path, tensors=tensors))
+
+
+def test_audio_tensors_of_gemma4_are_ignored(tmp_path) -> None:
+    pair = TOWERS["gemma4"].write(tmp_path)
+    names = ("a.blk.0.attn_q.weight", "mm.a.fc.weight")
+    tensors = {name: np.ones((2, 2), np.float32) for name in names}
+    check_same("gemma4", pair, changed(pair.path, tensors=tensors))
+
+
+def test_gemma4_with_more_rows_than_positions_is_refused(tmp_path) -> None:
+    with pytest.raises(ModelFileError, match="allows 280 rows, more than there are places for"):
+        TOWERS["gemma4"].write(tmp_path, position_embedding_size=839)
+
+
+def test_internvl_with_leading_dimensions_of_one_agrees(tmp_path) -> None:
+    pair = TOWERS["internvl"].write(tmp_path)
+    tables = {
+        name: array.reshape(1, -1, array.shape[-1])
+        for name, array in matrices(pair.path).items()
+        if name in ("v.class_embd", "v.position_embd.weight")
+    }
+    assert len(tables) == 2
+    check_same("internvl", pair, changed(pair.path, tensors=tables))
+
+
+def test_llama4_with_another_name_of_the_second_norm_agrees(tmp_path) -> None:
+    pair = TOWERS["llama4"].write(tmp_path)
+    norms = {name: array for name, array in matrices(pair.path).items() if ".ln2." in name}
+    renamed = {name.replace(".ln2.", ".attn_post_norm."): array for name, array in norms.items()}
+    check_same("llama4", pair, changed(pair.path, tensors=dict.fromkeys(norms) | renamed))
+
+
+def test_llama4_tiles_that_cannot_be_shuffled_are_refused(tmp_path) -> None:
+    pair = TOWERS["llama4"].write(tmp_path, flavour="ollama")
+    path = changed(pair.path, {"vision.pixel_shuffle_ratio": 0.25})
+    check_refused("llama4", path, ModelFileError, "6 patches across, which 4 does not divide")
+
+
+def llava_of(path: Path, layers: list[int] | None = None, *, only: int | None = None) -> Path:
+    """A copy that projects features of `layers` and has `only` so many of its layers."""
+    keys: dict[str, Any] = {FEATURE_KEY: layers}
+    tensors = {}
+    if only is not None:
+        keys["vision.block_count"] = only
+        kept = tuple(f"v.blk.{layer}." for layer in range(only))
+        names = [name for name in matrices(path) if name.startswith("v.blk.")]
+        tensors = {name: None for name in names if not name.startswith(kept)}
+    return changed(path, keys, tensors)
+
+
+@pytest.mark.parametrize(
+    ("layers", "only"), [(CLIP_LAYERS, None), (CLIP_LAYERS, CLIP_LAYERS - 1), (3, 2)]
+)
+def test_llava_projects_the_last_layer_but_one_by_default(tmp_path, layers, only) -> None:
+    """Older converters left the last layer out; other files have the layers that are computed."""
+    pair = TOWERS["llava"].write(tmp_path, num_hidden_layers=layers)
+    check_same("llava", pair, llava_of(pair.path, only=only))
+
+
+def test_llava_with_features_of_a_missing_or_of_several_layers_is_refused(tmp_path) -> None:
+    path = TOWERS["llava"].write(tmp_path).path
+    check_refused("llava", llava_of(path, [4]), ModelFileError, "is 4, of 3 layers")
+    words = r"from the layers \[1, 2\], not from a single"
+    check_refused("llava", llava_of(path, [1, 2]), UnsupportedModelError, words)
+
+
+def test_llava_without_a_type_of_projector_agrees(tmp_path) -> None:
+    pair = TOWERS["llava"].write(tmp_path)
+    check_same("llava", pair, changed(pair.path, {"projector_type": None}))
+
+
+@pytest.mark.parametrize("merged", ["flat", "spatial"])
+def test_llava_next_with_rows_merged_otherwise_is_refused(tmp_path, merged) -> None:
+    path = changed(
+        TOWERS["llava_next"].write(tmp_path).path, {"vision.mm_patch_merge_type": merged}
+    )
+    words = f"`.*mm_patch_merge_type` is {merged};"
+    check_refused("llava_next", path, UnsupportedModelError, words)
+
+
+@pytest.mark.parametrize(
+    "sides", [[36], [36, 72, 72], [36, 40], [0, 36], [36 * 9, 36 * 9], [36] * 258], ids=str
+)
+def test_llava_next_with_impossible_canvases_is_refused(tmp_path, sides) -> None:
+    path = changed(
+        TOWERS["llava_next"].write(tmp_path).path, {"vision.image_grid_pinpoints": sides}
+    )
+    check_refused("llava_next", path, ModelFileError, "image_grid_pinpoints")
+
+
+def test_llava_next_files_state_canvases_in_the_order_of_the_checkpoint(tmp_path) -> None:
+    pair = TOWERS["llava_next"].write(tmp_path, canvases=[(1, 2), (3, 1)])
+    assert pair.tower.canvases == ((NEXT_SIDE, 2 * NEXT_SIDE), (3 * NEXT_SIDE, NEXT_SIDE))
+    newline = torch.from_numpy(matrices(pair.path)["model.image_newline"].copy())
+    assert torch.equal(newline, pair.twin.model.image_newline)
+
+
+def test_mistral3_image_of_several_slabs_agrees(tmp_path) -> None:
+    row = TOWERS["mistral3"]
+    pair = row.write(tmp_path, patch_size=2)
+    pixels = random(1, 3, 80, 72)
+    expected = row.expected(pair, pixels, (40, 36))
+    assert worst(encoded(pair.tower, pixels), expected) <= TOLERANCE
+
+
+def test_mistral3_takes_the_line_break_from_the_text_model(tmp_path) -> None:
+    """llama.cpp reads its row from the projector; here it is a token of the prompt."""
+    row, folder, path = TOWERS["mistral3"], tmp_path / "folder", tmp_path / "tiny.gguf"
+    twin = write_tiny_folder(folder, row.make(), padding_rows=1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("[IMG_BREAK]", special=True)])
+    tokenizer.save_pretrained(folder)
+    _, projector = convert(folder, path, type="f32")
+    expected = twin.model.language_model.embed_tokens.weight[-1]
+    stored = torch.from_numpy(matrices(projector)["v.token_embd.img_break"].copy())
+    assert torch.equal(stored, expected)
+    tower = load_tower(row.build, projector)
+    assert encoded(tower, random(1, 3, 24, 36)).shape == (1, 6, 64)
+
+
+def test_mllama_grids_with_as_many_tiles_have_different_positions(tmp_path) -> None:
+    row = TOWERS["mllama"]
+    pair = row.write(tmp_path)
+    pixels = row.pixels(pair, 1, None)
+    wide, tall = (encoded(pair.tower, pixels, grid) for grid in ((1, 2), (2, 1)))
+    assert worst(wide, tall) > 1e-2
+
+
+def test_mllama_with_states_of_missing_layers_is_refused(tmp_path) -> None:
+    path = TOWERS["mllama"].write(tmp_path).path
+    keys = {"vision.intermediate_layers_indices": [0, 3]}
+    check_refused("mllama", changed(path, keys), ModelFileError, "of 3 layers")
+
+
+def test_mllama_with_states_of_no_layer_is_refused(tmp_path) -> None:
+    """Its projection is as narrow as that needs, so that nothing else contradicts."""
+    source = TOWERS["mllama"].write(tmp_path).path
+    wide = matrices(source)["mm.0.weight"]
+    tensors = {"mm.0.weight": np.ascontiguousarray(wide[:, : wide.shape[1] // 3])}
+    path = changed(source, tensors=tensors)
+    file = parse(path.read_bytes())
+    assert file is not None
+    name = b"mllama.vision.intermediate_layers_indices"
+    next(key for key in file.keys if key.name == name).items = []
+    path.write_bytes(file.bytes())
+    check_refused("mllama", path, ModelFileError, "intermediate_layers_indices` is empty")
+
+
+def test_qwen25vl_lists_any_layers_in_ollamas_files(tmp_path) -> None:
+    TOWERS["qwen25vl"].write(tmp_path, flavour="ollama", fullatt_block_indexes=[0, 3])
+
+
+@pytest.mark.parametrize("config", TOWERS["qwen3vl"].configs)
+def test_qwen3vl_rows_have_parts_for_the_first_text_layers(tmp_path, config: str) -> None:
+    pair = TOWERS["qwen3vl"].write(tmp_path, config)
+    deep = len(pair.twin.config.vision_config.deepstack_visual_indexes)
+    assert pair.tower.limits.width == (1 + deep) * 64

@@ -1,0 +1,426 @@
+"""The table of text families: a row states tiny configurations and what is checked of them.
+
+`test_text_models.py` checks every row; other tests take their models from here.
+"""
+
+from collections.abc import Mapping
+
+from transformers import (
+    CohereConfig,
+    Glm4Config,
+    GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    Ministral3Config,
+    Mistral3Config,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PixtralVisionConfig,
+)
+
+from tests.parity import deepseek_families, gemma_families, image_rows, qwen_families
+from tests.parity.text_family import (
+    KEY_LENGTHS,
+    SIZES,
+    TIED,
+    WIDE_HEADS,
+    YARN,
+    CompleteFile,
+    TextFamily,
+    Variant,
+    rope,
+)
+
+# Granite.
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.125,
+}
+GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+
+# Llama 4: a short prompt crosses several chunks and several steps of the temperature.
+LLAMA4 = SIZES | {
+    "num_hidden_layers": 5,  # the fourth sees all tokens and has no rotation
+    "head_dim": 16,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 16,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA4_OPTIONAL_KEYS = """
+    attention.chunk_size attention.floor_scale attention.scale attention.temperature_tuning
+    interleave_moe_layer_step no_rope_interval use_qk_norm
+""".split()
+
+# Mistral 3: a short original context, so that the temperature grows several times in a prompt.
+MISTRAL3_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+MISTRAL3_WITH_VISION = Mistral3Config(
+    text_config=MistralConfig(**SIZES, head_dim=32, **rope(1e9)),
+    vision_config=PixtralVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+    ),
+    image_token_id=10,
+)
+
+# gpt-oss.
+GPT_OSS_YARN = YARN["rope_parameters"] | {
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+
+# Phi 3: all checked sequences are shorter than the original context of 512 tokens.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.02, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0],
+    "long_factor": [1.0, 1.3, 2.0, 4.0, 8.0, 12.0, 24.0, 48.0],
+}
+PARTIAL_LONGROPE = LONGROPE | {
+    "partial_rotary_factor": 0.75,
+    "short_factor": LONGROPE["short_factor"][:6],
+    "long_factor": LONGROPE["long_factor"][:6],
+}
+
+TEXT_MODELS: Mapping[str, TextFamily] = {
+    "command-r": TextFamily(
+        CohereConfig,
+        SIZES | rope(8e6) | {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2},
+        {"plain": {}, "biases": {"attention_bias": True}, "large_logits": {"logit_scale": 3.0}},
+        divided="biases",
+        files=(
+            CompleteFile(
+                "biases",
+                optional_keys="""
+                    attention.key_length attention.value_length attention.layer_norm_epsilon
+                    logit_scale
+                """,
+            ),
+        ),
+    ),
+    **deepseek_families.FAMILIES,
+    **gemma_families.FAMILIES,
+    "glm4": TextFamily(
+        Glm4Config,
+        SIZES | {"head_dim": 32, "pad_token_id": None, "eos_token_id": 2},
+        {
+            "plain": {},
+            "no_biases": {"attention_bias": False},
+            "one_kv_head": {"num_key_value_heads": 1},
+        },
+        wide=WIDE_HEADS,
+    ),
+    "gpt-oss": TextFamily(
+        GptOssConfig,
+        SIZES | GRANITE_EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
+        {
+            "plain": {},
+            "one_expert_per_token": {"num_experts_per_tok": 1},
+            "all_experts_per_token": {"num_experts_per_tok": 6},
+            "short_original_context": {"rope_parameters": GPT_OSS_YARN},
+            "window_of_one": {"sliding_window": 1},
+        },
+        wide=WIDE_HEADS,
+        variants={
+            "ollama_without_scaling_type_and_expert_width": Variant(
+                keys=dict.fromkeys(("rope.scaling.type", "expert_feed_forward_length")),
+                flavour="ollama",
+            )
+        },
+        effective_keys={
+            "attention.sliding_window": 17,
+            "rope.scaling.factor": 31.0,
+            "rope.scaling.original_context_length": 2048,
+            "rope.freq_base": 1000.0,
+            "expert_used_count": 3,
+            "attention.layer_norm_rms_epsilon": 0.1,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.layer_norm_rms_epsilon rope.freq_base
+                    rope.scaling.original_context_length rope.scaling.yarn_beta_fast
+                    rope.scaling.yarn_beta_slow rope.scaling.type attention.sliding_window
+                    feed_forward_length expert_feed_forward_length
+                """
+            ),
+            CompleteFile(
+                flavour="ollama",
+                optional_keys="""
+                    attention.layer_norm_rms_epsilon rope.freq_base
+                    rope.scaling.original_context_length rope.scaling.yarn_beta_fast
+                    rope.scaling.yarn_beta_slow rope.scaling.type attention.sliding_window
+                    feed_forward_length expert_feed_forward_length
+                """,
+            ),
+        ),
+    ),
+    "granite": TextFamily(
+        GraniteConfig,
+        SIZES | rope(10000.0) | MULTIPLIERS,
+        {"plain": {}, "tied": TIED, "no_multipliers": dict.fromkeys(MULTIPLIERS, 1.0)},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.scale embedding_scale
+                    logit_scale residual_scale
+                """
+            ),
+        ),
+    ),
+    "granitemoe": TextFamily(
+        GraniteMoeConfig,
+        SIZES | rope(10000.0) | MULTIPLIERS | GRANITE_EXPERTS,
+        {"plain": {}},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.scale embedding_scale
+                    logit_scale residual_scale feed_forward_length
+                """
+            ),
+        ),
+    ),
+    "llama": TextFamily(
+        LlamaConfig,
+        SIZES | rope(10000.0) | {"rms_norm_eps": 1e-5},
+        {
+            "plain": {},
+            "as_many_kv_heads_as_heads": {"num_key_value_heads": 4},
+            "tied": TIED,
+            "biases": {"attention_bias": True, "mlp_bias": True},
+            "heads_wider_than_hidden": {"head_dim": 32},
+            "llama3_rope": {"rope_parameters": LLAMA3_ROPE},
+            "yarn": YARN,
+            "yarn_with_all_parameters": {
+                "rope_parameters": YARN["rope_parameters"]
+                | {"beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 0.7}
+            },
+            "linear_rope_scaling": {
+                "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+            },
+        },
+        variants={
+            "older_spellings": Variant(
+                config="linear_rope_scaling",
+                keys={
+                    "attention.head_count": [4, 4],
+                    "attention.head_count_kv": [2, 2],
+                    "feed_forward_length": [96, 96],
+                    "rope.scaling.type": None,
+                    "rope.scaling.factor": None,
+                    "rope.scale_linear": 2.0,
+                    "rope.freq_base": None,
+                    "rope.dimension_count": None,
+                    "vocab_size": None,
+                }
+                | KEY_LENGTHS,
+            )
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length rope.freq_base
+                    attention.layer_norm_rms_epsilon
+                """
+            ),
+        ),
+    ),
+    "llama4": TextFamily(
+        Llama4TextConfig,
+        LLAMA4,
+        {
+            "plain": {},
+            "experts_in_every_other_layer": {"interleave_moe_layer_step": 2},
+            "two_experts_per_token": {"num_experts_per_tok": 2},
+            "no_qk_norms": {"use_qk_norm": False},
+            "no_temperature": {"attn_temperature_tuning": False},
+            "every_other_layer_global": {"no_rope_layer_interval": 2},
+            "rope_factors": {"rope_parameters": LLAMA3_ROPE},
+            "chunks_of_one": {"attention_chunk_size": 1},
+            "other_rope_base": rope(100.0),
+            "heads_wider_than_hidden": {"head_dim": 32},
+        },
+        wide=WIDE_HEADS | {"intermediate_size_mlp": 512, "interleave_moe_layer_step": 2},
+        divided="experts_in_every_other_layer",
+        variants={
+            "ollama_with_head_size_in_its_own_key": Variant(
+                {"head_dim": 32},
+                keys={"rope.dimension_count": None} | KEY_LENGTHS,
+                flavour="ollama",
+            ),
+            # Prompts are shorter than the published chunks and than the temperature's first step.
+            "missing_keys_as_published": Variant(
+                {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+                keys=dict.fromkeys(LLAMA4_OPTIONAL_KEYS),
+            ),
+            "no_qk_norms_with_128_experts": Variant(
+                {"num_local_experts": 128, "use_qk_norm": False}, keys={"use_qk_norm": None}
+            ),
+        },
+        effective_keys={
+            "attention.chunk_size": 17,
+            "attention.floor_scale": 9,
+            "attention.scale": 0.4,
+            "attention.temperature_tuning": False,
+            "no_rope_interval": 3,
+            "use_qk_norm": False,
+            "rope.freq_base": 1000.0,
+        },
+        files=(
+            CompleteFile(
+                "experts_in_every_other_layer",
+                optional_keys="""
+                    attention.key_length attention.value_length rope.freq_base no_rope_interval
+                    use_qk_norm attention.head_dim attention.chunk_size
+                    attention.temperature_tuning attention.scale attention.floor_scale
+                """,
+            ),
+        ),
+    ),
+    "mistral": TextFamily(
+        MistralConfig,
+        SIZES | {"sliding_window": None},
+        {"plain": {}, "nemo": {"head_dim": 32}},
+        wide=None,
+        files=(
+            CompleteFile("nemo", optional_keys="rope.freq_base attention.layer_norm_rms_epsilon"),
+        ),
+    ),
+    "mistral3": TextFamily(
+        Ministral3Config,
+        SIZES | {"head_dim": 32, "rope_parameters": MISTRAL3_YARN},
+        {
+            "plain": {"rope_parameters": MISTRAL3_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+            "different_magnitudes": {
+                "rope_parameters": MISTRAL3_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
+            },
+            "stated_magnitude": {"rope_parameters": MISTRAL3_YARN | {"attention_factor": 1.2}},
+            "text_of_a_vision_model": MISTRAL3_WITH_VISION,
+        },
+        wide=WIDE_HEADS,
+        variants={
+            "ollama": Variant(flavour="ollama"),
+            "ollama_with_different_magnitudes": Variant(
+                flavour="ollama", config="different_magnitudes"
+            ),
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
+                    rope.scaling.original_context_length rope.scaling.mscale
+                    rope.scaling.yarn_log_multiplier attention.temperature_scale
+                """
+            ),
+        ),
+    ),
+    "mixtral": TextFamily(
+        MixtralConfig,
+        SIZES | GRANITE_EXPERTS | {"head_dim": 16},
+        {
+            "plain": {},
+            "one_expert_per_token": {"num_experts_per_tok": 1},
+            "all_experts_per_token": {"num_experts_per_tok": 6},
+            "tied": TIED,
+        },
+        wide=WIDE_HEADS,
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    rope.freq_base attention.layer_norm_rms_epsilon attention.key_length
+                    attention.value_length feed_forward_length
+                """
+            ),
+        ),
+    ),
+    # Without images here; `test_mllama.py` has images.
+    "mllama": TextFamily(
+        image_rows.tiny_config,
+        image_rows.SIZES,
+        {
+            "plain": {},
+            "cross_attention_in_the_last_layer": {"cross_attention_layers": [0, 4]},
+            "as_many_kv_heads_as_heads": {"num_key_value_heads": 4},
+        },
+        options=image_rows.OPTIONS,
+        keys=image_rows.VISION_KEYS,
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.layer_norm_rms_epsilon rope.freq_base attention.key_length
+                    attention.value_length vision.image_size vision.max_num_tiles
+                """
+            ),
+        ),
+    ),
+    "olmo2": TextFamily(
+        Olmo2Config,
+        SIZES | rope(500000.0),
+        {"plain": {}, "as_many_kv_heads_as_heads": {"num_key_value_heads": 4}, "tied": TIED},
+        divided=None,
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "phi3": TextFamily(
+        Phi3Config,
+        SIZES | {"original_max_position_embeddings": 512},
+        {
+            "plain": {},
+            "window": {"sliding_window": 9},
+            "tied": TIED,
+            "short_factors": {"max_position_embeddings": 2048, "rope_parameters": LONGROPE},
+            "partial_rotation": {
+                "max_position_embeddings": 2048,
+                "rope_parameters": PARTIAL_LONGROPE,
+            },
+            "beyond_the_original_context": {
+                "original_max_position_embeddings": 16,
+                "rope_parameters": LONGROPE,
+            },
+        },
+        divided="window",
+        files=(
+            CompleteFile(
+                optional_keys="rope.freq_base attention.key_length attention.value_length"
+            ),
+            CompleteFile(
+                "beyond_the_original_context",
+                optional_keys="""
+                    rope.freq_base attention.key_length attention.value_length
+                    rope.scaling.attn_factor
+                """,
+            ),
+        ),
+    ),
+    **qwen_families.FAMILIES,
+}

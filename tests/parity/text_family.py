@@ -1,0 +1,136 @@
+"""What a row of the table of text families states, and the tiny models that are made of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from tests.gguf_files import rewrite
+from tests.parity.agreement import Pair, load_decoder
+from tests.parity.delta_rule import step_by_step
+from tests.tiny_models import tiny_tokenizer, write_tiny
+
+Changes = Mapping[str, Any]
+SIZES: Changes = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 256}
+WIDE_HEADS = WIDE | {"head_dim": 64}
+TIED = {"tie_word_embeddings": True}
+YARN = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+}
+# Keys of files that most families derive from the tensors.
+KEY_LENGTHS = dict.fromkeys(("attention.key_length", "attention.value_length"))
+CONTEXT_TOKENS = 512
+
+
+def rope(theta: float, **others: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A file that spells the same model differently: other keys, or another converter's flavour.
+
+    changes: settings that differ from `config`. keys: keys of the file without the architecture;
+    None removes a key.
+    """
+
+    changes: Changes = field(default_factory=dict)
+    keys: Changes = field(default_factory=dict)
+    flavour: str = "llama.cpp"
+    config: str = "plain"
+
+
+@dataclass(frozen=True)
+class CompleteFile:
+    """A file of which test_missing_keys.py removes each key and each tensor in turn.
+
+    optional_keys: those that the loader does not need, without the architecture, separated by
+    spaces; every other missing key must be an error. optional_tensors: likewise.
+    """
+
+    config: str = "plain"
+    flavour: str = ""
+    optional_keys: str = ""
+    optional_tensors: str = ""
+
+
+@dataclass(frozen=True)
+class TextFamily:
+    """A text architecture: its tiny configurations in `transformers`, and what is checked of them.
+
+    make: a configuration from settings; `sizes` are those that all configurations share.
+    configs: by name, the settings of each configuration, or a whole configuration.
+    wide: settings with which rows are multiples of 256, for all types of weights; None to skip.
+    divided: the configuration that ranks divide, with every kind of layer; None where they cannot.
+    files: those of which keys and tensors are removed, to see that the loader names them.
+    variants: files that must mean the same as `transformers`.
+    effective_keys: keys with other values, each of which must change the logits.
+    refused: keys with values that are refused, with a part of the message.
+    options: those of `write_tiny`. keys: keys that are added to every file.
+    delta_rule: modules of `transformers` that shall compute the gated delta rule step by step.
+    """
+
+    make: Callable[..., PreTrainedConfig]
+    sizes: Changes
+    configs: Mapping[str, Changes | PreTrainedConfig]
+    wide: Changes | None = field(default_factory=lambda: WIDE)
+    divided: str | None = "plain"
+    files: Sequence[CompleteFile] = (CompleteFile(),)
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    effective_keys: Changes = field(default_factory=dict)
+    refused: Sequence[tuple[Changes, str]] = ()
+    options: Changes = field(default_factory=dict)
+    keys: Changes = field(default_factory=dict)
+    delta_rule: Sequence[ModuleType] = ()
+
+    def config(self, name: str = "plain", **changes: Any) -> PreTrainedConfig:
+        settings = self.configs[name]
+        if isinstance(settings, PreTrainedConfig):
+            assert not changes, f"{name} is a whole configuration"
+            return settings
+        return self.make(**(self.sizes | settings | changes))
+
+    def wide_config(self) -> PreTrainedConfig:
+        assert self.wide is not None
+        return self.make(**(self.sizes | self.wide))
+
+    def write(self, path: Path, name: str = "plain", *, flavour: str = "", **changes: Any) -> Any:
+        """Write a configuration's tiny model to `path`; returns its twin in `transformers`."""
+        options = dict(self.options) | ({"flavour": flavour} if flavour else {})
+        twin = write_tiny(path, self.config(name, **changes), **options)
+        if self.keys:
+            path.write_bytes(changed(path, self.keys).read_bytes())
+        if self.delta_rule:
+            twin.forward = step_by_step(*self.delta_rule)(twin.forward)
+        return twin
+
+    def pair(self, path: Path, name: str = "plain", **changes: Any) -> Pair:
+        """The tiny model of a configuration, written to `path` and loaded, with its twin."""
+        return pair_of(path, self.write(path, name, **changes), context_tokens=CONTEXT_TOKENS)
+
+
+def changed(path: Path, keys: Changes | None = None, tensors: Changes | None = None) -> Path:
+    """A copy in the same folder with other keys, given without the architecture, and tensors."""
+    return rewrite(path, path.with_name("changed.gguf"), own_keys=keys, tensors=tensors)
+
+
+def pair_of(path: Path, twin: Any, *, context_tokens: int | None = None) -> Pair:
+    """A file of the tiny tokenizer's vocabulary, loaded, with its twin."""
+    decoder = load_decoder(path, context_tokens=context_tokens)
+    return Pair(decoder, twin, tiny_tokenizer().get_vocab_size())

@@ -1,0 +1,473 @@
+"""The table of vision towers: tiny configurations, their inputs, and features of `transformers`.
+
+`test_towers.py` checks every row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    Gemma3Config,
+    Gemma4Config,
+    Idefics3Config,
+    InternVLConfig,
+    Llama4Config,
+    LlavaConfig,
+    LlavaNextConfig,
+    Mistral3Config,
+    MllamaConfig,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3VLConfig,
+    SmolVLMConfig,
+)
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import CLIP
+from model_zoo.images.tiles import best_canvas
+from model_zoo.models.gemma3 import vision as gemma3
+from model_zoo.models.gemma4 import vision as gemma4
+from model_zoo.models.idefics3 import multimodal as idefics3_files
+from model_zoo.models.idefics3 import vision as idefics3
+from model_zoo.models.internvl import multimodal as internvl_files
+from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.llama4 import vision as llama4
+from model_zoo.models.llava import vision as llava
+from model_zoo.models.llava import vision_next as llava_next
+from model_zoo.models.mistral3 import vision as mistral3
+from model_zoo.models.mllama import vision as mllama
+from model_zoo.models.qwen3vl import vision as qwen3vl
+from model_zoo.models.qwen25vl import vision as qwen25vl
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from runtime.vision.encoder import VisionTower
+from tests.parity import tower_references as references
+from tests.parity.towers import FLAVOURS, Build, TowerPair, make_tower, random_pixels
+
+TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+}
+TEXT_OF_16 = TEXT | {"head_dim": 16}
+VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+FOUR_HEADS = VISION | {"num_attention_heads": 4, "image_size": 36, "patch_size": 6}
+THREE_HEADS = VISION | {"num_attention_heads": 3, "patch_size": 6}
+CLIP_SIZES = FOUR_HEADS | {"num_hidden_layers": 3}
+LLAMA_CPP, OLLAMA = ("llama.cpp",), ("ollama",)
+LARGER_ANGLES = {"rope_theta": 100.0}
+NEXT_SIDE = 36
+
+
+@dataclass(frozen=True)
+class TowerFamily:
+    """A vision tower: configurations, inputs, and the same features in `transformers`.
+
+    make: a configuration from settings. configs: by name, the settings of each.
+    shapes: what `pixels` makes images of: grids, sizes, numbers of tiles; None for a single shape.
+    pixels: random input of so many images of a shape.
+    expected: features of `transformers` for the pixels of a shape.
+    grids: whether the tower takes shapes as its grids, else grids are (1, 1).
+    flavours: of the files; `only` has those of single configurations.
+    refused: settings, a flavour whose files cannot state them, and words of the error.
+    """
+
+    build: Build
+    make: Callable[..., PreTrainedConfig]
+    configs: Mapping[str, Mapping[str, Any]]
+    pixels: Callable[[TowerPair, int, Any], Tensor]
+    expected: Callable[[TowerPair, Tensor, Any], Tensor]
+    shapes: Sequence[Any] = (None,)
+    several: int = 2
+    grids: bool = False
+    flavours: Sequence[str] = FLAVOURS
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    limit_images: Sequence[int] = (2,)
+    text_file: bool = False
+    maker: Any = None
+    refused: Sequence[tuple[Mapping[str, Any], str, str]] = ()
+
+    @property
+    def cases(self) -> list[tuple[str, str]]:
+        """Configurations with flavours."""
+        return [(c, f) for c in self.configs for f in self.only.get(c, self.flavours)]
+
+    def grid(self, shape: Any) -> tuple[int, int]:
+        return shape if self.grids else (1, 1)
+
+    def write(
+        self,
+        folder: Path,
+        config: str = "plain",
+        *,
+        flavour: str = "",
+        type: str = "f32",
+        **changes,
+    ) -> TowerPair:
+        """Write the tiny model and load its tower; `flavour`: the first of the family if empty."""
+        return make_tower(
+            self.build,
+            self.make(**(self.configs[config] | changes)),
+            folder,
+            flavour=flavour or self.flavours[0],
+            type=type,
+            maker=self.maker,
+        )
+
+
+def largest(pair: TowerPair, images: int, shape: None = None) -> Tensor:
+    """For towers of one size; slots of mllama without a tile hold noise, which must not matter."""
+    return random_pixels(images, *pair.tower.largest().pixels.shape)
+
+
+def tiles(pair: TowerPair, images: int, count: int) -> Tensor:
+    """For towers that take any number of tiles."""
+    return random_pixels(images, count, *pair.tower.largest().pixels.shape[1:])
+
+
+def qwen_patches(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
+    """Patches in the processor's order; the two frames of an image differ here."""
+    config = pair.twin.config.vision_config
+    patches = grid[0] * grid[1] * config.spatial_merge_size**2
+    return random_pixels(images, patches, 3 * 2 * config.patch_size**2)
+
+
+def next_tiles(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
+    """The whole image of that size and its tiles."""
+    high, wide = best_canvas(*size, pair.tower.canvases)
+    return random_pixels(images, 1 + high * wide // NEXT_SIDE**2, 3, NEXT_SIDE, NEXT_SIDE)
+
+
+def gemma4_image(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
+    unit = pair.tower.pooled * pair.twin.config.vision_config.patch_size
+    return random_pixels(images, 3, grid[0] * unit, grid[1] * unit)
+
+
+def mistral3_image(pair: TowerPair, images: int, patches: tuple[int, int]) -> Tensor:
+    side = pair.twin.config.vision_config.patch_size
+    return random_pixels(images, 3, patches[0] * side, patches[1] * side)
+
+
+def clip(layer: int = -2, **changes: Any) -> LlavaConfig:
+    vision = {"model_type": "clip_vision_model", **CLIP_SIZES, **changes}
+    text = {"model_type": "llama", **TEXT}
+    return LlavaConfig(text_config=text, vision_config=vision, vision_feature_layer=layer)
+
+
+def clip_next(
+    canvases: Sequence[tuple[int, int]] = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3)), **changes: Any
+) -> LlavaNextConfig:
+    """`canvases`: in tiles."""
+    return LlavaNextConfig(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={"model_type": "clip_vision_model", **CLIP_SIZES, **changes},
+        image_grid_pinpoints=[[NEXT_SIDE * side for side in canvas] for canvas in canvases],
+    )
+
+
+def gemma3_config(rows: int = 9, **changes: Any) -> Gemma3Config:
+    vision = FOUR_HEADS | {"image_size": 84, "patch_size": 14} | changes
+    text = TEXT_OF_16 | {"query_pre_attn_scalar": 16}
+    return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=rows)
+
+
+def gemma4_config(text: Mapping[str, Any] | None = None, **changes: Any) -> Gemma4Config:
+    sizes = THREE_HEADS | {"num_key_value_heads": 3, "head_dim": 16}
+    sizes |= {"patch_size": 4, "position_embedding_size": 900}
+    texts = TEXT_OF_16 | {"global_head_dim": 16, "hidden_size_per_layer_input": 0}
+    texts |= {"use_bidirectional_attention": "vision", **(text or {})}
+    return Gemma4Config(text_config=texts, vision_config=sizes | changes)
+
+
+def idefics3_config(make: type = SmolVLMConfig, shuffled: int = 2, **changes: Any):
+    text = {"model_type": "llama", **TEXT}
+    return make(text_config=text, vision_config=FOUR_HEADS | changes, scale_factor=shuffled)
+
+
+def internvl_config(ratio: float = 0.5, **changes: Any) -> InternVLConfig:
+    vision = FOUR_HEADS | {"image_size": [36, 36], "patch_size": [6, 6]} | changes
+    text = {"model_type": "qwen2", **TEXT}
+    return InternVLConfig(text_config=text, vision_config=vision, downsample_ratio=ratio)
+
+
+def llama4_config(ratio: float = 0.5, **changes: Any) -> Llama4Config:
+    sizes = THREE_HEADS | {"image_size": 36, "intermediate_size": int(48 / ratio**2)}
+    sizes |= {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40}
+    text = TEXT_OF_16 | {"intermediate_size_mlp": 96, "num_local_experts": 2}
+    return Llama4Config(
+        text_config=text, vision_config=sizes | {"pixel_shuffle_ratio": ratio} | changes
+    )
+
+
+def mistral3_config(*, bias: bool = False, merge: int = 2, **changes: Any) -> Mistral3Config:
+    sizes = THREE_HEADS | {"image_size": 60, "hidden_act": "silu"}
+    return Mistral3Config(
+        text_config={"model_type": "mistral", **TEXT_OF_16, "rms_norm_eps": 1e-3},
+        vision_config={"model_type": "pixtral", **sizes, **changes},
+        multimodal_projector_bias=bias,
+        spatial_merge_size=merge,
+    )
+
+
+def mllama_config(kept: Sequence[int] = (0, 2), **changes: Any) -> MllamaConfig:
+    sizes = VISION | {"num_hidden_layers": 3, "num_global_layers": 2, "attention_heads": 3}
+    sizes |= {"image_size": 24, "patch_size": 6, "intermediate_layers_indices": list(kept)}
+    sizes |= {"vision_output_dim": 48 * (1 + len(kept))}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    text = TEXT | {"num_hidden_layers": 2, "cross_attention_layers": [1], "rope_parameters": rope}
+    return MllamaConfig(text_config=text, vision_config=sizes | changes)
+
+
+QWEN_SIZES = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
+
+
+def qwen25vl_config(**changes: Any) -> Qwen2_5_VLConfig:
+    vision = QWEN_SIZES | {"patch_size": 14, "window_size": 112, "out_hidden_size": 64}
+    vision |= {"fullatt_block_indexes": [1, 3]}
+    return Qwen2_5_VLConfig(text_config=TEXT, vision_config=vision | changes)
+
+
+def qwen3vl_config(**changes: Any) -> Qwen3VLConfig:
+    vision = QWEN_SIZES | {"patch_size": 4, "num_position_embeddings": 49, "out_hidden_size": 64}
+    vision |= {"deepstack_visual_indexes": [0, 2]}
+    return Qwen3VLConfig(text_config=TEXT_OF_16, vision_config=vision | changes)
+
+
+def with_processor(module: Any, files: Any) -> Build:
+    def build(w: TensorScope, metadata: Metadata) -> VisionTower:
+        return module.build_tower(w, metadata, images=files.read_processor(metadata))
+
+    return build
+
+
+def with_211_rows(module: Any) -> Build:
+    """For images of up to 211 rows, a prime: no grid but a line has exactly as many."""
+
+    def build(w: TensorScope, metadata: Metadata) -> VisionTower:
+        keys = "vision.patch_size", "vision.spatial_merge_size"
+        patch, merge = (metadata.require_size(key) for key in keys)
+        images = QwenVLProcessor(patch, merge, 2, 1, 211 * (patch * merge) ** 2, CLIP)
+        return module.build_tower(w, metadata, images=images)
+
+    return build
+
+
+QWEN_GRIDS = ((6, 6), (7, 5), (1, 4), (5, 2), (3, 8))  # windows of Qwen2.5-VL are four by four
+
+TOWERS: Mapping[str, TowerFamily] = {
+    "gemma3": TowerFamily(
+        gemma3.build_tower,
+        gemma3_config,
+        {
+            "plain": {},
+            "no_pooling": {"rows": 36},
+            "border_left_out": {"rows": 4, "image_size": 70},
+            "other_eps": {"layer_norm_eps": 1e-2},
+            "more_rows_than_a_slab": {
+                "image_size": 96,
+                "patch_size": 2,
+                "rows": 64,
+                "num_hidden_layers": 1,
+            },
+        },
+        largest,
+        references.gemma3,
+        several=3,
+    ),
+    "gemma4": TowerFamily(
+        gemma4.build_tower,
+        gemma4_config,
+        {
+            "plain": {},
+            "clipped": {"use_clipped_linears": True},
+            "standardized": {"standardize": True},
+            "pools_squares_of_two": {"pooling_kernel_size": 2},
+            "other_eps": {"rms_norm_eps": 1e-2},
+        },
+        gemma4_image,
+        references.gemma4,
+        shapes=((4, 4), (1, 7), (5, 2), (9, 13)),
+        grids=True,
+        maker=references.Gemma4Maker,
+        refused=[
+            ({"num_key_value_heads": 1}, "llama.cpp", "share keys"),
+            ({"head_dim": 8}, "llama.cpp", "not parts of the hidden size"),
+            ({"hidden_activation": "silu"}, "llama.cpp", "`hidden_activation`"),
+            (
+                {"rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}},
+                "llama.cpp",
+                "rotary base",
+            ),
+            ({"text": {"hidden_size_per_layer_input": 32}}, "llama.cpp", "do not say it"),
+            ({"text": {"use_bidirectional_attention": None}}, "llama.cpp", "do not say it"),
+        ],
+    ),
+    "idefics3": TowerFamily(
+        with_processor(idefics3, idefics3_files),
+        idefics3_config,
+        {
+            "plain": {},
+            "idefics3": {"make": Idefics3Config},
+            "shuffles_squares_of_three": {"shuffled": 3},
+            "other_eps": {"make": Idefics3Config, "layer_norm_eps": 1e-2},
+        },
+        tiles,
+        references.idefics3,
+        shapes=(1, 5),
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        text_file=True,
+    ),
+    "internvl": TowerFamily(
+        with_processor(internvl, internvl_files),
+        internvl_config,
+        {
+            "plain": {},
+            "biases": {"attention_bias": True},
+            "qk_norms": {"use_qk_norm": True, "norm_type": "rms_norm"},
+            "no_shuffling": {"ratio": 1.0},
+            "norm_after_the_layers": {"use_mean_pooling": False},
+        },
+        tiles,
+        references.internvl,
+        shapes=(1, 5),
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        text_file=True,
+    ),
+    "llama4": TowerFamily(
+        llama4.build_tower,
+        llama4_config,
+        {
+            "plain": {},
+            "one_row_of_two_by_two_patches": {"image_size": 12},
+            "no_shuffling": {"ratio": 1.0},
+            "larger_angles": {"rope_parameters": LARGER_ANGLES | {"rope_type": "default"}},
+        },
+        tiles,
+        references.llama4,
+        shapes=(1, 3, 7),
+        only={"larger_angles": OLLAMA},
+        limit_images=(1,),
+        refused=[
+            (
+                {"rope_parameters": LARGER_ANGLES | {"rope_type": "default"}},
+                "llama.cpp",
+                "rotary base",
+            )
+        ],
+    ),
+    "llava": TowerFamily(
+        llava.build_tower,
+        clip,
+        {
+            "plain": {},
+            "features_of_the_last_layer": {"layer": -1},
+            "features_of_the_first_layer": {"layer": 1},
+            "other_eps": {"layer_norm_eps": 1e-2},
+        },
+        largest,
+        references.llava,
+        several=3,
+        flavours=LLAMA_CPP,
+        text_file=True,
+    ),
+    "llava_next": TowerFamily(
+        llava_next.build_tower,
+        clip_next,
+        {
+            "plain": {},
+            "odd_number_of_rows": {"patch_size": 7},
+            "one_canvas": {"canvases": [(4, 3)]},
+        },
+        next_tiles,
+        references.llava_next,
+        shapes=((72, 72), (36, 72), (30, 100), (1, 500), (500, 1), (71, 33), (100, 97), (13, 17)),
+        grids=True,
+        flavours=LLAMA_CPP,
+    ),
+    "mistral3": TowerFamily(
+        mistral3.build_tower,
+        mistral3_config,
+        {
+            "plain": {},
+            "biases": {"bias": True},
+            "merges_squares_of_three": {"merge": 3, "image_size": 54},
+            "larger_angles": {"rope_parameters": LARGER_ANGLES | {"rope_type": "axial"}},
+            "gelu": {"hidden_act": "gelu"},
+        },
+        mistral3_image,
+        references.mistral3,
+        shapes=((6, 6), (6, 12), (12, 6), (18, 6)),
+        only={"larger_angles": OLLAMA, "gelu": LLAMA_CPP},
+        refused=[
+            ({"hidden_act": "gelu"}, "ollama", "vision part is"),
+            (
+                {"rope_parameters": LARGER_ANGLES | {"rope_type": "axial"}},
+                "llama.cpp",
+                "vision part is",
+            ),
+        ],
+    ),
+    "mllama": TowerFamily(
+        mllama.build_tower,
+        mllama_config,
+        {
+            "plain": {},
+            "other_states": {"kept": [1], "norm_eps": 1e-2},
+            "another_side": {"image_size": 33},
+        },
+        largest,
+        references.mllama,
+        shapes=((1, 1), (1, 3), (2, 1), (2, 2), (4, 1)),
+        grids=True,
+        flavours=OLLAMA,
+        limit_images=(1, 3),
+        refused=[
+            (
+                {"supported_aspect_ratios": [[1, 1], [2, 1]], "max_num_tiles": 2},
+                "ollama",
+                "all grids of at most 2 tiles",
+            )
+        ],
+    ),
+    "qwen25vl": TowerFamily(
+        with_211_rows(qwen25vl),
+        qwen25vl_config,
+        {
+            "plain": {},
+            "windows_of_three_by_three": {"window_size": 84},
+            "windows_of_one_row": {"window_size": 28},
+            "no_merging": {"spatial_merge_size": 1, "patch_size": 28},
+            "full_attention_in_every_layer": {"fullatt_block_indexes": [0, 1, 2, 3]},
+        },
+        qwen_patches,
+        references.qwen25vl,
+        shapes=QWEN_GRIDS,
+        grids=True,
+        only={"windows_of_three_by_three": OLLAMA, "windows_of_one_row": OLLAMA},
+        refused=[
+            ({"window_size": 84}, "llama.cpp", "`window_size` of the vision part is 84"),
+            ({"fullatt_block_indexes": [0, 3]}, "llama.cpp", "every so many-th"),
+        ],
+    ),
+    "qwen3vl": TowerFamily(
+        with_211_rows(qwen3vl),
+        qwen3vl_config,
+        {
+            "plain": {},
+            "no_merging": {"spatial_merge_size": 1},
+            "one_position": {"num_position_embeddings": 1},
+            "deepstack_of_the_last_layer": {"deepstack_visual_indexes": [1, 2, 3]},
+        },
+        qwen_patches,
+        references.qwen3vl,
+        shapes=QWEN_GRIDS,
+        grids=True,
+    ),
+}

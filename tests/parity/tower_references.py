@@ -1,0 +1,128 @@
+"""Features of vision towers as `transformers` computes them: pixels [images, ...] and a shape."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText, Gemma4Config
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
+
+from model_zoo.layers.vision.clamped import BOUNDS
+from model_zoo.layers.vision.patches import squares
+from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
+from tests.parity.towers import TowerPair
+
+
+@torch.inference_mode()
+def gemma3(pair: TowerPair, pixels: Tensor, shape: None) -> Tensor:
+    return pair.twin.get_image_features(pixels).pooler_output
+
+
+@torch.inference_mode()
+def gemma4(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    patches, positions = gemma4_patches(pixels, pair.twin.config.vision_config.patch_size)
+    each = positions.expand(len(pixels), -1, -1)
+    return torch.stack(pair.twin.model.get_image_features(patches, each).pooler_output)
+
+
+@torch.inference_mode()
+def idefics3(pair: TowerPair, pixels: Tensor, tiles: int) -> Tensor:
+    each = [pair.twin.get_image_features(image[None]).pooler_output for image in pixels]
+    return torch.stack([torch.cat(parts) for parts in each])
+
+
+@torch.inference_mode()
+def internvl(pair: TowerPair, pixels: Tensor, tiles: int) -> Tensor:
+    features = pair.twin.get_image_features(pixels.flatten(0, 1)).pooler_output
+    return features.reshape(len(pixels), -1, features.shape[-1])
+
+
+@torch.inference_mode()
+def llama4(pair: TowerPair, pixels: Tensor, tiles: int) -> Tensor:
+    rows = pair.twin.get_image_features(pixels.flatten(0, 1), return_dict=True)
+    features = pair.twin.multi_modal_projector(rows.last_hidden_state)
+    return features.view(len(pixels), -1, features.shape[-1])
+
+
+@torch.inference_mode()
+def llava(pair: TowerPair, pixels: Tensor, shape: None) -> Tensor:
+    return torch.stack(pair.twin.get_image_features(pixels).pooler_output)
+
+
+@torch.inference_mode()
+def llava_next(pair: TowerPair, pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    sizes = torch.tensor([size] * len(pixels))
+    return torch.stack(pair.twin.get_image_features(pixels, sizes).pooler_output)
+
+
+@torch.inference_mode()
+def mistral3(pair: TowerPair, pixels: Tensor, patches: tuple[int, int]) -> Tensor:
+    sizes = torch.tensor([pixels.shape[2:]] * len(pixels))
+    return torch.stack(pair.twin.model.get_image_features(pixels, sizes).pooler_output)
+
+
+@torch.inference_mode()
+def mllama(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    slots = pixels.shape[1]
+    number = torch.full((len(pixels), 1), aspect_ratio_id(grid, slots))
+    mask = tile_mask(grid, slots).long().expand(len(pixels), 1, -1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MllamaVisionEncoder, "forward", states_before_layers)
+        states = pair.twin.model.vision_model(pixels.unsqueeze(1), number, mask)
+        features = pair.twin.model.multi_modal_projector(states.last_hidden_state)
+    return features.flatten(1, -2)
+
+
+def qwen25vl(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    return torch.stack(_qwen(pair, pixels, grid).pooler_output)
+
+
+def qwen3vl(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    found = _qwen(pair, pixels, grid)
+    deep = [torch.stack(part) for part in found.deepstack_features]
+    return torch.cat([torch.stack(found.pooler_output), *deep], dim=-1)
+
+
+@torch.inference_mode()
+def _qwen(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Any:
+    merge = pair.twin.config.vision_config.spatial_merge_size
+    sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
+    return pair.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
+
+
+def states_before_layers(self, hidden_states, attention_mask=None):
+    """The forward pass of mllama's encoder in Meta's code; `transformers` changed it by mistake."""
+    states = ()
+    for layer in self.layers:
+        states = (*states, hidden_states)
+        hidden_states = layer(hidden_states=hidden_states, attention_mask=attention_mask)
+    return BaseModelOutput(last_hidden_state=hidden_states, hidden_states=states)
+
+
+def gemma4_patches(pixels: Tensor, patch: int) -> tuple[Tensor, Tensor]:
+    """pixels [images, 3, high, wide] -> patches [images, n, 3 * patch * patch] with the colours of
+    a pixel side by side, and the column and row of each [n, 2]."""
+    _, _, high, wide = pixels.shape
+    by_channel = squares(pixels, patch).unflatten(2, (3, patch, patch))
+    down, across = torch.meshgrid(
+        torch.arange(high // patch), torch.arange(wide // patch), indexing="ij"
+    )
+    positions = torch.stack([across.flatten(), down.flatten()], 1)
+    return by_channel.permute(0, 1, 3, 4, 2).flatten(2), positions
+
+
+class Gemma4Maker:
+    """Makes models whose bounds clip values; other buffers are one, not uninitialised memory."""
+
+    @staticmethod
+    @torch.no_grad()
+    def from_config(config: Gemma4Config, **options: Any) -> nn.Module:
+        model = AutoModelForImageTextToText.from_config(config, **options)
+        for name, buffer in model.named_buffers():
+            if name.endswith(BOUNDS):
+                buffer.fill_(-1.0 if name.endswith("min") else 1.0)
+            if "std_" in name:
+                buffer.fill_(1.0)
+        return model

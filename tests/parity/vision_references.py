@@ -1,0 +1,134 @@
+"""Logits [tokens, vocabulary] of whole vision models in `transformers` for a prompt."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
+
+from model_zoo.chat_model import Prompt
+from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
+from runtime.vision.encoder import PreparedImage
+from tests.parity.tower_references import gemma4_patches, states_before_layers
+
+MLLAMA_TILES = 4
+
+
+def images_in_order(prompt: Prompt) -> list[PreparedImage]:
+    """The image of each place in the prompt, repeated images as often as they occur."""
+    images = {image.digest: image for image in prompt.images}
+    firsts = [span for span in prompt.spans if span.first_row == 0]
+    return [images[span.digest] for span in firsts]
+
+
+def _ids(prompt: Prompt) -> Tensor:
+    return torch.tensor([prompt.tokens])
+
+
+def squares(twin: Any, prompt: Prompt) -> Tensor:
+    """For models whose images have one size."""
+    pixels = [image.pixels for image in images_in_order(prompt)]
+    images = {"pixel_values": torch.stack(pixels)} if pixels else {}
+    return twin(input_ids=_ids(prompt), **images).logits[0]
+
+
+def tiles(twin: Any, prompt: Prompt) -> Tensor:
+    """For models that take the tiles of all images in one row."""
+    pixels = [image.pixels for image in images_in_order(prompt)]
+    images = {"pixel_values": torch.cat(pixels)} if pixels else {}
+    return twin(input_ids=_ids(prompt), **images).logits[0]
+
+
+def idefics3(twin: Any, prompt: Prompt) -> Tensor:
+    pixels = [image.pixels for image in images_in_order(prompt)]
+    images = {"pixel_values": torch.cat(pixels).unsqueeze(0)} if pixels else {}
+    return twin(input_ids=_ids(prompt), **images).logits[0]
+
+
+def gemma3(twin: Any, prompt: Prompt) -> Tensor:
+    ids, images = _ids(prompt), images_in_order(prompt)
+    pixels = torch.stack([image.pixels for image in images]) if images else None
+    kinds = (ids == twin.config.image_token_id).long()
+    return twin(input_ids=ids, pixel_values=pixels, token_type_ids=kinds).logits[0]
+
+
+def gemma4(twin: Any, prompt: Prompt) -> Tensor:
+    ids, images = _ids(prompt), images_in_order(prompt)
+    kinds = (ids == twin.config.image_token_id).long()
+    if not images:
+        return twin(input_ids=ids, mm_token_type_ids=kinds).logits[0]
+    patch = twin.config.vision_config.patch_size
+    shown = [gemma4_patches(image.pixels[None], patch) for image in images]
+    most = max(len(positions) for _, positions in shown)
+    pixels = [F.pad(patches[0], (0, 0, 0, most - len(patches[0]))) for patches, _ in shown]
+    positions = [F.pad(p, (0, 0, 0, most - len(p)), value=-1) for _, p in shown]
+    return twin(
+        input_ids=ids,
+        pixel_values=torch.stack(pixels),
+        image_position_ids=torch.stack(positions),
+        mm_token_type_ids=kinds,
+    ).logits[0]
+
+
+def llava_next(twin: Any, prompt: Prompt) -> Tensor:
+    images = images_in_order(prompt)
+    if not images:
+        return twin(input_ids=_ids(prompt)).logits[0]
+    sizes = torch.tensor([image.grid for image in images])
+    most = max(len(image.pixels) for image in images)
+    padded = [F.pad(i.pixels, (0, 0) * 3 + (0, most - len(i.pixels))) for i in images]
+    pixels = torch.stack(padded)
+    return twin(input_ids=_ids(prompt), pixel_values=pixels, image_sizes=sizes).logits[0]
+
+
+def mistral3(twin: Any, prompt: Prompt) -> Tensor:
+    images = [image.pixels for image in images_in_order(prompt)]
+    if not images:
+        return twin(input_ids=_ids(prompt)).logits[0]
+    sizes = torch.tensor([pixels.shape[1:] for pixels in images])
+    high, wide = sizes.amax(0).tolist()
+    padded = [F.pad(p, (0, wide - p.shape[2], 0, high - p.shape[1])) for p in images]
+    pixels = torch.stack(padded)
+    return twin(input_ids=_ids(prompt), pixel_values=pixels, image_sizes=sizes).logits[0]
+
+
+def mllama(twin: Any, prompt: Prompt) -> Tensor:
+    ids, images = _ids(prompt), images_in_order(prompt)
+    if not images:
+        return twin(input_ids=ids).logits[0]
+    sparse = get_cross_attention_token_mask(list(prompt.tokens), twin.config.image_token_index)
+    counts = [image.grid[0] * image.grid[1] for image in images]
+    mask = convert_sparse_cross_attention_mask_to_dense(
+        [sparse], [counts], MLLAMA_TILES, ids.shape[1]
+    )
+    numbers = [aspect_ratio_id(image.grid, MLLAMA_TILES) for image in images]
+    masks = [tile_mask(image.grid, MLLAMA_TILES) for image in images]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MllamaVisionEncoder, "forward", states_before_layers)
+        return twin(
+            input_ids=ids,
+            pixel_values=torch.stack([image.pixels for image in images]).unsqueeze(0),
+            aspect_ratio_ids=torch.tensor([numbers]),
+            aspect_ratio_mask=torch.stack(masks)[None].long(),
+            cross_attention_mask=torch.from_numpy(mask),
+        ).logits[0]
+
+
+def qwen(twin: Any, prompt: Prompt) -> Tensor:
+    ids, images = _ids(prompt), images_in_order(prompt)
+    if not images:
+        return twin(input_ids=ids).logits[0]
+    merge = twin.config.vision_config.spatial_merge_size
+    grids = [[1, image.grid[0] * merge, image.grid[1] * merge] for image in images]
+    return twin(
+        input_ids=ids,
+        pixel_values=torch.cat([image.pixels for image in images]),
+        image_grid_thw=torch.tensor(grids),
+        mm_token_type_ids=(ids == twin.config.image_token_id).int(),
+    ).logits[0]

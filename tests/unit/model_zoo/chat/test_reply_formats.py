@@ -1,0 +1,371 @@
+"""Replies of every format, parsed whole and cut anywhere, against what they were written from."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_zoo.chat.formats.events import (
+    CallAborted,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Event,
+    Text,
+    Thinking,
+)
+from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
+from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
+from tests.chat_templates import template_source
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {}},
+}
+TOOLS = {"get_weather": SCHEMA, "get_time": SCHEMA}
+PARIS = {"city": 'Paris "{}" <é>', "days": 3}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A reply. `calls`: name, arguments and id of each that was completed."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[tuple[str, Any, str | None], ...] = ()
+
+
+def parsed(events: list[Event]) -> Parsed:
+    text, thinking, calls = "", "", []
+    begun: dict[int, CallBegin] = {}
+    arguments: dict[int, str] = {}
+    for event in events:
+        match event:
+            case Text():
+                text += event.text
+            case Thinking():
+                thinking += event.text
+            case CallBegin():
+                assert event.index == len(begun), "calls are counted from 0"
+                begun[event.index], arguments[event.index] = event, ""
+            case CallArguments():
+                arguments[event.index] += event.json
+            case CallEnd():
+                call = begun[event.index]
+                calls.append((call.name, json.loads(arguments[event.index]), call.id))
+            case CallAborted():
+                text += event.text
+    return Parsed(text, thinking, tuple(calls))
+
+
+def replied(form: ReplyFormat, pieces: list[str], *, tools=TOOLS, thinks=False) -> list[Event]:
+    parser = form.parser(tools, thinks=thinks)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return events + parser.finish()
+
+
+def call(name: str = "get_weather", identity: str | None = None, **arguments: Any):
+    return name, arguments or PARIS, identity
+
+
+JSON = json.dumps(PARIS, ensure_ascii=False)
+HERMES = "tools <tool_call>"
+QWEN3 = "tools <tool_call> <think> </think>"
+MISTRAL = "tools [TOOL_CALLS]"
+MAGISTRAL = "tools [TOOL_CALLS] [THINK] [/THINK]"
+LLAMA = "tools <|python_tag|>"
+HARMONY = "<|channel|> <|message|>"
+GEMMA4 = "tools <|tool_call> <|channel>thought <channel|>"
+DEEPSEEK = "tools <｜tool▁calls▁begin｜> <think> </think>"
+COMMAND_A = "tools <|START_ACTION|> <|START_THINKING|> <|END_THINKING|>"
+COMMAND_R = "tools Action: ```json"
+PHI4 = "tools <|tool_call|>"
+GLM4 = "tools [gMASK] <|observation|>"
+GENERIC = "no template with functions"
+
+CASES: list[tuple[str, str, Parsed]] = [
+    (HERMES, "Hello.", Parsed("Hello.")),
+    (HERMES, "\n Hello. \n", Parsed("\n Hello. \n")),
+    (HERMES, "a < b <tool", Parsed("a < b <tool")),
+    (
+        HERMES,
+        f'I look.\n<tool_call>\n{{"name": "get_weather", "arguments": {JSON}}}\n</tool_call>',
+        Parsed("I look.", calls=(call(),)),
+    ),
+    (
+        HERMES,
+        f'<tool_call>{{"arguments": {JSON}, "name": "get_weather"}}</tool_call>\n'
+        '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
+        Parsed(calls=(call(), ("get_time", {}, None))),
+    ),
+    (HERMES, '<tool_call>{"name": "get_time"}', Parsed(calls=(("get_time", {}, None),))),
+    (
+        HERMES,
+        f'<tool_call>{{"id": "c1", "type": "function", "function": {{"name": "get_weather", '
+        f'"arguments": {JSON}}}}}</tool_call> Done.',
+        Parsed("Done.", calls=(call(identity="c1"),)),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"days\\": 1}"}</tool_call>',
+        Parsed(calls=(call(days=1),)),
+    ),
+    (
+        HERMES,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        Parsed(calls=(call(city="Paris", days=3),)),
+    ),
+    (
+        HERMES,
+        "<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        Parsed(calls=(("get_time", {}, None),)),
+    ),
+    (QWEN3, "<think>\nWell.\n</think>\n\nHello.", Parsed("Hello.", "Well.")),
+    (QWEN3, "<think>\n\n</think>\n\nHello.", Parsed("Hello.")),
+    (QWEN3, "<think>\nCut <of", Parsed("", "Cut <of")),
+    (
+        QWEN3,
+        f'<think>I call.</think><tool_call>{{"name": "get_weather", "arguments": {JSON}}}'
+        "</tool_call>",
+        Parsed("", "I call.", (call(),)),
+    ),
+    (
+        MISTRAL,
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {JSON}}}, '
+        '{"name": "get_time", "arguments": {}}]',
+        Parsed(calls=(call(), ("get_time", {}, None))),
+    ),
+    (MISTRAL, f"[TOOL_CALLS]get_weather[ARGS]{JSON}", Parsed(calls=(call(),))),
+    (
+        MISTRAL,
+        f"So.[TOOL_CALLS]get_weather[CALL_ID]abcdef123[ARGS]{JSON}[TOOL_CALLS]get_time{{}}",
+        Parsed("So.", calls=(call(identity="abcdef123"), ("get_time", {}, None))),
+    ),
+    (MAGISTRAL, "[THINK]Well.[/THINK]Hello.", Parsed("Hello.", "Well.")),
+    (LLAMA, f'{{"name": "get_weather", "parameters": {JSON}}}', Parsed(calls=(call(),))),
+    (
+        LLAMA,
+        f'<|python_tag|>{{"name": "get_weather", "parameters": {JSON}}}',
+        Parsed(calls=(call(),)),
+    ),
+    (
+        LLAMA,
+        '{"name": "get_time", "parameters": {}}; {"name": "get_time", "parameters": {}}\n',
+        Parsed(calls=(("get_time", {}, None),) * 2),
+    ),
+    (LLAMA, '{"name": "Ann", "parameters": {}}', Parsed('{"name": "Ann", "parameters": {}}')),
+    (LLAMA, '{"colour": "red"} is JSON.', Parsed('{"colour": "red"} is JSON.')),
+    (LLAMA, "[1, 2] is a list", Parsed("[1, 2] is a list")),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "Hello.",
+        Parsed("Hello.", "Well."),
+    ),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>I call.<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.get_weather <|constrain|>json<|message|>{JSON}",
+        Parsed("", "I call.", (call(),)),
+    ),
+    (
+        HARMONY,
+        f" to=functions.get_weather<|channel|>commentary json<|message|>{JSON}<|call|>",
+        Parsed(calls=(call(),)),
+    ),
+    (HARMONY, "<|channel|>commentary<|message|>First.<|end|>", Parsed("First.")),
+    (HARMONY, "No markers.", Parsed("No markers.")),
+    (
+        GEMMA4,
+        '<|tool_call>call:get_weather{city:<|"|>Paris "{}" <é><|"|>,days:3}<tool_call|>',
+        Parsed(calls=(call(),)),
+    ),
+    (
+        GEMMA4,
+        '<|channel>thought\nWell.\n<channel|>So.<|tool_call>call:get_time{deep:{list:[1,<|"|>a'
+        '<|"|>,true],none:{}}}<tool_call|>',
+        Parsed("So.", "Well.", (call("get_time", deep={"list": [1, "a", True], "none": {}}),)),
+    ),
+    (
+        DEEPSEEK,
+        "<think>\nWell.</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+        f"get_weather\n```json\n{JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function"
+        "<｜tool▁sep｜>get_time\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Parsed("", "Well.", (call(), ("get_time", {}, None))),
+    ),
+    (
+        DEEPSEEK,
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        Parsed(calls=(call(),)),
+    ),
+    (
+        COMMAND_A,
+        "<|START_THINKING|>Well.<|END_THINKING|><|START_ACTION|>[\n    {"
+        f'"tool_call_id": "0", "tool_name": "get_weather", "parameters": {JSON}}}\n]'
+        "<|END_ACTION|>",
+        Parsed("", "Well.", (call(identity="0"),)),
+    ),
+    (COMMAND_A, "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", Parsed("Hello.")),
+    (
+        COMMAND_R,
+        f'Action: ```json\n[\n    {{\n        "tool_name": "get_weather",\n        "parameters": '
+        f"{JSON}\n    }}\n]```",
+        Parsed(calls=(call(),)),
+    ),
+    (
+        PHI4,
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}]<|/tool_call|>',
+        Parsed(calls=(call(),)),
+    ),
+    (GLM4, f"get_weather\n{JSON}", Parsed(calls=(call(),))),
+    (GLM4, "get_weather is a tool", Parsed("get_weather is a tool")),
+    (GENERIC, f'{{"name": "get_weather", "arguments": {JSON}}}', Parsed(calls=(call(),))),
+    (
+        GENERIC,
+        f'Yes: <tool_call>{{"name": "get_weather", "arguments": {JSON}}}</tool_call>',
+        Parsed("Yes:", calls=(call(),)),
+    ),
+]
+MALFORMED = [
+    (HERMES, '<tool_call>{"name": "get_weather", "arguments": {"city": }}</tool_call> x'),
+    (HERMES, '<tool_call>{"name": "get_weather", "arguments": [1]}</tool_call>'),
+    (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa'),
+    (HERMES, "I look. \n\n<tool_call>nonsense</tool_call>\n"),
+    (HERMES, "<tool_call><function=get_weather><parameter=city>Paris"),
+    (HERMES, '<tool_call>{"name": "get_weather", "arguments": {"a": "\n"}}</tool_call>'),
+    (HERMES, "<tool_call>" + "[" * 3000),
+    (MISTRAL, "[TOOL_CALLS]get_weather[ARGS]nothing"),
+    (MISTRAL, "[TOOL_CALLS][ARGS]{}"),
+    (GEMMA4, "<|tool_call>call:get_weather{city:Paris}<tool_call|>"),
+    (DEEPSEEK, "<｜tool▁calls▁begin｜>none"),
+    (PHI4, "<|tool_call|>none"),
+    (PHI4, "<|tool_call|>[]"),
+    (LLAMA, "[]"),
+    (COMMAND_R, "Action: to be taken."),
+]
+NAMED = [f"{place}-{text[:30]}" for place, (_, text, _) in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("template", "text", "expected"), CASES, ids=NAMED)
+def test_a_reply_is_parsed_the_same_however_it_is_cut(template, text, expected):
+    form = format_of(template)
+    assert parsed(replied(form, [text])) == expected
+    assert parsed(replied(form, list(text))) == expected
+    for cut in range(1, len(text)):
+        assert parsed(replied(form, [text[:cut], text[cut:]])) == expected
+
+
+@pytest.mark.parametrize(("template", "text"), MALFORMED)
+def test_a_malformed_call_becomes_text(template, text):
+    form = format_of(template)
+    for pieces in ([text], list(text)):
+        assert parsed(replied(form, pieces)) == Parsed(text)
+
+
+def test_a_malformed_call_in_a_list_leaves_the_calls_before_it():
+    text = '[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": 5}]'
+    found = parsed(replied(format_of(MISTRAL), list(text)))
+    assert found == Parsed(', {"name": 5}]', calls=(("get_time", {}, None),))
+
+
+@pytest.mark.parametrize(("template", "text", "expected"), CASES, ids=NAMED)
+def test_calls_are_text_for_a_request_without_tools(template, text, expected):
+    form = format_of(template)
+    found = parsed(replied(form, list(text), tools={}))
+    assert not found.calls
+    assert found.thinking == expected.thinking
+    assert expected.text in found.text
+
+
+def test_text_is_passed_on_at_once_unless_it_may_be_markup():
+    parser = format_of(QWEN3).parser(TOOLS)
+    assert parser.feed("Hello") == [Text("Hello")]
+    assert parser.feed(" world") == [Text(" world")]
+    assert parser.feed(" <tool") == []
+    assert parser.feed("box>") == [Text(" <toolbox>")]
+
+
+def test_arguments_are_passed_on_as_they_arrive():
+    parser = format_of(HERMES).parser(TOOLS)
+    assert parser.feed('<tool_call>{"name": "get_time", "arg') == []
+    assert parser.feed('uments": {"city"') == [
+        CallBegin(0, "get_time"),
+        CallArguments(0, '{"city"'),
+    ]
+    assert parser.feed(': "Par') == [CallArguments(0, ': "Par')]
+    assert parser.feed('is"}}') == [CallArguments(0, 'is"}'), CallEnd(0)]
+
+
+def test_a_reply_may_begin_within_thinking():
+    form = format_of(QWEN3)
+    events = replied(form, list("Well.\n</think>\n\nHello."), thinks=True)
+    assert parsed(events) == Parsed("Hello.", "Well.")
+
+
+@pytest.mark.parametrize(
+    "template", [HERMES, QWEN3, MISTRAL, LLAMA, GEMMA4, DEEPSEEK, COMMAND_A, PHI4, GLM4, GENERIC]
+)
+@given(data=st.data())
+def test_no_text_is_lost_or_added(template, data):
+    form = format_of(template)
+    markup = [*form.markup, '{"name": ', '"get_time"', '"arguments": ', "{}", "[", "]", "}", "\n"]
+    pieces = data.draw(st.lists(st.one_of(st.sampled_from(sorted(markup)), st.text(max_size=5))))
+    whole = "".join(pieces)
+    cut, once = parsed(replied(form, pieces)), parsed(replied(form, [whole]))
+    assert cut == once
+    if not once.calls and form.thinking is None:
+        assert once.text == whole
+
+
+PUBLISHED = (
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "Qwen-Qwen2.5-7B-Instruct",
+    "Qwen-Qwen3-0.6B",
+    "google-gemma-4-31B-it",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "meta-llama-Llama-3.2-3B-Instruct",
+    "mistralai-Mistral-Nemo-Instruct-2407",
+    "openai-gpt-oss-120b",
+)
+FUNCTIONS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "A city."},
+                    "days": {"type": "integer", "description": "Days."},
+                },
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_published_template_renders_of_a_call_is_parsed_as_that_call(name):
+    source = template_source(name)
+    template, form = ChatTemplate(source, bos_token="<s>", eos_token="</s>"), format_of(source)
+    question, variables = Message("user", "How is it?"), {"enable_thinking": True}
+    calls = (ToolCall("get_weather", PARIS, "abcdef123"),)
+    turns = [question, Message("assistant", "", tool_calls=calls)]
+    turns += [Message("tool", "Fine.", tool_name="get_weather", tool_call_id="abcdef123")]
+    prompt = template.render([question], tools=FUNCTIONS, **variables)
+    whole = template.render(turns, tools=FUNCTIONS, add_generation_prompt=False, **variables)
+    assert whole.startswith(prompt)
+    reply = whole.removeprefix(prompt).partition("Fine.")[0]
+    (found,) = parsed(replied(form, list(reply))).calls
+    assert found[:2] == ("get_weather", PARIS)
+    assert form.tools

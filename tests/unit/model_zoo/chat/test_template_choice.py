@@ -1,0 +1,159 @@
+"""The choice of a file's chat template: its own, a named one, or that of its family."""
+
+from typing import Any
+
+import pytest
+
+from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.chat.template_choice import ChosenTemplate, choose_template
+from model_zoo.tokenizers.tokenizer import load_tokenizer
+from runtime.errors import ModelFileError
+from tests.reference_data import reference_data
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
+    CONTROL,
+    byte_level_metadata,
+    sentencepiece_metadata,
+)
+
+TURNS = [
+    Message("user", "Who are you?"),
+    Message("assistant", "A caravan."),
+    Message("user", "Of what?"),
+]
+SYSTEM = Message("system", "Be brief.")
+CHATML = ("<|im_start|>", "<|im_end|>")
+LLAMA3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+GEMMA = ("<start_of_turn>", "<end_of_turn>")
+PHI3 = ("<|user|>", "<|assistant|>", "<|end|>", "<|system|>")
+
+
+def choose(
+    special: tuple[str, ...] = (), architecture: str = "qwen2", **keys: Any
+) -> ChosenTemplate | None:
+    metadata = byte_level_metadata(dict.fromkeys(special, CONTROL))
+    named = {f"tokenizer.{name}": value for name, value in keys.items()}
+    tokenizer = load_tokenizer(metadata, architecture=architecture)
+    return choose_template({**metadata, **named}, tokenizer, architecture=architecture)
+
+
+def test_the_files_own_template_comes_first() -> None:
+    chosen = choose(CHATML, chat_template="own", chat_templates=["default"])
+    assert chosen is not None and (chosen.template.source, chosen.origin) == ("own", "file")
+
+
+def test_named_templates_are_available_and_default_is_used() -> None:
+    keys = {
+        "chat_templates": ["default", "tool_use", "absent"],
+        "chat_template.default": "plain",
+        "chat_template.tool_use": "with tools",
+        "chat_template.unlisted": "never read",
+    }
+    chosen = choose(CHATML, **keys)
+    assert chosen is not None
+    assert (chosen.template.source, chosen.origin) == (
+        "plain",
+        "file (tokenizer.chat_template.default)",
+    )
+    sources = {name: template.source for name, template in chosen.alternatives.items()}
+    assert sources == {"default": "plain", "tool_use": "with tools"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"chat_templates": ["a"] * 65},
+        {"chat_templates": [7]},
+        {"chat_templates": "default"},
+        {"chat_templates": ["default"], "chat_template.default": 7},
+        {"chat_templates": ["default"], "chat_template.default": "{% if %}"},
+        {"chat_template": 7},
+    ],
+)
+def test_damaged_template_keys_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(ModelFileError, match="template"):
+        choose(CHATML, **keys)
+
+
+def reference(name: str) -> ChatTemplate:
+    source = reference_data(f"templates/{name}.jinja").read_text(encoding="utf-8")
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+
+
+def fallback(special: tuple[str, ...], family: str) -> ChatTemplate:
+    chosen = choose(special)
+    assert chosen is not None and chosen.origin == f"fallback ({family})"
+    return ChatTemplate(chosen.template.source, bos_token="<s>", eos_token="</s>")
+
+
+def test_the_chatml_fallback_matches_a_published_template() -> None:
+    published = reference("Qwen-Qwen2.5-7B-Instruct")
+    subject = fallback(CHATML, "chatml")
+    messages = [SYSTEM, *TURNS]
+    assert subject.render(messages) == published.render(messages)
+
+
+def test_the_gemma_fallback_matches_the_published_template() -> None:
+    subject = fallback(GEMMA, "gemma")
+    assert subject.render(TURNS) == reference("google-gemma-2-2b-it").render(TURNS)
+    assert "<start_of_turn>user\nBe brief.\n\nWho are you?<end_of_turn>" in subject.render(
+        [SYSTEM, *TURNS]
+    )
+
+
+def test_the_llama3_fallback_matches_the_published_template_without_dates() -> None:
+    subject = fallback(LLAMA3, "llama3")
+    published = reference("meta-llama-Llama-3.1-8B-Instruct").render(TURNS)
+    after_system = published.partition("<|eot_id|>")[2]
+    assert subject.render(TURNS) == "<s>" + after_system
+
+
+def test_the_mistral_fallback_matches_the_published_template() -> None:
+    subject = fallback(("[INST]", "[/INST]"), "mistral")
+    published = reference("mistralai-Mistral-Nemo-Instruct-2407").render(TURNS)
+    assert subject.render(TURNS).replace(" ", "") == published.replace(" ", "")
+
+
+def test_phi3_marks_turns_by_role() -> None:
+    assert fallback(PHI3, "phi3").render([SYSTEM, TURNS[0]]) == (
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nWho are you?<|end|>\n<|assistant|>\n"
+    )
+
+
+def llama2(name: str) -> ChosenTemplate | None:
+    metadata = sentencepiece_metadata({}) | {"general.name": name}
+    tokenizer = load_tokenizer(metadata, architecture="llama")
+    return choose_template(metadata, tokenizer, architecture="llama")
+
+
+def test_llama2_is_recognised_by_its_name_and_matches_the_published_template() -> None:
+    chosen = llama2("Llama-2-7b-Chat-hf")
+    assert chosen is not None and chosen.origin == "fallback (llama2)"
+    assert chosen.template.render([SYSTEM, *TURNS]) == (
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWho are you? [/INST] A caravan. </s>"
+        "<s>[INST] Of what? [/INST]"
+    )
+
+
+def test_old_mistral_is_recognised_by_its_name() -> None:
+    chosen = llama2("Mistral-7B-Instruct-v0.1")
+    assert chosen is not None and chosen.origin == "fallback (mistral)"
+    assert chosen.template.render([TURNS[0]]) == "<s>[INST] Who are you? [/INST]"
+
+
+def test_base_models_get_no_template() -> None:
+    assert choose(()) is None and choose(("<|endoftext|>",)) is None
+    assert llama2("Llama-2-7b-hf") is None
+
+
+@pytest.mark.parametrize("special", [CHATML, LLAMA3, GEMMA, PHI3])
+def test_typed_control_tokens_stay_text_in_fallbacks(special: tuple[str, ...]) -> None:
+    metadata = byte_level_metadata(dict.fromkeys(special, CONTROL))
+    tokenizer = load_tokenizer(metadata, architecture="qwen2")
+    chosen = choose(special)
+    assert chosen is not None
+
+    def specials(text: str) -> list[int]:
+        tokens = encode_chat(chosen.template, tokenizer, [SYSTEM, Message("user", text)])
+        return [token for token in tokens if token in tokenizer.vocabulary.control.values()]
+
+    assert specials("".join(special)) == specials("hello")

@@ -1,0 +1,202 @@
+"""Conversion of folders of safetensors to GGUF: content of the files, and clean-up."""
+
+import json
+import weakref
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
+from safetensors.torch import load_file
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from model_zoo.convert.checkpoint_reader import Checkpoint
+from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.registry import load
+from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
+from tests.unit.model_zoo.convert.checkpoint_changes import (
+    SIZES,
+    TINY_LLAMA,
+    copy,
+    reshaped,
+    sharded,
+)
+
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+FAMILIES = {
+    "llama": TINY_LLAMA,
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "qwen3moe": Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, moe_intermediate_size=32),
+    "gemma2": Gemma2Config(**SIZES, **GEMMA),
+    "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
+    "phi3": Phi3Config(**SIZES),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny llama; tests must not change it."""
+    path = tmp_path_factory.mktemp("checkpoint") / "Tiny-1B"
+    write_tiny_folder(path, FAMILIES["llama"])
+    return path
+
+
+@pytest.fixture
+def copied(folder, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return copy(folder, tmp_path / "Tiny-1B")
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    """The metadata as the `gguf` package reads them."""
+    return {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+
+
+def types(path: Path) -> dict[str, str]:
+    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_and_types_are_those_of_the_gguf_format(family, tmp_path) -> None:
+    write_tiny_folder(tmp_path / "folder", FAMILIES[family])
+    convert(tmp_path / "folder", tmp_path / "out.gguf")
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    stated = reader.fields["general.architecture"].contents()
+    [architecture] = [key for key, name in MODEL_ARCH_NAMES.items() if name == stated]
+    known = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[architecture]}
+    found = {tensor.name.removesuffix(".weight").removesuffix(".bias") for tensor in reader.tensors}
+    for block in range(2):
+        found = {name.replace(f"blk.{block}.", "blk.{bid}.") for name in found}
+    assert found <= known
+    assert "token_embd" in found and len(found) > 8
+
+
+def test_metadata_match_the_settings_of_the_folder(folder, tmp_path) -> None:
+    convert(folder, tmp_path / "out.gguf")
+    description = load(
+        tmp_path / "out.gguf", device=torch.device("cpu"), dtype=torch.float32
+    ).description
+    assert (description.name, description.license) == ("Tiny-1B", "apache-2.0")
+    assert (description.architecture, description.quantization) == ("llama", "F16")
+    assert description.chat_template == CHAT_TEMPLATE
+    assert description.vocab_size == tiny_tokenizer().get_vocab_size()
+    metadata = GGUFFile.open(tmp_path / "out.gguf").metadata
+    assert metadata["general.type"] == "model"
+    assert metadata["tokenizer.ggml.tokens"][320] == "<|im_end|>"
+
+
+def test_sampling_settings_are_converted(copied, tmp_path) -> None:
+    stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True}
+    (copied / "generation_config.json").write_text(json.dumps(stated))
+    convert(copied, tmp_path / "out.gguf")
+    fields = gguf.GGUFReader(tmp_path / "out.gguf").fields
+    found = {
+        name.removeprefix("general.sampling."): field.contents()
+        for name, field in fields.items()
+        if name.startswith("general.sampling.")
+    }
+    assert found == {"temp": pytest.approx(0.6), "top_k": 20, "top_p": pytest.approx(0.95)}
+    assert fields["general.sampling.top_k"].types == [gguf.GGUFValueType.INT32]
+
+
+def test_a_snapshot_in_a_download_cache_has_the_name_of_its_model(folder, tmp_path) -> None:
+    snapshot = tmp_path / "models--someone--Some-Model-7B" / "snapshots" / "0a1b2c3d"
+    copy(folder, snapshot)
+    convert(snapshot, tmp_path / "out.gguf")
+    assert GGUFFile.open(tmp_path / "out.gguf").metadata["general.name"] == "Some-Model-7B"
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
+def test_weights_are_rounded_once(stored, type, copied, tmp_path) -> None:
+    reshaped(copied, lambda weights: weights.update({n: w.to(stored) for n, w in weights.items()}))
+    convert(copied, tmp_path / "out.gguf", type=type)
+    weights = load_file(copied / "model.safetensors")
+    kept = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[type]
+    found = tensors(tmp_path / "out.gguf")
+    expected = weights["model.layers.1.mlp.down_proj.weight"].float().to(kept).float()
+    assert np.array_equal(found["blk.1.ffn_down.weight"], expected.numpy())
+    norm = weights["model.layers.1.input_layernorm.weight"].float()
+    assert np.array_equal(found["blk.1.attn_norm.weight"], norm.numpy())
+
+
+@pytest.mark.parametrize("type", ["q8_0", "Q4_0", "q4_k_m", "q6_k"])
+def test_quantised_files_load_with_small_errors(type, tmp_path) -> None:
+    wide = LlamaConfig(**SIZES | {"hidden_size": 256, "intermediate_size": 256})
+    write_tiny_folder(tmp_path / "folder", wide)
+    convert(tmp_path / "folder", tmp_path / "out.gguf", type=type)
+    convert(tmp_path / "folder", tmp_path / "plain.gguf", type="f32")
+    model = load(tmp_path / "out.gguf", device=torch.device("cpu"), dtype=torch.float32)
+    assert model.description.quantization == type.upper()
+    found = types(tmp_path / "out.gguf")
+    assert found["blk.0.ffn_up.weight"] == {"q4_k_m": "Q4_K"}.get(type, type.upper())
+    assert found["blk.0.ffn_norm.weight"] == "F32"
+    plain = tensors(tmp_path / "plain.gguf")
+    for name, array in tensors(tmp_path / "out.gguf").items():
+        assert np.abs(array - plain[name]).mean() <= 0.1 * np.abs(plain[name]).mean(), name
+
+
+def test_shards_give_the_same_file_as_a_single_one(folder, copied, tmp_path) -> None:
+    sharded(copied)
+    convert(folder, tmp_path / "one.gguf")
+    convert(copied, tmp_path / "shards.gguf")
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "shards.gguf").read_bytes()
+
+
+def test_parts_have_the_same_tensors_and_bounded_sizes(folder, tmp_path) -> None:
+    [whole] = convert(folder, tmp_path / "whole.gguf")
+    parts = convert(folder, tmp_path / "out.gguf", split_bytes=60_000)
+    assert len(parts) > 2
+    assert parts[0].name == f"out-00001-of-{len(parts):05d}.gguf"
+    assert sorted(tmp_path.iterdir()) == sorted([whole, *parts])
+    united = GGUFFile.open(parts[0])
+    assert united.metadata["split.count"] == len(parts)
+    for path in parts:
+        assert sum(tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors) <= 60_000
+    expected = GGUFFile.open(whole)
+    assert list(united.tensors) == list(expected.tensors)
+    for name in expected.tensors:
+        assert torch.equal(united.weight(name).data, expected.weight(name).data)
+    load(parts[0], device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_progress_counts_the_bytes_of_all_tensors(folder, tmp_path) -> None:
+    calls: list[tuple[int, int]] = []
+    convert(folder, tmp_path / "out.gguf", progress=lambda done, total: calls.append((done, total)))
+    total = sum(tensor.n_bytes for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert {of for _, of in calls} == {total} and calls[-1][0] == total
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_never_more_than_one_stored_tensor_is_in_memory(family, tmp_path, monkeypatch) -> None:
+    write_tiny_folder(tmp_path / "folder", FAMILIES[family])
+    alive: list[weakref.ref] = []
+    read = Checkpoint.read
+
+    def watched(self, name, *, index=None):
+        assert not any(tensor() is not None for tensor in alive), name
+        tensor = read(self, name, index=index)
+        alive.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(Checkpoint, "read", watched)
+    convert(tmp_path / "folder", tmp_path / "out.gguf", type="q8_0")
+    assert len(alive) > 20

@@ -1,0 +1,116 @@
+"""Conversion of embedding models: pooling, and settings that files cannot express."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertTokenizer
+
+from model_zoo.convert.convert_folder import convert
+from model_zoo.registry import load
+from runtime.errors import UnsupportedModelError
+from tests.tiny_models import write_tiny_folder
+from tests.unit.model_zoo.convert.checkpoint_changes import SIZES, TINY_LLAMA, copy, settings
+
+FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "llama"
+    write_tiny_folder(folder, TINY_LLAMA)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "bert"
+    sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+    write_tiny_folder(folder, BertConfig(**sizes), maker=AutoModel)
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
+    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def pooled(folder: Path, target: Path, module: dict[str, Any]) -> Path:
+    changed = copy(folder, target)
+    (changed / "1_Pooling").mkdir()
+    (changed / "1_Pooling" / "config.json").write_text(json.dumps(module))
+    return changed
+
+
+def flags(*modes: str) -> dict[str, Any]:
+    stated = {f"pooling_mode_{mode}": mode in modes for mode in FLAGS}
+    return {"word_embedding_dimension": 64, "include_prompt": True, **stated}
+
+
+@pytest.mark.parametrize(
+    "module, kind",
+    [
+        (flags("mean_tokens"), 1),
+        (flags("cls_token"), 2),
+        (flags("lasttoken"), 3),
+        ({"embedding_dimension": 64, "pooling_mode": "mean"}, 1),
+        ({"embedding_dimension": 64, "pooling_mode": "lasttoken"}, 3),
+    ],
+)
+def test_the_pooling_of_a_decoder_is_converted(saved, tmp_path, module, kind) -> None:
+    convert(pooled(saved, tmp_path / "changed", module), tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    assert fields["llama.pooling_type"].contents() == kind
+
+
+@pytest.mark.parametrize("setting", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_bidirectional_attention_of_a_decoder_is_converted(saved, tmp_path, setting) -> None:
+    changed = copy(saved, tmp_path / "changed")
+    settings(changed, **setting)
+    convert(changed, tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    assert fields["llama.attention.causal"].contents() is False
+    with pytest.raises(UnsupportedModelError, match=r"llama\.attention\.causal"):
+        load(tmp_path / "model.gguf", device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_a_model_without_pooling_has_no_pooling_key(saved, tmp_path) -> None:
+    convert(saved, tmp_path / "model.gguf")
+    assert "llama.pooling_type" not in gguf.GGUFReader(tmp_path / "model.gguf").fields
+
+
+@pytest.mark.parametrize(
+    "module, words",
+    [
+        (flags("max_tokens"), "pools by pooling_mode_max_tokens;"),
+        (flags("cls_token", "mean_tokens"), "pooling_mode_cls_token, pooling_mode_mean_tokens;"),
+        (flags(), "pools by nothing;"),
+        ({"pooling_mode": "weightedmean"}, "pools by weightedmean;"),
+    ],
+)
+def test_other_pooling_modes_are_refused(saved, tmp_path, module, words) -> None:
+    changed = pooled(saved, tmp_path / "changed", module)
+    with pytest.raises(UnsupportedModelError, match=words):
+        convert(changed, tmp_path / "model.gguf")
+
+
+def test_further_modules_are_refused(saved, tmp_path) -> None:
+    changed = pooled(saved, tmp_path / "changed", flags("mean_tokens"))
+    (changed / "2_Dense").mkdir()
+    with pytest.raises(UnsupportedModelError, match="2_Dense: is a further module"):
+        convert(changed, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"strip_accents": False}, {"handle_chinese_chars": False}, {"clean_text": False}]
+)
+def test_normalisers_that_files_cannot_express_are_refused(encoder, tmp_path, changes) -> None:
+    changed = copy(encoder, tmp_path / "changed")
+    path = changed / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["normalizer"] |= changes
+    path.write_text(json.dumps(tokenizer))
+    (name,) = changes
+    with pytest.raises(UnsupportedModelError, match=f"its normalizer has `{name}` False"):
+        convert(changed, tmp_path / "model.gguf")
+    convert(encoder, tmp_path / "model.gguf")

@@ -1,0 +1,310 @@
+"""Settings of published checkpoints in old and new spellings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.convert_folder import conversion_for
+from model_zoo.convert.gguf_metadata import metadata_of
+from runtime.errors import UnsupportedModelError
+from tests.tiny_models import tiny_tokenizer
+
+LLAMA_2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vocab_size": 32000,
+}
+LLAMA_1 = {key: value for key, value in LLAMA_2.items() if key != "num_key_value_heads"}
+LLAMA_31 = LLAMA_2 | {
+    "eos_token_id": [128001, 128008, 128009],
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+NEMO = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 131072,
+}
+MISTRAL_SMALL = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "model_type": "mistral3",
+    "text_config": NEMO | {"rope_theta": 1000000000.0, "intermediate_size": 32768},
+    "vision_config": {"model_type": "pixtral", "rope_theta": 10000.0},
+}
+QWEN_25 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
+GEMMA_2 = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 128,
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 144,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+    "vocab_size": 256000,
+}
+GEMMA_3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152},
+}
+GEMMA_3_TEXT = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 256,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+PHI_3_LONG = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [1.0 + i for i in range(48)],
+        "short_factor": [1.0 + i / 48 for i in range(48)],
+        "type": "longrope",
+    },
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": False,
+    "vocab_size": 32064,
+}
+PUBLISHED = {
+    "Llama 1": LLAMA_1,
+    "Llama 2": LLAMA_2,
+    "Llama 3.1": LLAMA_31,
+    "Llama with linear scaling": LLAMA_2 | {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "Mistral Nemo": NEMO,
+    "Mistral Small 3.1": MISTRAL_SMALL,
+    "Qwen 2.5": QWEN_25,
+    "Qwen 2.5, stretched": QWEN_25 | {"rope_scaling": YARN},
+    "Gemma 2 27B": GEMMA_2,
+    "Gemma 3 4B": GEMMA_3,
+    "Gemma 3 1B": GEMMA_3_TEXT,
+    "gpt-oss 20B": GPT_OSS,
+    "Phi 3 mini 128k": PHI_3_LONG,
+}
+
+
+def told(folder: Path, values: dict[str, Any], flavour: str = "llama.cpp") -> dict[str, Any]:
+    """The keys of the architecture for these settings."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    config = Configuration.read(folder)
+    table = conversion_for(config)
+    config = config.of_family(defaults=table.defaults, spellings=table.spellings)
+    if table.check is not None:
+        table.check(config)
+    fields = metadata_of(table, config, flavour=flavour, recipe="f16", rows=321)
+    architecture = fields["general.architecture"].value
+    return {
+        name.removeprefix(f"{architecture}."): field.value
+        for name, field in fields.items()
+        if name.startswith(f"{architecture}.")
+    }
+
+
+def today(values: dict[str, Any]) -> PreTrainedConfig:
+    """The settings as `transformers` reads them from a copy."""
+    return CONFIG_MAPPING[values["model_type"]].from_dict(json.loads(json.dumps(values)))
+
+
+@pytest.mark.parametrize("flavour", ["llama.cpp", "ollama"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_older_settings_are_read_as_transformers_reads_them(name, flavour, tmp_path) -> None:
+    published = PUBLISHED[name]
+    expanded = today(published).to_dict() | {"architectures": published["architectures"]}
+    assert expanded != published
+    older = told(tmp_path / "older", published, flavour)
+    assert older == told(tmp_path / "today", expanded, flavour)
+    assert older["block_count"] == today(published).get_text_config().num_hidden_layers
+
+
+def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
+    keys = told(tmp_path / "gemma", GEMMA_3)
+    assert {
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "attention.key_length": 256,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 1024,
+        "context_length": 131072,
+        "rope.freq_base": 1000000.0,
+        "rope.freq_base_swa": 10000.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+        "vocab_size": 262208,
+    }.items() <= keys.items()
+    ollama = told(tmp_path / "ollama", GEMMA_3, "ollama")
+    assert ollama["rope.global.freq_base"] == 1000000.0
+    assert ollama["rope.local.freq_base"] == 10000.0
+    assert "rope.freq_base" not in ollama
+
+
+def test_scaling_parameters_are_kept(tmp_path) -> None:
+    qwen = told(tmp_path / "qwen", QWEN_25 | {"rope_scaling": YARN | {"attention_factor": 1.5}})
+    assert qwen["rope.scaling.type"] == "yarn" and qwen["rope.scaling.factor"] == 4.0
+    assert qwen["rope.scaling.original_context_length"] == 32768
+    # Readers multiply it by YaRN's default of 1 + 0.1 ln(factor).
+    assert qwen["rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4.0)) == pytest.approx(1.5)
+    linear = told(tmp_path / "llama", PUBLISHED["Llama with linear scaling"])
+    assert (linear["rope.scaling.type"], linear["rope.scaling.factor"]) == ("linear", 4.0)
+    assert "rope.scaling.type" not in told(tmp_path / "plain", LLAMA_2)
+
+
+@pytest.mark.parametrize("high", [4.0, 1.0])
+def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
+    scaling = LLAMA_31["rope_scaling"] | {"high_freq_factor": high}
+    values = LLAMA_31 | {"rope_scaling": scaling}
+    config = Configuration(values, path=Path("config.json"))
+    [computed] = conversion_for(config).computed
+    factors = computed.make(config)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](today(values), torch.device("cpu"))
+    plain = 500000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float32) / 128)
+    assert torch.allclose(plain / factors, scaled, rtol=1e-5)
+    assert factors.max() == 8 and factors.min() == 1
+
+
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        (LLAMA_2 | {"rope_scaling": {"type": "dynamic"}}, "the rope scaling dynamic is not"),
+        (QWEN_25 | {"use_sliding_window": True}, "has layers with a sliding window"),
+        (GEMMA_2 | {"query_pre_attn_scalar": 128}, "is 128, where files .* mean 144"),
+        (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
+        (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
+    ],
+)
+def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:
+    with pytest.raises(UnsupportedModelError, match=said):
+        told(tmp_path / "folder", values)

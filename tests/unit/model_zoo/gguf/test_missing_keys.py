@@ -1,0 +1,143 @@
+"""Every architecture, of files from which one thing is missing or in which one contradicts.
+
+Each key and each tensor is left out by itself, and each tensor gets other shapes: loading fails and
+names it, unless the tables below say what stands in for it.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
+from model_zoo.registry import class_for
+from runtime.errors import ModelFileError
+from tests.parity import test_encoders
+from tests.parity.text_families import TEXT_MODELS
+from tests.parity.text_family import CompleteFile
+from tests.tiny_models import write_tiny
+
+EPSILON = "attention.layer_norm_epsilon"
+FILES: Mapping[str, tuple[str, CompleteFile]] = {
+    " ".join(filter(None, (family, file.config, file.flavour))): (family, file)
+    for family, row in TEXT_MODELS.items()
+    for file in row.files
+} | {
+    "bert": ("bert", CompleteFile(optional_keys=f"attention.causal {EPSILON}")),
+    "nomic-bert": (
+        "nomic_bert",
+        CompleteFile(optional_keys=f"attention.causal {EPSILON} rope.freq_base"),
+    ),
+}
+EVERYWHERE = {"vocab_size", "rope.dimension_count"}
+# Without them the head is the embedding, rotation is plain, and keys are values as well.
+OPTIONAL_TENSORS = {"output.weight", "rope_freqs.weight"}
+# May be a matrix of one row.
+ONE_ROW = "ffn_gate_inp_shexp"
+every_case = pytest.mark.parametrize("case", FILES)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory) -> Callable[[str], GGUFFile]:
+    folder, made = tmp_path_factory.mktemp("models"), {}
+
+    def get(case: str) -> GGUFFile:
+        if case not in made:
+            family, complete = FILES[case]
+            path: Path = folder / f"{case}.gguf"
+            if family in TEXT_MODELS:
+                TEXT_MODELS[family].write(path, complete.config, flavour=complete.flavour)
+            else:
+                write_tiny(path, test_encoders.CONFIGS[family], maker=AutoModel)
+            made[case] = GGUFFile.open(path)
+        return made[case]
+
+    return get
+
+
+def refusal(file: GGUFFile, **changes: Any) -> str | None:
+    """How it is refused once changed so, before any data is read; None where it is not."""
+    changed = copy.copy(file)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    metadata = Metadata(changed.metadata, path=changed.path)
+    scope = TensorScope(changed, device=META, dtype=torch.float32)
+    try:
+        class_for(metadata)(scope, metadata)
+        scope.check()
+    except ModelFileError as error:
+        return str(error)
+    return None
+
+
+def without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+def names(tensor: str, message: str) -> bool:
+    """Whether a message names the tensor or, where it has an alternative, others of its layer."""
+    layer, _, _ = tensor.rpartition(".")[0].rpartition(".")
+    return tensor in message or (layer.startswith("blk.") and f"({layer}." in message)
+
+
+@every_case
+def test_a_missing_key_is_told_unless_its_default_is_known(opened, case) -> None:
+    file = opened(case)
+    assert refusal(file) is None
+    prefix = file.metadata["general.architecture"] + "."
+    silent = set()
+    for key in file.metadata:
+        if key.startswith(prefix):
+            message = refusal(file, metadata=without(file.metadata, key))
+            if message is None:
+                silent.add(key.removeprefix(prefix))
+            else:  # missing, or its default contradicts tensors or other keys
+                assert f"`{prefix}" in message or "of its tensors, " in message, (key, message)
+    assert silent - EVERYWHERE == set(FILES[case][1].optional_keys.split())
+
+
+@every_case
+def test_a_missing_tensor_is_named(opened, case) -> None:
+    file = opened(case)
+    silent = set()
+    for name in file.tensors:
+        message = refusal(file, tensors=without(file.tensors, name))
+        if message is None:
+            silent.add(name)
+        else:
+            assert names(name, message), (name, message)
+    assert silent <= OPTIONAL_TENSORS | set(FILES[case][1].optional_tensors.split())
+
+
+@every_case
+def test_a_tensor_that_no_layer_knows_is_named(opened, case) -> None:
+    file = opened(case)
+    name, other = "blk.0.attn_magic.weight", next(iter(file.tensors.values()))
+    message = refusal(file, tensors={**file.tensors, name: replace(other, name=name)})
+    assert message is not None
+    assert f"1 is not known to this architecture ({name})" in message
+
+
+@every_case
+def test_a_tensor_of_another_shape_is_named(opened, case) -> None:
+    file = opened(case)
+    for name, info in file.tensors.items():
+        first, last = info.shape[0], info.shape[-1]
+        shapes = {(*info.shape[:-1], last // 2)}
+        if ONE_ROW not in name:
+            shapes.add((1, *info.shape))
+        if name not in ("token_embd.weight", "per_layer_token_embd.weight"):  # for any vocabulary
+            shapes.add((first // 2, *info.shape[1:]))
+        for shape in shapes - {info.shape}:
+            message = refusal(file, tensors={**file.tensors, name: replace(info, shape=shape)})
+            assert message is not None, f"{name} {info.shape} may be {shape}"
+            stem = name.rpartition(".")[0]
+            assert stem in message or "laurel" in stem, (name, shape, message)

@@ -1,0 +1,264 @@
+"""TensorScope: layers by name, and errors for every tensor that does not fit."""
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.tensors import META
+from runtime.errors import ModelFileError
+
+CPU = torch.device("cpu")
+RANDOM = np.random.default_rng(0)
+MATRIX = RANDOM.standard_normal((16, 32), dtype=np.float32)
+OTHER = RANDOM.standard_normal((3, 32), dtype=np.float32)
+BIAS = RANDOM.standard_normal(16, dtype=np.float32)
+X = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def open_scope(tmp_path):
+    """A function that writes named arrays, or (array, type), and opens a scope over the file."""
+
+    def make(device=CPU, dtype=torch.float32, progress=None, **tensors) -> TensorScope:
+        path = write(tmp_path / "scope.gguf", tensors)
+        return TensorScope(GGUFFile.open(path), device=device, dtype=dtype, progress=progress)
+
+    return make
+
+
+def write(path: Path, tensors: dict) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, array in tensors.items():
+        array, type = array if isinstance(array, tuple) else (array, "F32")
+        kind = gguf.GGMLQuantizationType[type]
+        name = name.replace("__", ".")
+        name = name if name.endswith("bias") else f"{name}.weight"
+        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def near(x: torch.Tensor, y: np.ndarray, tolerance: float = 1e-5) -> bool:
+    return torch.allclose(x.float(), torch.from_numpy(y), atol=tolerance)
+
+
+def test_a_linear_multiplies_and_adds_its_bias(open_scope) -> None:
+    w = open_scope(blk__0__up=MATRIX, blk__0__up__bias=BIAS).scope("blk", 0)
+    linear = w.linear("up", shape=(16, 32))
+    assert near(linear(X), X.numpy() @ MATRIX.T + BIAS)
+    w.check()
+
+
+def test_weights_keep_the_block_type_and_the_pages_of_the_file(open_scope) -> None:
+    w = open_scope(up=(MATRIX, "Q8_0"))
+    one, again = w.linear("up", shape=(16, 32)), w.linear("up", shape=(16, 32))
+    assert one.weight.type.name == "Q8_0" and one.weight.nbytes == 16 * 34
+    assert one.weight.data.data_ptr() == again.weight.data.data_ptr()
+    assert w.loaded_bytes == 16 * 34
+    rounded = gguf.quants.dequantize(
+        gguf.quants.quantize(MATRIX, gguf.GGMLQuantizationType.Q8_0),
+        gguf.GGMLQuantizationType.Q8_0,
+    )
+    assert near(one(X), X.numpy() @ rounded.T)
+
+
+def test_an_alternative_name_replaces_a_missing_tensor(open_scope) -> None:
+    tied = open_scope(token_embd=MATRIX)
+    embedding = tied.embedding("token_embd", shape=(None, 32))
+    head = tied.linear("output", alt="token_embd", shape=(16, 32))
+    assert head.weight is embedding.weight
+    assert near(embedding(torch.tensor([4, 1])), MATRIX[[4, 1]])
+    assert tied.loaded_bytes == MATRIX.nbytes
+    apart = open_scope(token_embd=MATRIX, output=2 * MATRIX)
+    head = apart.linear("output", alt="token_embd", shape=(16, 32))
+    assert near(head(X), X.numpy() @ MATRIX.T * 2)
+    assert apart.unclaimed() == ("token_embd.weight",)
+
+
+def test_optional_layers_may_be_absent_but_not_misshapen(open_scope) -> None:
+    w = open_scope(norm=BIAS, up=MATRIX)
+    assert w.rms_norm("other_norm", 1e-5, size=16, optional=True) is None
+    assert w.linear("other", shape=(16, 32), optional=True) is None
+    assert w.vector("factors", size=16, optional=True) is None
+    assert w.rms_norm("norm", 1e-5, size=16, optional=True) is not None
+    assert w.linear("up", shape=(16, 32), optional=True) is not None
+    w.check()
+    assert w.vector("norm", size=7, optional=True) is not None
+    with pytest.raises(ModelFileError, match=r"norm\.weight is 16, not 7"):
+        w.check()
+
+
+def test_a_norm_may_have_another_name(open_scope) -> None:
+    w = open_scope(other=BIAS)
+    assert near(w.rms_norm("norm", 1e-5, size=16, alt="other").weight, BIAS)
+    w.check()
+    w.rms_norm("neither", 1e-5, size=16, alt="nor")
+    with pytest.raises(ModelFileError, match=r"1 is missing \(neither\.weight\)"):
+        w.check()
+
+
+def test_an_optional_tensor_that_another_layer_has_is_required(open_scope) -> None:
+    tensors = {f"blk__{n}__{name}": MATRIX for n in range(3) for name in ("up", "down")}
+    w = open_scope(blk__1__up__bias=BIAS, blk__2__factors=BIAS, factors=BIAS, **tensors)
+    for block in range(3):
+        inner = w.scope("blk", block)
+        inner.linear("up", shape=(16, 32))
+        inner.linear("down", shape=(16, 32))
+        inner.vector("factors", size=16, optional=True)
+    w.vector("factors", size=16)
+    missing = "blk.0.up.bias, blk.0.factors.weight, blk.1.factors.weight, blk.2.up.bias"
+    with pytest.raises(ModelFileError, match=re.escape(f"4 are missing ({missing})")):
+        w.check()
+
+
+def test_biases_may_be_required_for_present_tensors(open_scope) -> None:
+    w = open_scope(a=MATRIX, b=OTHER, b__bias=OTHER[:, 0])
+    w.linear("a", shape=(16, 32))
+    w.linear("b", shape=(3, 32))
+    w.need_biases("b", "elsewhere")
+    w.check()
+    w.need_biases("a", "b")
+    with pytest.raises(ModelFileError, match=r"1 is missing \(a\.bias\)"):
+        w.check()
+
+
+def test_a_layer_norm_has_the_bias_of_the_file_or_none(open_scope) -> None:
+    x = X[:, :16]
+    weight, bias = torch.from_numpy(BIAS), torch.from_numpy(BIAS[::-1].copy())
+    with_bias = open_scope(norm=BIAS, norm__bias=bias.numpy())
+    expected = torch.nn.functional.layer_norm(x, (16,), weight, bias, 1e-5)
+    assert near(with_bias.layer_norm("norm", 1e-5, size=16)(x), expected.numpy())
+    with_bias.check()
+    expected = torch.nn.functional.layer_norm(x, (16,), weight, None, 1e-5)
+    assert near(open_scope(norm=BIAS).layer_norm("norm", 1e-5, size=16)(x), expected.numpy())
+
+
+def test_a_bare_vector_may_lack_the_suffix(open_scope) -> None:
+    assert near(open_scope(sinks=BIAS).vector("sinks", size=16, bare=True), BIAS)
+    w = open_scope(sinks__bias=BIAS)  # stored without the suffix
+    assert near(w.vector("sinks.bias", size=16, bare=True), BIAS)
+    assert w.vector("sinks", size=16, bare=True, optional=True) is None
+    w.check()
+
+
+def test_inner_scopes_have_the_context_length(open_scope, tmp_path) -> None:
+    path = write(tmp_path / "served.gguf", {"norm": BIAS})
+    w = TensorScope(GGUFFile.open(path), device=CPU, dtype=torch.float32, context_tokens=77)
+    assert w.scope("blk", 0).context_tokens == 77
+    assert open_scope(norm=BIAS).context_tokens is None
+
+
+def test_norms_are_float32_and_biases_have_the_type_of_activations(open_scope) -> None:
+    w = open_scope(dtype=torch.bfloat16, norm=(BIAS, "F16"), up=MATRIX, up__bias=BIAS)
+    norm, linear = w.rms_norm("norm", 1e-6, size=16), w.linear("up", shape=(16, 32))
+    assert norm.weight.dtype == torch.float32
+    assert linear.bias is not None and linear.bias.dtype == torch.bfloat16
+    x = X[:, :16]
+    expected = torch.nn.functional.rms_norm(x, (16,), torch.from_numpy(BIAS), 1e-6)
+    assert near(norm(x), expected.numpy(), 1e-3)
+    assert linear(X.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("types", [("F32", "F32"), ("F32", "F16"), ("Q8_0", "Q8_0")])
+@pytest.mark.parametrize("between", [False, True], ids=["adjacent", "apart"])
+@pytest.mark.parametrize("biases", [(), ("a",), ("a", "b")], ids=str)
+def test_fused_linears_equal_single_ones(open_scope, types, between, biases) -> None:
+    tensors = {"a": (MATRIX, types[0])}
+    tensors |= {"between": BIAS} if between else {}
+    tensors |= {"b": (OTHER, types[1])}
+    tensors |= {f"{name}__bias": BIAS[: len(tensors[name][0])] for name in biases}
+    w = open_scope(**tensors)
+    shapes = {"a": (16, 32), "b": (3, 32)}
+    fused = w.fused_linear(shapes)
+    assert len(fused.parts) == (1 if len(set(types)) == 1 and not between else 2)
+    singles = [w.linear(name, shape=shape)(X) for name, shape in shapes.items()]
+    for fused_part, single in zip(fused(X), singles, strict=True):
+        assert torch.allclose(fused_part, single, atol=1e-5)
+    assert w.unclaimed() == (("between.weight",) if between else ())
+
+
+def test_fused_linears_are_joined_on_other_devices(open_scope) -> None:
+    w = open_scope(device=META, a=MATRIX, between=BIAS, b=OTHER)
+    fused = w.fused_linear({"a": (16, 32), "b": (3, 32)})
+    assert [part.weight.shape for part in fused.parts] == [(19, 32)]
+    assert fused.parts[0].weight.data.device == META
+    assert w.unclaimed() == ("between.weight",)
+
+
+def test_one_tensor_may_have_the_rows_of_all_matrices(open_scope) -> None:
+    w = open_scope(ab=np.concatenate([MATRIX, OTHER]))
+    first, second = w.fused_linear({"a": (16, 32), "b": (3, 32)}, whole="ab")(X)
+    assert near(first, X.numpy() @ MATRIX.T) and near(second, X.numpy() @ OTHER.T)
+    w.check()
+
+
+@pytest.mark.parametrize("device", [CPU, META], ids=str)
+def test_all_problems_are_reported_at_once(open_scope, device) -> None:
+    tensors = {"blk__0__up": MATRIX, "blk__0__down": OTHER, "blk__1__up": OTHER}
+    tensors |= {"blk__0__down__bias": BIAS, "norm": BIAS, "left": BIAS, "right": BIAS}
+    w = open_scope(device=device, **tensors)
+    for block in range(2):
+        inner = w.scope("blk", block)
+        inner.linear("up", shape=(16, 32))
+        inner.linear("down", shape=(3, 32))
+        inner.fused_linear({"gate": (16, 32), "up": (16, 32)})
+    w.rms_norm("norm", 1e-5, size=5)
+    w.embedding("token_embd", shape=(None, 32))
+    with pytest.raises(ModelFileError) as caught:
+        w.check()
+    message = str(caught.value)
+    for words in [
+        "scope.gguf",
+        "5 are missing (blk.0.gate.weight, blk.1.down.weight, blk.1.gate.weight",
+        "token_embd.weight",
+        "blk.1.down.bias",
+        "3 are of the wrong shape",
+        "blk.0.down.bias is 16, not 3",
+        "blk.1.up.weight is 3 x 32, not 16 x 32",
+        "norm.weight is 16, not 5",
+        "2 are not known to this architecture (left.weight, right.weight)",
+    ]:
+        assert words in message, message
+
+
+def test_ignored_tensors_may_stay_unused(open_scope) -> None:
+    w = open_scope(blk__0__up=MATRIX, blk__0__old=BIAS)
+    w.scope("blk", 0).linear("up", shape=(16, 32))
+    assert w.unclaimed() == ("blk.0.old.weight",)
+    w.scope("blk", 0).ignore("old", "never_there")
+    w.check()
+
+
+def test_progress_rises_to_the_whole_and_counts_shared_tensors_once(open_scope) -> None:
+    heard = []
+    w = open_scope(
+        progress=lambda *now: heard.append(now), token_embd=MATRIX, norm=BIAS, a=MATRIX, b=OTHER
+    )
+    w.embedding("token_embd", shape=(None, 32))
+    w.linear("output", alt="token_embd", shape=(16, 32))
+    w.rms_norm("norm", 1e-5, size=16)
+    w.fused_linear({"a": (16, 32), "b": (3, 32)})
+    total = 2 * MATRIX.nbytes + BIAS.nbytes + OTHER.nbytes
+    assert [of for _, of in heard] == [total] * 4
+    assert [done for done, _ in heard] == sorted(done for done, _ in heard)
+    assert heard[-1] == (total, total)
+
+
+def test_building_on_meta_reads_nothing(open_scope, monkeypatch) -> None:
+    def fetch(*_):
+        raise AssertionError("a survey reads no data")
+
+    monkeypatch.setattr(GGUFFile, "fetch", fetch)
+    w = open_scope(device=META, a=(MATRIX, "Q8_0"), a__bias=BIAS, norm=BIAS)
+    assert w.linear("a", shape=(16, 32)).weight.data.device == META
+    assert w.rms_norm("norm", 1e-5, size=16).weight.device == META
+    w.check()

@@ -1,0 +1,102 @@
+"""What towers are made of: order of patches, windows, who sees whom, merging."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.layers.vision import image_attention
+from model_zoo.layers.vision.image_attention import AttentionSpan, attend, slabs, whole
+from model_zoo.layers.vision.merging import merged_planes, shuffled_planes
+from model_zoo.layers.vision.patches import squares
+from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.windows import windows
+
+CPU = torch.device("cpu")
+
+
+def heads(images: int, rows: int, *, seed: int) -> Tensor:
+    """[images, rows, 2 heads, 4]."""
+    return torch.randn(images, rows, 2, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def masked(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """visible [rows, rows]: whom each row sees."""
+    parts = (x.transpose(1, 2) for x in (queries, keys, values))
+    return F.scaled_dot_product_attention(*parts, attn_mask=visible).transpose(1, 2)
+
+
+def test_patches_go_line_by_line_and_blocks_stay_together() -> None:
+    rows, columns, side = 4, 6, 2
+    numbers = torch.arange(rows * columns).view(1, 1, rows, columns)
+    pixels = numbers.repeat_interleave(side, 2).repeat_interleave(side, 3).expand(1, 3, -1, -1)
+    assert squares(pixels, side)[0, :, 0].tolist() == list(range(rows * columns))
+    in_blocks = squares(pixels, side, block=2)[0, :, 0]
+    assert in_blocks[:8].tolist() == [0, 1, 6, 7, 2, 3, 8, 9]
+    down, right = coordinates(rows, columns, block=2, device=CPU)
+    assert (down * columns + right).tolist() == in_blocks.tolist()
+
+
+def test_a_patch_is_channel_then_row_then_column() -> None:
+    pixels = torch.arange(3 * 4 * 6).view(1, 3, 4, 6)
+    patch = squares(pixels, 2)[0, 4].view(3, 2, 2)
+    assert torch.equal(patch, pixels[0, :, 2:4, 2:4])
+
+
+@pytest.mark.parametrize("rows, columns", [(6, 6), (7, 5), (2, 9), (1, 1), (3, 3)])
+def test_a_row_sees_those_of_its_window(rows: int, columns: int) -> None:
+    arrangement = windows(rows, columns, 3, device=CPU)
+    numbers = torch.arange(rows * columns)
+    down, right = numbers // columns // 3, numbers % columns // 3
+    visible = (down[:, None] == down) & (right[:, None] == right)
+    queries, keys, values = (heads(2, rows * columns, seed=seed) for seed in range(3))
+    arranged = (arrangement.arranged(x) for x in (queries, keys, values))
+    seen = arrangement.restored(attend(*arranged, arrangement.spans))
+    expected = masked(queries, keys, values, visible)
+    assert torch.allclose(seen, expected, atol=1e-6)
+
+
+def test_windows_of_one_shape_are_computed_together() -> None:
+    arrangement = windows(7, 8, 3, device=CPU)
+    sizes = [(span.end - span.begin) // span.parts for span in arrangement.spans]
+    assert sizes == [9, 6, 3, 2]
+    assert [span.parts for span in arrangement.spans] == [4, 2, 2, 1]
+
+
+def test_rows_may_see_others_than_themselves() -> None:
+    queries, keys, values = (heads(2, 9, seed=seed) for seed in range(3))
+    spans = (AttentionSpan(0, 6, 0, 9), AttentionSpan(6, 9, 0, 6))
+    visible = torch.ones(9, 9, dtype=torch.bool)
+    visible[6:, 6:] = False
+    seen = attend(queries, keys, values, spans)
+    assert torch.allclose(seen, masked(queries, keys, values, visible), atol=1e-6)
+
+
+def test_heads_without_a_fused_kernel_are_computed_a_few_queries_at_a_time(monkeypatch) -> None:
+    queries, keys, values = (heads(2, 50, seed=seed).transpose(1, 2) for seed in range(3))
+    expected = F.scaled_dot_product_attention(queries, keys, values)
+    monkeypatch.setattr(image_attention, "UNFUSED_SCORES", 7 * 2 * 2 * 50)
+    seen = image_attention._unfused(queries, keys, values)
+    assert torch.allclose(seen, expected, atol=1e-6)
+    assert whole(50) == (AttentionSpan(0, 50, 0, 50),)
+
+
+def test_slabs_cover_all_rows_once() -> None:
+    rows = 2 * image_attention.SLAB_ROWS + 5
+    covered = [row for slab in slabs(rows) for row in range(slab.start, slab.stop)]
+    assert covered == list(range(rows))
+
+
+@pytest.mark.parametrize("rows, columns", [(4, 6), (5, 7)])
+def test_merged_planes_are_what_torch_unfolds(rows: int, columns: int) -> None:
+    x = torch.randn(2, rows * columns, 3)
+    plane = x.transpose(1, 2).unflatten(2, (rows, columns))
+    expected = F.unfold(plane, kernel_size=2, stride=2).transpose(1, 2)
+    assert torch.equal(merged_planes(x, rows, columns, 2), expected)
+
+
+def test_shuffled_planes_hold_the_rows_of_a_square_line_by_line() -> None:
+    x = torch.arange(16).view(1, 16, 1)
+    assert shuffled_planes(x, 4, 2)[0].tolist() == [
+        [0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15],
+    ]  # fmt: skip

@@ -1,0 +1,297 @@
+"""Images in prompts: their positions, protection against forgery, and refusals."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
+from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.images.decode import DecodingLimits
+from model_zoo.images.normalise import CLIP
+from model_zoo.models.gemma3 import placeholders as gemma3
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma4 import placeholders as gemma4
+from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.idefics3 import placeholders as idefics3
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.llama4 import placeholders as llama4
+from model_zoo.models.llama4.image_processor import Llama4Processor
+from model_zoo.models.llava import placeholders as llava
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.mistral3 import placeholders as pixtral
+from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.multimodal import qwen_placeholders as qwen
+from model_zoo.multimodal.image_tags import tagged, with_images
+from model_zoo.multimodal.placeholders import Placeholders
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.vision_model import VisionModel
+from runtime.errors import ModelFileError, PromptTooLongError, RequestError
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, NORMAL, USER_DEFINED
+from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
+
+BOS = "<|begin_of_text|>"
+ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
+PLACEMENTS: dict[str, Any] = {
+    "gemma3": gemma3.Gemma3Placeholders,
+    "gemma4": gemma4.Gemma4Placeholders,
+    "pixtral": pixtral.PixtralPlaceholders,
+    "qwen": qwen.QwenPlaceholders,
+    "llama4": llama4.Llama4Placeholders,
+    "llava": llava.LlavaPlaceholders,
+    "idefics3": idefics3.Idefics3Placeholders,
+    "internvl": internvl.InternVLPlaceholders,
+    "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
+}
+PROCESSORS: dict[str, Any] = {
+    "gemma3": SquareProcessor(28, 4),
+    "gemma4": Gemma4Processor(4, 3, 12),
+    "pixtral": PixtralProcessor(140, 14, 2),
+    "qwen": QwenVLProcessor(14, 2, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
+    "llama4": Llama4Processor(side=28, tile_rows=4),
+    "llava": ClipProcessor(28, 4),
+    "idefics3": Idefics3Processor(28, 84, 4),
+    "internvl": InternVLProcessor(28, 4, CLIP),
+    "mllama": MllamaProcessor(side=28, tile_rows=5),
+}
+RESERVED = {
+    "gemma3": gemma3.Gemma3Placeholders.reserved,
+    "gemma4": gemma4.Gemma4Placeholders.reserved,
+    "pixtral": pixtral.PixtralPlaceholders.reserved,
+    "qwen": qwen.QwenPlaceholders.reserved,
+    "llama4": llama4.Llama4Placeholders.reserved,
+    "llava": llava.LlavaPlaceholders.reserved,
+    # The names of some tiles of ONE are tokens of this vocabulary, others are text.
+    "idefics3": (
+        *idefics3.Idefics3Placeholders.reserved[:3],
+        idefics3.tile(1, 1),
+        idefics3.tile(2, 1),
+    ),
+    "internvl": internvl.InternVLPlaceholders.reserved,
+    "mllama": mllama.MllamaPlaceholders.reserved,
+}
+OPTIONAL = (
+    gemma3.PLACE,
+    *gemma4.OTHERS,
+    idefics3.WHOLE,
+    idefics3.tile(1, 1),
+    idefics3.tile(2, 1),
+    internvl.OTHER,
+    *qwen.OTHERS,
+)
+every_family = pytest.mark.parametrize("family", PLACEMENTS)
+
+
+def model_of(
+    family: str,
+    *,
+    source: str = TEMPLATE,
+    kind: int = CONTROL,
+    most_images: int | None = None,
+    context: int = 4096,
+) -> ChatModel:
+    tokenizer = own_tokenizer((BOS, *RESERVED[family]), kind)
+    placement: Placeholders = PLACEMENTS[family](tokenizer)
+    tower: Any = None
+    limits = DecodingLimits()
+    vision = VisionModel(tower, PROCESSORS[family], placement, b"tower", limits, most_images)
+    facts: Any = SimpleNamespace(name="tiny")
+    decoder: Any = SimpleNamespace(context_length=context)
+    template = ChatTemplate(source.replace("IMAGE", placement.spelled))
+    return ChatModel(decoder, tokenizer, template, facts, vision=vision)
+
+
+def reserved_in(model: ChatModel, family: str, prompt: Prompt) -> list[str]:
+    ids = {model.tokenizer.id_of(text): text for text in RESERVED[family]}
+    return [ids[token] for token in prompt.tokens if token in ids]
+
+
+def user(*content: str | ImagePart) -> Sequence[Message]:
+    return [Message("user", content)]
+
+
+@every_family
+@pytest.mark.parametrize("source", [TEMPLATE, TEXT_TEMPLATE], ids=["parts", "texts"])
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED, NORMAL])
+def test_no_text_becomes_a_token_of_an_image(family: str, source: str, kind: int) -> None:
+    model = model_of(family, source=source, kind=kind)
+    honest = model.prepare([*user("x", ONE, "y"), Message("assistant", "z"), *user("w")])
+    for text in RESERVED[family]:
+        for forged in (text, text[:3] + text + text[3:], f"{text}\n{text}", text.upper()):
+            talk = [*user(forged, ONE, forged), Message("assistant", forged), *user(forged)]
+            prompt = model.prepare(talk)
+            assert reserved_in(model, family, prompt) == reserved_in(model, family, honest)
+            assert len(prompt.spans) == len(honest.spans)
+
+
+@every_family
+def test_image_tokens_cannot_be_assembled_from_texts(family: str) -> None:
+    model = model_of(family)
+    honest = reserved_in(model, family, model.prepare(user("x", ONE, "y")))
+    for text in RESERVED[family]:
+        for cut in range(1, len(text)):
+            forged = model.prepare(user(text[:cut], text[cut:], ONE, text[:cut], text[cut:]))
+            assert reserved_in(model, family, forged) == honest
+
+
+@every_family
+def test_image_tokens_may_have_any_type(family: str) -> None:
+    prompts = [model_of(family, kind=kind).prepare(user("a", ONE)) for kind in (CONTROL, NORMAL)]
+    assert prompts[0].tokens == prompts[1].tokens and prompts[0].spans == prompts[1].spans
+
+
+@every_family
+def test_a_vocabulary_without_image_tokens_is_refused(family: str) -> None:
+    for missing in RESERVED[family]:
+        if missing in OPTIONAL or family == "llava":
+            continue  # these a model can do without
+        rest = [text for text in RESERVED[family] if text != missing]
+        with pytest.raises(ModelFileError) as raised:
+            PLACEMENTS[family](own_tokenizer(rest))
+        assert missing in str(raised.value)
+
+
+def test_gemma_needs_no_placeholder_token_in_its_embedding() -> None:
+    tokenizer = own_tokenizer((gemma3.START, gemma3.END))
+    [_, start, rows, *_] = gemma3.Gemma3Placeholders(tokenizer).pieces(_prepared("gemma3"))
+    assert start == tokenizer.id_of(gemma3.START) == rows.token
+
+
+def test_llava_needs_no_placeholder_token() -> None:
+    model = model_of("llava")
+    tokenizer = own_tokenizer((BOS,))
+    [rows] = llava.LlavaPlaceholders(tokenizer).pieces(_prepared("llava"))
+    assert rows.length == 4 and 0 <= rows.token < tokenizer.vocab_size
+    placed = llava.LlavaPlaceholders(model.tokenizer).pieces(_prepared("llava"))
+    assert placed[0].token == model.tokenizer.id_of(llava.PLACE)
+
+
+def test_tiles_without_a_token_are_written_as_text() -> None:
+    model = model_of("idefics3")
+    prompt = model.prepare(user(ONE))
+    assert prompt.images[0].grid == (2, 3)
+    shown = model.tokenizer.decode(prompt.tokens)
+    assert [shown.count(f"<row_{row}_col_{column}>") for row, column in ((1, 2), (2, 3))] == [1, 1]
+    assert reserved_in(model, "idefics3", prompt).count(idefics3.tile(2, 1)) == 1
+
+
+def _prepared(family: str) -> Any:
+    return model_of(family).prepare(user(ONE)).images[0]
+
+
+@every_family
+def test_a_text_only_model_refuses_images(family: str) -> None:
+    model = model_of(family)
+    blind = ChatModel(model.decoder, model.tokenizer, model.template, model.description)
+    for ask in (lambda: blind.prepare(user("a", ONE)), lambda: blind.prepare_text("a", (ONE,))):
+        with pytest.raises(RequestError, match="model sees no images"):
+            ask()
+    assert blind.prepare(user("a")).tokens and blind.tower is None
+
+
+@every_family
+def test_images_beyond_the_context_are_not_decoded(family: str) -> None:
+    model = model_of(family)
+    each = sum(span.length for span in model.prepare(user(ONE)).spans)
+    broken = ImagePart(b"no image")
+    with pytest.raises(PromptTooLongError, match=r"2 of 3 images take \d+ tokens"):
+        model.prepare(user(ONE, ONE, broken), at_most=2 * each - 1)
+    with pytest.raises(PromptTooLongError, match="1 of 2 images"):
+        model_of(family, context=each - 1).prepare(user(ONE, broken))
+    with pytest.raises(RequestError, match="no PNG"):
+        model.prepare(user(ONE, broken))
+
+
+TEXTS_IN_LISTS = (
+    "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% endif %}{% endfor %}|{% endfor %}"
+)
+
+
+def test_a_template_that_reads_texts_from_lists_gets_lists() -> None:
+    model = model_of("llava", source=TEXTS_IN_LISTS)
+    prompt = model.prepare([*user("a ", ONE, "b"), Message("assistant", "c"), Message("user", "d")])
+    assert len(prompt.spans) == 1
+    shown = [token for token in prompt.tokens if token != model.tokenizer.id_of(llava.PLACE)]
+    assert model.tokenizer.decode(shown) == "a \nb|c|d|"
+
+
+def test_too_many_images_are_refused_before_decoding() -> None:
+    broken = ImagePart(b"no image")
+    with pytest.raises(RequestError, match="has 3 images; this model takes at most 2"):
+        model_of("mllama", most_images=2).prepare(user(broken, broken, broken))
+
+
+def test_a_template_that_omits_an_image_is_an_error() -> None:
+    first = TEMPLATE.replace("for part in m.content", "for part in m.content[:1]")
+    with pytest.raises(RequestError, match="shows 1 of the conversation's 2 images"):
+        model_of("gemma3", source=first).prepare(user(ONE, TWO))
+
+
+@every_family
+def test_bos_occurs_once_before_an_image_at_the_start(family: str) -> None:
+    model = model_of(family)
+    tokenizer = model.tokenizer
+    tokenizer.bos_id, tokenizer.add_bos = tokenizer.id_of(BOS), True
+    for prompt in (model.prepare_text("", (ONE,)), model.prepare_text(f"{BOS}[img-0]", (ONE,))):
+        assert list(prompt.tokens).count(tokenizer.bos_id) == 1
+        assert prompt.tokens[0] == tokenizer.bos_id
+        assert prompt.spans[0].start > 0
+
+
+@every_family
+def test_tags_place_images_in_a_raw_prompt(family: str) -> None:
+    model = model_of(family)
+    spelled = model.vision.placeholders.spelled
+    one, two, both = (
+        [image.digest for image in model.prepare(user(*parts)).images]
+        for parts in ((ONE,), (TWO,), (ONE, TWO))
+    )
+    assert both == one + two
+    prompt = model.prepare_text("a [img-1] b [img-0] c", (ONE, TWO))
+    assert list(dict.fromkeys(span.digest for span in prompt.spans)) == two + one
+    parts = PARTS.replace("IMAGE", spelled.strip())  # line breaks are the writer's part
+    chat = model_of(family, source="{% for m in messages %}" + parts + "{% endfor %}")
+    assert prompt.tokens == chat.prepare(user("a ", TWO, " b ", ONE, " c")).tokens
+    assert model.prepare_text("hi", (ONE,)).tokens == chat.prepare(user(ONE, "hi")).tokens
+    assert spelled not in model.tokenizer.decode(prompt.tokens)
+
+
+PARTS = (
+    "{% for part in m.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_tag_without_an_image_is_refused_in_a_raw_prompt() -> None:
+    with pytest.raises(RequestError, match="invalid image index: 7"):
+        tagged("see [img-7]", (ONE,))
+    assert tagged("see [img-7]", ()) == ("see [img-7]",)
+    assert model_of("gemma3").prepare_text("see [img-7]").spans == ()
+
+
+@pytest.mark.parametrize(
+    "text, content",
+    [
+        ("hi", (ONE, TWO, "hi")),
+        ("", (ONE, TWO)),
+        ("a [img] b", (TWO, "a ", ONE, " b")),
+        ("a [img] b [img] c [img]", ("a ", ONE, " b ", TWO, " c [img]")),
+        ("a [img-1] b", (ONE, "a ", TWO, " b")),
+        ("[img-1][img]", (TWO, ONE)),
+        ("see [img-9] [img-99999999999999999999]", (ONE, TWO, "see [img-9] ")),
+    ],
+)
+def test_images_of_a_message_are_placed_first_or_at_tags(text, content) -> None:
+    if text.startswith("see"):
+        content = (*content[:-1], text)
+    assert with_images(text, (ONE, TWO)) == content
+
+
+def test_without_images_a_message_is_its_text() -> None:
+    assert with_images("a [img] [img-0] b", ()) == ("a [img] [img-0] b",)

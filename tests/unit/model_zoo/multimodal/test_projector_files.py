@@ -1,0 +1,170 @@
+"""Projector files of LLaVA, Idefics 3 and InternVL: stated and missing settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_zoo.chat.messages import Message
+from model_zoo.chat_model import ChatModel
+from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.registry import load
+from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
+from tests.gguf_files import rewrite
+from tests.parity.vision_agreement import WIDE
+from tests.parity.vision_families import VISION_MODELS
+
+CPU = torch.device("cpu")
+ASK = [Message("user", (WIDE, "What is this?"))]
+# By name here: the row of the table.
+ROWS = {
+    "idefics3": "idefics3",
+    "internvl": "internvl",
+    "llava": "llava_cropped",
+    "llava_next": "llava_next",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """For each family the folder of a checkpoint and its converted files."""
+    made = {}
+    for family, row in ROWS.items():
+        made[family] = tmp_path_factory.mktemp(family)
+        VISION_MODELS[row].write(made[family])
+    return made
+
+
+def keys_of(folder: Path) -> dict[str, Any]:
+    return dict(GGUFFile.open(folder / "mmproj-tiny.gguf").metadata)
+
+
+def loaded(folder: Path, tmp_path: Path, **keys: Any) -> ChatModel:
+    """The model with changed `keys` in the projector; None removes a key."""
+    named = {"general.architecture": "clip"}
+    changed = {f"clip.{name.replace('__', '.')}": value for name, value in keys.items()}
+    other = rewrite(
+        folder / "mmproj-tiny.gguf", tmp_path / "mmproj-other.gguf", keys=named | changed
+    )
+    return load(folder / "tiny.gguf", projector=other, device=CPU, dtype=torch.float32)
+
+
+def refusal(kind: type[CaravanError], folder: Path, tmp_path: Path, **keys: Any) -> str:
+    with pytest.raises(kind) as raised:
+        loaded(folder, tmp_path, **keys)
+    assert type(raised.value) is kind and "mmproj-other.gguf" in str(raised.value)
+    return str(raised.value)
+
+
+def test_converted_files_have_the_settings_of_the_processor(folders) -> None:
+    assert keys_of(folders["idefics3"])["clip.vision.preproc_image_size"] == 108
+    tiles = keys_of(folders["internvl"])
+    assert [tiles[f"clip.vision.preproc_{end}_tiles"] for end in ("min", "max")] == [1, 6]
+    assert keys_of(folders["llava"])["clip.vision.image_aspect_ratio"] == "square"
+
+
+def test_idefics3_defaults_to_four_tiles_along_the_longest_edge(folders, tmp_path) -> None:
+    """Idefics3-8B-Llama3 scales to 4 * 364, SmolVLM to 4 * 384, its smaller variants to 4 * 512."""
+    model = loaded(folders["idefics3"], tmp_path, vision__preproc_image_size=None)
+    processor = model.vision.processor
+    assert processor.longest_edge == 4 * processor.side == 144
+    assert model.prepare(ASK).images[0].grid == (2, 4)
+
+
+def test_idefics3_cuts_the_tiles_that_its_file_states(folders, tmp_path) -> None:
+    grids = [
+        loaded(folders["idefics3"], tmp_path, vision__preproc_image_size=edge)
+        .prepare(ASK)
+        .images[0]
+        .grid
+        for edge in (36, 72, 144)
+    ]
+    assert grids == [(1, 1), (1, 2), (2, 4)]
+
+
+def test_internvl_defaults_to_the_reference_numbers_of_tiles(folders, tmp_path) -> None:
+    silent = {"vision__preproc_min_tiles": None, "vision__preproc_max_tiles": None}
+    processor = loaded(folders["internvl"], tmp_path, **silent).vision.processor
+    assert (processor.min_tiles, processor.max_tiles) == (1, 12)
+    single = loaded(folders["internvl"], tmp_path, vision__preproc_max_tiles=1)
+    assert single.prepare(ASK).images[0].grid == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"), [(7, 6, "more than"), (1, 129, "limit"), (1, 0, "1 or more")]
+)
+def test_internvl_refuses_invalid_numbers_of_tiles(folders, tmp_path, least, most, words) -> None:
+    keys = {"vision__preproc_min_tiles": least, "vision__preproc_max_tiles": most}
+    message = refusal(ModelFileError, folders["internvl"], tmp_path, **keys)
+    assert words in message and "_tiles" in message
+
+
+@pytest.mark.parametrize(("stated", "whole"), [("pad", True), ("square", False), (None, True)])
+def test_llava_pads_or_crops_as_its_file_states_and_pads_by_default(
+    folders, tmp_path, stated, whole
+) -> None:
+    model = loaded(folders["llava"], tmp_path, vision__image_aspect_ratio=stated)
+    processor = model.vision.processor
+    assert isinstance(processor, ClipProcessor) and processor.whole is whole
+
+
+def test_llava_with_tiles_but_without_canvases_is_refused(folders, tmp_path) -> None:
+    message = refusal(
+        UnsupportedModelError, folders["llava"], tmp_path, vision__image_aspect_ratio="anyres"
+    )
+    assert "`clip.vision.image_aspect_ratio` is anyres" in message
+
+
+@pytest.mark.parametrize("aspect", ["anyres", None])
+def test_llava_next_cuts_tiles_for_the_canvases_of_its_file(folders, tmp_path, aspect) -> None:
+    keys = {
+        "vision__image_grid_pinpoints": [36, 108, 72, 72],
+        "vision__image_aspect_ratio": aspect,
+        "vision__mm_patch_merge_type": None,
+    }
+    images = loaded(folders["llava_next"], tmp_path, **keys).prepare(ASK).images
+    assert [len(image.pixels) for image in images] == [1 + 3]
+    message = refusal(
+        UnsupportedModelError,
+        folders["llava_next"],
+        tmp_path,
+        vision__image_aspect_ratio="anyres_max_9",
+    )
+    assert "`clip.vision.image_aspect_ratio` is anyres_max_9" in message
+
+
+def test_a_text_model_of_another_architecture_is_refused(folders) -> None:
+    projector = folders["idefics3"] / "mmproj-tiny.gguf"
+    with pytest.raises(ConfigurationError, match="idefics3 is for models of architecture llama,"):
+        load(
+            folders["internvl"] / "tiny.gguf", projector=projector, device=CPU, dtype=torch.float32
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("llava", {"crop_size": {"height": 30, "width": 36}}, "`crop_size`"),
+        ("llava", {"size": {"shortest_edge": 72}}, "`size`"),
+        ("llava", {"do_center_crop": False}, "neither pads images nor cuts"),
+        ("idefics3", {"max_image_size": {"longest_edge": 30}}, "`max_image_size`"),
+        ("idefics3", {"do_image_splitting": False}, "`do_image_splitting`"),
+        ("internvl", {"size": {"height": 448, "width": 448}}, "`size`"),
+    ],
+)
+def test_processors_that_files_cannot_describe_are_refused(
+    folders, tmp_path, family, settings, words
+) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in (folders[family] / "checkpoint").iterdir():
+        if file.name != "preprocessor_config.json":
+            (changed / file.name).symlink_to(file)
+    (changed / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelFileError, match=words):
+        convert(changed, tmp_path / "out.gguf", type="f32", flavour="llama.cpp")
+    assert not list(tmp_path.glob("*.gguf"))

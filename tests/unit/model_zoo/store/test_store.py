@@ -1,0 +1,387 @@
+"""The store: complete files only, safe removal, and names that cannot leave it."""
+
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+
+from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, is_file_name
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store, default_root, journal_of
+from runtime.errors import SourceError, StoreError
+from tests.loopback import digest
+from tests.patience import HANG_S
+
+NAME = ModelName.parse("tiny")
+OUTSIDE = ["../x", "..", "/x", "a/../b", ".hidden", "", "a" * 300, "x\0", "a\\b", "\u202ex", "a\nb"]
+
+
+def layer(data: bytes, kind: str = "model", title: str | None = None) -> ManifestLayer:
+    return ManifestLayer(f"{LAYER_TYPE}{kind}", digest(data), len(data), title)
+
+
+def put(store: Store, data: bytes, kind: str = "model", title: str | None = None) -> ManifestLayer:
+    entry = layer(data, kind, title)
+    with store.blob_lock(entry.digest):
+        store.partial(entry.digest).write_bytes(data)
+        store.install_partial(entry)
+    return entry
+
+
+def commit(store: Store, name: str, *layers: ManifestLayer):
+    return store.commit(ModelName.parse(name), Manifest.of(layers, {}))
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "models")
+
+
+def test_a_model_is_found_by_its_name_with_all_its_layers(store) -> None:
+    model = commit(store, "Tiny", put(store, b"weights"), put(store, b"Be brief.", "system"))
+    assert model == store.open(ModelName.parse("tiny:LATEST"))
+    assert [path.read_bytes() for path in model.files] == [b"weights"]
+    (system,) = model.manifest.of_kind("system")
+    assert store.text(system) == "Be brief."
+    assert store.names() == [ModelName.parse("Tiny")]
+    assert model.manifest.size_bytes == len(b"weights") + len(b"Be brief.")
+
+
+def test_reading_does_not_create_the_store(store) -> None:
+    assert store.names() == [] and store.find(NAME) is None
+    with pytest.raises(StoreError, match="has no model tiny:latest"):
+        store.open(NAME)
+    with pytest.raises(StoreError, match="has no model tiny:latest"):
+        store.remove(NAME)
+    assert store.remove_unused() == 0
+    assert not store.root.exists()
+
+
+def test_names_that_differ_only_in_case_are_one_model(store) -> None:
+    commit(store, "Tiny:Q4", put(store, b"old"))
+    commit(store, "tiny:q4", put(store, b"new"))
+    assert [str(name) for name in store.names()] == ["Tiny:Q4"]
+    assert store.open(ModelName.parse("TINY:q4")).files[0].read_bytes() == b"new"
+
+
+def test_parts_of_a_split_file_are_in_one_folder_under_their_names(store) -> None:
+    titles = [f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    layers = [put(store, title.encode(), title=title) for title in titles]
+    model = commit(store, "split", *layers)
+    assert [path.name for path in model.files] == titles
+    assert len({path.parent for path in model.files}) == 1
+    assert [path.read_bytes().decode() for path in model.files] == titles
+    store.remove(model.name)
+    assert list((store.root / "views").rglob("*.gguf")) == []
+
+
+def test_a_store_may_be_moved(store, tmp_path) -> None:
+    commit(store, "tiny", put(store, b"weights", title="tiny.gguf"))
+    moved = store.root.rename(tmp_path / "elsewhere")
+    assert Store(moved).open(NAME).files[0].read_bytes() == b"weights"
+
+
+def test_a_blob_with_the_wrong_digest_is_removed(store) -> None:
+    entry = layer(b"weights")
+    partial = store.partial(entry.digest)
+    partial.write_bytes(b"wEights")
+    journal_of(partial).write_bytes(b"notes")
+    with pytest.raises(SourceError, match="it was removed"):
+        store.install_partial(entry)
+    assert not store.holds(entry)
+    assert list(partial.parent.iterdir()) == []
+
+
+def test_a_manifest_with_missing_blobs_is_refused(store) -> None:
+    with pytest.raises(StoreError, match="is missing"):
+        commit(store, "tiny", put(store, b"weights"), layer(b"absent", "system"))
+    assert store.names() == []
+
+
+def test_a_model_with_a_missing_blob_is_an_error(store) -> None:
+    entry = put(store, b"weights")
+    commit(store, "tiny", entry)
+    store.blob(entry.digest).write_bytes(b"weig")
+    with pytest.raises(StoreError, match=rf"tiny:latest: blob {entry.digest} is missing"):
+        store.open(NAME)
+
+
+def test_damage_of_the_same_size_is_found_by_reading(store) -> None:
+    sound, damaged = put(store, b"weights"), put(store, b"template", "template")
+    model = commit(store, "tiny", sound, damaged)
+    store.blob(damaged.digest).write_bytes(b"tEmplate")
+    assert {entry.kind: bad for entry, bad in store.damaged(model.manifest)} == {
+        "model": False,
+        "template": True,
+    }
+    assert store.discard(damaged)
+    assert store.missing(model.manifest) == [damaged]
+
+
+def test_a_blob_that_was_repaired_meanwhile_is_not_removed(store) -> None:
+    entry = put(store, b"weights")
+    path = store.blob(entry.digest)
+    path.write_bytes(b"wEights")
+    with ThreadPoolExecutor(1) as pool:
+        with store.blob_lock(entry.digest):
+            dropping = pool.submit(store.discard, entry)  # waits for the lock, or removes the blob
+            wait([dropping], timeout=0.2)
+            path.write_bytes(b"weights")
+        assert not dropping.result()
+    assert path.read_bytes() == b"weights"
+
+
+def test_removing_a_model_keeps_blobs_of_others(store) -> None:
+    shared, own = put(store, b"shared weights"), put(store, b"own", "system")
+    commit(store, "one", shared, own)
+    commit(store, "two", shared)
+    assert store.remove(ModelName.parse("one")) == len(b"own")
+    assert store.open(ModelName.parse("two")).files[0].read_bytes() == b"shared weights"
+    assert store.remove(ModelName.parse("two")) == len(b"shared weights")
+    assert list((store.root / "blobs").iterdir()) == []
+    assert list((store.root / "manifests").iterdir()) == []
+
+
+def test_removing_a_damaged_manifest_frees_no_blobs_of_others(store) -> None:
+    commit(store, "sound", put(store, b"weights"))
+    broken = store.root / "manifests" / "registry.ollama.ai" / "library" / "broken" / "latest"
+    broken.parent.mkdir()
+    broken.write_text("{")
+    assert store.remove(ModelName.parse("sound")) == 0  # the blobs of `broken` are unknown
+    assert len(list((store.root / "blobs").iterdir())) == 1
+    with pytest.raises(SourceError):
+        store.remove_unused(older_than_s=0)
+    store.remove(ModelName.parse("broken"))
+    assert store.remove_unused(older_than_s=0) > 0
+    assert list((store.root / "blobs").iterdir()) == []
+
+
+def test_new_unused_blobs_are_kept(store) -> None:
+    put(store, b"just come, to be committed soon")
+    assert store.remove_unused() == 0
+    assert len(list((store.root / "blobs").iterdir())) == 1
+
+
+def test_old_unused_blobs_are_removed(store) -> None:
+    commit(store, "one", put(store, b"weights"))
+    put(store, b"a blob that no model uses")
+    download, upload = store.partial(digest(b"1")), store.partial(digest(b"2")).with_suffix(".id")
+    for path in (download, journal_of(download), upload):
+        path.write_bytes(b"x" * 5000)
+    killed = store.root / ".creating-killed"
+    killed.mkdir()
+    (killed / "made.gguf").write_bytes(b"x" * 5000)
+    assert store.remove_unused() == 0 and killed.exists()
+    tomorrow = Store(store.root, clock=lambda: time.time() + 25 * 3600)
+    assert tomorrow.remove_unused() > 20_000
+    assert not killed.exists()
+    assert [path.name for path in (store.root / "blobs").iterdir()] == [
+        store.blob(digest(b"weights")).name
+    ]
+
+
+def test_complete_blobs_are_kept_while_a_download_makes_progress(store, monkeypatch) -> None:
+    """Downloading the other blobs of a large model may take longer than a day."""
+    unused = put(store, b"a part of the model that is being downloaded")
+    stale, active = store.partial(digest(b"1")), store.partial(digest(b"2"))
+    for path in (stale, active):
+        path.write_bytes(b"x")
+    tomorrow = time.time() + 25 * 3600
+    changes = Store._changes
+    monkeypatch.setattr(
+        Store,
+        "_changes",
+        lambda self: {**changes(self), **({active: tomorrow} if active.exists() else {})},
+    )
+    store = Store(store.root, clock=lambda: tomorrow)
+    store.remove_unused()
+    assert store.holds(unused) and active.exists() and not stale.exists()
+    active.unlink()
+    store.remove_unused()
+    assert not store.holds(unused)
+
+
+def test_a_new_link_to_an_old_file_is_kept(store, tmp_path) -> None:
+    origin = tmp_path / "old"
+    origin.write_bytes(b"weights")
+    os.utime(origin, (0, 0))
+    store.link(layer(b"weights"), origin)
+    assert store.remove_unused(older_than_s=60) == 0
+    assert store.holds(layer(b"weights"))
+
+
+def test_a_hard_linked_blob_outlives_its_origin(store, tmp_path) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(b"weights")
+    store.link(layer(b"weights"), origin)
+    store.link(layer(b"weights"), origin)  # again, as another process would
+    assert store.blob(digest(b"weights")).samefile(origin)
+    origin.unlink()
+    assert store.blob(digest(b"weights")).read_bytes() == b"weights"
+    assert [path.name for path in (store.root / "blobs").iterdir()] == [
+        digest(b"weights").replace(":", "-")
+    ]
+
+
+def test_a_blob_that_cannot_be_hard_linked_is_a_symbolic_link(store, tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    origin = tmp_path / "origin"
+    origin.write_bytes(b"weights")
+    store.link(layer(b"weights"), origin)
+    assert store.blob(digest(b"weights")).is_symlink() and store.holds(layer(b"weights"))
+    origin.unlink()
+    assert not store.holds(layer(b"weights"))
+
+
+def test_waiting_for_a_lock_is_reported(store, monkeypatch) -> None:
+    monkeypatch.setattr("model_zoo.store.store.LOCK_POLL_S", 0.02)
+    held, said = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.blob_lock(digest(b"x")):
+            held.set()
+            said.wait(HANG_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(HANG_S)
+    with store.blob_lock(digest(b"x"), waiting=said.set):
+        assert said.is_set()
+    holder.join()
+
+
+def test_lack_of_disk_space_is_an_error_before_the_download(store) -> None:
+    huge = ManifestLayer(f"{LAYER_TYPE}model", digest(b"huge"), 1 << 49)
+    with pytest.raises(StoreError, match=r"bytes free; 562,949,953,421,312 are needed"):
+        store.check_space([huge])
+    store.check_space([put(store, b"here already")])
+
+
+def test_received_bytes_do_not_count_as_needed(store, monkeypatch) -> None:
+    entry = layer(b"x" * 100_000)
+    usage = type("Usage", (), {"free": 50_000 + (64 << 20)})
+    monkeypatch.setattr("model_zoo.store.store.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(StoreError):
+        store.check_space([entry])
+    store.partial(entry.digest).write_bytes(b"x" * 80_000)
+    store.check_space([entry])
+
+
+@pytest.mark.parametrize("part", OUTSIDE)
+def test_names_cannot_leave_the_store(part) -> None:
+    for place in range(4):
+        parts = ["host", "namespace", "model", "tag"]
+        parts[place] = part
+        with pytest.raises(SourceError):
+            ModelName(*parts)
+
+
+@pytest.mark.parametrize("title", OUTSIDE)
+def test_titles_of_layers_cannot_leave_the_store(title) -> None:
+    assert not is_file_name(title)
+    stated = {
+        "layers": [
+            {
+                "mediaType": f"{LAYER_TYPE}model",
+                "digest": digest(b""),
+                "size": 0,
+                "annotations": {"org.opencontainers.image.title": title},
+            }
+        ]
+    }
+    with pytest.raises(SourceError, match="invalid manifest"):
+        Manifest.parse(json.dumps(stated).encode(), origin="there")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "sha256:../../etc/passwd"},
+        {"digest": "sha256:" + "A" * 64},
+        {"digest": "sha512:" + "a" * 128},
+        {"size": -1},
+        {"size": 1 << 60},
+        {"size": 1.5},
+        {"mediaType": None},
+    ],
+)
+def test_invalid_layers_are_refused(change) -> None:
+    stated = {"mediaType": f"{LAYER_TYPE}model", "digest": digest(b""), "size": 0, **change}
+    with pytest.raises(SourceError, match="there: invalid manifest"):
+        Manifest.parse(json.dumps({"layers": [stated]}).encode(), origin="there")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"layers": []}',
+        b'{"manifests": []}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b" " * (5 << 20),
+    ],
+)
+def test_invalid_manifests_are_refused(raw) -> None:
+    with pytest.raises(SourceError, match="there: invalid manifest"):
+        Manifest.parse(raw, origin="there")
+
+
+def test_duplicate_titles_in_a_manifest_are_refused() -> None:
+    twice = [layer(b"a", title="m.gguf"), layer(b"b", "projector", "m.gguf")]
+    with pytest.raises(SourceError, match="same name"):
+        Manifest.of(twice, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("llama3", "llama3:latest"),
+        ("llama3:8b", "llama3:8b"),
+        ("someone/llama3", "someone/llama3:latest"),
+        ("registry.ollama.ai/library/llama3:8b", "llama3:8b"),
+        ("localhost:5000/library/x", "localhost:5000/library/x:latest"),
+    ],
+)
+def test_a_name_is_shown_in_its_shortest_form(text, shown) -> None:
+    assert str(ModelName.parse(text)) == shown
+    assert ModelName.parse(shown) == ModelName.parse(text)
+
+
+def test_caravan_models_names_the_root() -> None:
+    assert str(default_root({"CARAVAN_MODELS": "/data/models"})) == "/data/models"
+    assert default_root({}).parts[-2:] == (".caravan", "models")
+
+
+def test_concurrent_commits_and_removals_leave_a_consistent_store(store) -> None:
+    """Each thread has its own locks, like a process."""
+    shared = put(store, b"shared")
+    commit(store, "kept", shared)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        own = Store(store.root)
+        try:
+            for round in range(5):
+                commit(own, f"m{number}", shared, put(own, f"{number} {round}".encode(), "system"))
+                own.remove(ModelName.parse(f"m{number}"))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+    assert [str(name) for name in store.names()] == ["kept:latest"]
+    assert store.missing(store.manifest(ModelName.parse("kept"))) == []

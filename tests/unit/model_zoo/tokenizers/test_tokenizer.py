@@ -1,0 +1,355 @@
+"""Tokenizers from small metadata: end tokens, special tokens, bytes, damaged files."""
+
+import re
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_zoo.tokenizers import specials
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from model_zoo.tokenizers.specials import SpecialTexts, any_of
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    byte_level_metadata,
+    sentencepiece_metadata,
+)
+
+CHATML = {"<|endoftext|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": CONTROL}
+
+
+def load(metadata: dict[str, Any], architecture: str = "qwen2") -> Tokenizer:
+    return load_tokenizer(metadata, architecture=architecture)
+
+
+def ends(special: dict[str, int], **keys: Any) -> set[str]:
+    tokenizer = load(byte_level_metadata(special, **keys))
+    return {tokenizer.token_text(token) for token in tokenizer.end_tokens}
+
+
+def test_every_key_of_an_end_token_is_read() -> None:
+    special = dict.fromkeys(("<A>", "<B>", "<C>", "<D>", "<E>", "<F>"), CONTROL)
+    first = 258
+    named = ends(
+        special,
+        eos_token_id=first,
+        eot_token_id=first + 1,
+        eom_token_id=first + 2,
+        eos_token_ids=np.array([first, first + 3, first + 4], dtype=np.int32),
+    )
+    assert named == {"<A>", "<B>", "<C>", "<D>", "<E>"}
+
+
+def test_known_end_texts_need_no_key() -> None:
+    assert ends({**CHATML, "<end_of_turn>": NORMAL, "<think>": CONTROL}) == {
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<end_of_turn>",
+    }
+
+
+def test_harmony_end_of_message_does_not_end_the_answer() -> None:
+    assert ends({"<|end|>": CONTROL}) == {"<|end|>"}
+    harmony = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}
+    assert ends(harmony) == {"<|return|>", "<|call|>"}
+
+
+def test_slash_s_is_ordinary_with_tool_responses_and_as_a_normal_token() -> None:
+    assert ends({"</s>": CONTROL}) == {"</s>"}
+    assert ends({"</s>": CONTROL, "<|tool_response>": CONTROL}) == {"<|tool_response>"}
+    assert ends({"</s>": NORMAL}) == set()
+
+
+def test_old_llama3_file_without_pre_tokenizer_is_read_as_llama3() -> None:
+    special = {"<|begin_of_text|>": CONTROL, "<|end_of_text|>": CONTROL, "<|eot_id|>": CONTROL}
+    metadata = byte_level_metadata(special, bos_token_id=258, eos_token_id=259)
+    del metadata["tokenizer.ggml.pre"]
+    tokenizer = load(metadata, "llama")
+    assert tokenizer.end_tokens == {259, 260}
+    assert tokenizer.add_bos and tokenizer.encode_prompt("a") == [258, *tokenizer.encode("a")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"pre": "llama-bpe"}, True),
+        ({"pre": "tekken"}, True),
+        ({"pre": "qwen2"}, False),
+        ({"pre": "gpt-2"}, False),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False),
+        ({"pre": "qwen2", "add_bos_token": True}, True),
+    ],
+)
+def test_bos_follows_the_file_or_its_pre_tokenizer(keys: dict[str, Any], expected: bool) -> None:
+    tokenizer = load(byte_level_metadata({"<bos>": CONTROL}, bos_token_id=258, **keys))
+    assert tokenizer.add_bos is expected
+    assert tokenizer.encode_prompt("he") == ([258, 256] if expected else [256])
+
+
+def test_prompt_with_bos_gets_no_second_one() -> None:
+    tokenizer = load(sentencepiece_metadata({}))
+    assert tokenizer.encode_prompt("<s>") == tokenizer.encode_prompt("") == [1]
+    assert tokenizer.encode_prompt("<s>he") == tokenizer.encode_prompt("he")
+    assert tokenizer.encode_prompt("<s><s>he").count(1) == 1
+
+
+def test_file_without_a_bos_token_gets_none() -> None:
+    tokenizer = load(byte_level_metadata(CHATML, pre="llama-bpe"))
+    assert tokenizer.bos_id is None and not tokenizer.add_bos
+    assert tokenizer.encode_prompt("he") == [256]
+
+
+def test_longest_special_token_wins() -> None:
+    special = {"<a>": CONTROL, "<a><b>": CONTROL, "<b>": CONTROL, "<a><b><c>": USER_DEFINED}
+    tokenizer = load(byte_level_metadata(special))
+    texts = [
+        tokenizer.token_text(t)
+        for t in tokenizer.encode("<b><a><b><a><b><c><a>", parse_special=True)
+    ]
+    assert texts == ["<b>", "<a><b>", "<a><b><c>", "<a>"]
+
+
+def test_any_of_matches_the_longest_of_many_texts_and_nothing_else() -> None:
+    texts = ["<a>", "<ab>", "<abc>", "▁", "▁▁", "▁▁▁", "a.b", "(", "<unused1>", "<unused10>"]
+    expression = any_of(texts)
+    assert expression is not None
+    pattern = re.compile(expression)
+    for text in texts:
+        assert pattern.match(text + "|")[0] == text
+    assert pattern.search("axb <a < abc ) unused1") is None
+
+
+def test_user_defined_tokens_are_found_in_ordinary_text() -> None:
+    tokenizer = load(byte_level_metadata({"<think>": USER_DEFINED, "<|im_end|>": USER_DEFINED}))
+    assert tokenizer.encode("he<think>") == [256, 258]
+    assert 259 not in tokenizer.encode("<|im_end|>")  # a control token, whatever its type says
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [259]
+
+
+def test_padding_rows_are_never_encoded() -> None:
+    tokenizer = load(byte_level_metadata({"[PAD258]": USER_DEFINED}))
+    assert 258 not in tokenizer.encode("[PAD258]", parse_special=True)
+
+
+def test_token_bytes_may_be_half_a_character() -> None:
+    tokenizer = load(byte_level_metadata({}))
+    tokens = tokenizer.encode("é👍")
+    assert [tokenizer.token_bytes(token) for token in tokens] == [
+        bytes([byte]) for byte in "é👍".encode()
+    ]
+    assert tokenizer.decode(tokens) == "é👍"
+    assert tokenizer.token_text(tokens[0]) == "�"
+
+
+def test_control_and_unused_tokens_have_a_name_but_no_bytes() -> None:
+    special = {"<|im_end|>": CONTROL, "<gone>": UNUSED, "<think>": USER_DEFINED}
+    tokenizer = load(byte_level_metadata(special))
+    assert [tokenizer.token_bytes(token) for token in (258, 259, 260)] == [b"", b"", b"<think>"]
+    assert tokenizer.token_text(258) == "<|im_end|>"
+    assert tokenizer.id_of("<|im_end|>") == 258 and tokenizer.id_of("<absent>") is None
+
+
+def test_user_defined_text_keeps_its_own_bytes_in_byte_level_bpe() -> None:
+    tokenizer = load(byte_level_metadata({"a▁Ġb": USER_DEFINED}))
+    (token,) = tokenizer.encode("a▁Ġb")
+    assert tokenizer.token_bytes(token) == "a▁Ġb".encode()
+
+
+def test_sentencepiece_tokens_decode_to_spaces_and_raw_bytes() -> None:
+    tokenizer = load(sentencepiece_metadata({}))
+    tokens = tokenizer.encode("hello é")
+    assert [tokenizer.token_text(t) for t in tokens[:3]] == [" he", "ll", "o"]
+    assert [tokenizer.token_bytes(t) for t in tokens[-2:]] == [b"\xc3", b"\xa9"]
+    assert tokenizer.decode(tokens) == " hello é"
+
+
+def test_space_prefix_is_added_once_at_the_start_and_after_special_tokens() -> None:
+    tokenizer = load(sentencepiece_metadata({"<tool>": USER_DEFINED}))
+
+    def names(text: str) -> list[str]:
+        return [tokenizer.token_text(t) for t in tokenizer.encode(text, parse_special=True)]
+
+    assert names("he") == [" he"]
+    assert names(" he") == [" ", " he"]  # as the library does at the start of a text
+    assert names("</s>he") == ["</s>", " he"]
+    assert names("</s> he") == ["</s>", " he"]
+    assert names("</s>\nhe") == ["</s>", " ", "\n", "he"]  # as transformers' LlamaTokenizer
+    assert names("<tool>he</s><tool>") == ["<tool>", " he", "</s>", "<tool>"]
+
+
+def test_space_prefix_is_left_out_if_the_file_states_so() -> None:
+    tokenizer = load(sentencepiece_metadata({}, add_space_prefix=False))
+    assert [tokenizer.token_text(t) for t in tokenizer.encode("he he")] == ["he", " he"]
+
+
+def test_user_defined_run_of_spaces_is_one_sentencepiece_token() -> None:
+    for text in ("▁▁▁", "   "):  # converters write either form
+        tokenizer = load(sentencepiece_metadata({text: USER_DEFINED}, add_space_prefix=False))
+        (token,) = tokenizer.encode("   ")
+        assert tokenizer.token_bytes(token) == b"   "
+
+
+def test_lone_surrogates_become_replacement_characters() -> None:
+    for metadata in (byte_level_metadata({}), sentencepiece_metadata({}, add_space_prefix=False)):
+        tokenizer = load(metadata)
+        assert tokenizer.decode(tokenizer.encode("a\ud83d")) == "a�"
+        assert tokenizer.decode(tokenizer.encode("\ud83d\udc4d")) == "👍"
+
+
+def test_sentencepiece_vocabulary_may_have_duplicate_and_empty_tokens() -> None:
+    metadata = sentencepiece_metadata({})
+    for text in ("he", "", ""):
+        metadata["tokenizer.ggml.tokens"].append(text)
+        metadata["tokenizer.ggml.token_type"].append(NORMAL)
+        metadata["tokenizer.ggml.scores"].append(0.0)
+    tokenizer = load(metadata)
+    assert tokenizer.decode(tokenizer.encode("hello")) == " hello"
+
+
+def test_numeric_arrays_may_be_numpy_arrays() -> None:
+    metadata = sentencepiece_metadata({})
+    plain = load(metadata).encode("hello é</s>")
+    for key, kind in (("scores", np.float32), ("token_type", np.int32)):
+        name = f"tokenizer.ggml.{key}"
+        metadata[name] = np.array(metadata[name], dtype=kind)
+    assert load(metadata).encode("hello é</s>") == plain
+
+
+def test_known_expression_in_the_file_has_priority_over_the_table() -> None:
+    metadata = byte_level_metadata({}, pre="qwen2")
+    metadata["tokenizer.ggml.tokens"] += ["12"]
+    metadata["tokenizer.ggml.token_type"] += [NORMAL]
+    metadata["tokenizer.ggml.merges"] += ["1 2"]
+    assert len(load(metadata).encode("12")) == 2
+    metadata["tokenizer.ggml.pretokenizer"] = PRE_TOKENIZERS["gpt-2"].expressions[0]
+    assert len(load(metadata).encode("12")) == 1
+
+
+@pytest.mark.parametrize("expression", ["(a+)+$", "((((", "."])
+def test_unknown_expression_is_refused(expression: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.pretokenizer"):
+        load(byte_level_metadata({}, pretokenizer=expression))
+
+
+@pytest.mark.parametrize("key", ["model", "pre", "pretokenizer"])
+def test_a_name_that_is_no_text_is_refused(key: str) -> None:
+    for value in (7, ["gpt2"], np.array([1, 2])):
+        with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{key}` is not a text"):
+            load(byte_level_metadata({}, **{key: value}))
+
+
+def test_special_tokens_with_long_common_prefixes_are_found() -> None:
+    texts = ["<" + "a" * n for n in range(1, 1500)]
+    tokenizer = load(byte_level_metadata(dict.fromkeys(texts, CONTROL)))
+    for text in (texts[0], texts[77], texts[-1]):
+        (token,) = tokenizer.encode(text, parse_special=True)
+        assert tokenizer.token_text(token) == text
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["<" * (n % 100 + 1) + str(n) for n in range(5000)],
+        ["<" * 300_000 + "x", "<" * 300_000 + "y", "<7"],
+        [chr(0x4E00 + n) + "x" for n in range(5000)],
+        ["a" * n for n in range(2, 1500)],
+    ],
+    ids=["many runs", "long", "wide", "deep"],
+)
+def test_no_set_of_special_tokens_makes_splitting_slow(texts: list[str]) -> None:
+    """A search for one text after the other would take hours."""
+    assert any_of(texts) is None
+    cutter = SpecialTexts(control={text: n for n, text in enumerate(texts)}, user_defined={})
+    for text in (texts[0][0] * 50_000, f"é{texts[-1]}\0{texts[0]}b"):
+        parts = cutter.cut(text, parse_special=True)
+        assert "".join(p if isinstance(p, str) else texts[p] for p in parts) == text
+    assert [part for part in parts if isinstance(part, int)] == [len(texts) - 1, 0]
+
+
+@given(
+    texts=st.lists(st.text("<ab|\n▁é", min_size=1, max_size=6), min_size=1, max_size=12),
+    text=st.text("<ab|\n▁é", max_size=40),
+)
+def test_both_ways_to_find_special_tokens_agree(texts: list[str], text: str) -> None:
+    with mock.patch.object(specials, "_MAX_STEPS", 0):
+        slow = list(specials.finder(texts)(text))
+    assert list(specials.finder(texts)(text)) == slow
+
+
+@pytest.mark.parametrize("key", ["model", "tokens", "merges"])
+def test_missing_key_is_reported(key: str) -> None:
+    metadata = byte_level_metadata({})
+    del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{key}"):
+        load(metadata)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"token_type": [1, 1]}, "token_type.*2 entries for 258 tokens"),
+        ({"tokens": []}, "tokens.*empty"),
+        ({"tokens": [7]}, "tokens.*not text"),
+        ({"merges": ["h e", "nonsense"]}, "merges.*entry 1.*nonsense"),
+        ({"merges": "h e"}, "merges.*not an array"),
+        ({"bos_token_id": 258}, "bos_token_id.*258.*258 tokens"),
+        ({"eot_token_id": -1}, "eot_token_id.*-1"),
+        ({"eos_token_ids": [0, 999]}, "eos_token_ids.*999"),
+        ({"eos_token_ids": 5}, "eos_token_ids.*not an array"),
+        ({"eos_token_id": "x"}, "eos_token_id.*not a token id"),
+        ({"add_bos_token": [True]}, "add_bos_token.*not true or false"),
+        ({"eos_token_id": float("inf")}, "eos_token_id.*not a token id"),
+        ({"bos_token_id": 1.5}, r"bos_token_id.*1\.5.*not a token id"),
+        ({"bos_token_id": True}, "bos_token_id.*True.*not a token id"),
+        ({"eos_token_ids": [0.5]}, r"eos_token_ids.*0\.5.*not a token id"),
+    ],
+)
+def test_damaged_value_is_reported(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError, match=named):
+        load(byte_level_metadata({}, **keys))
+
+
+def test_without_types_only_roles_and_control_texts_are_special() -> None:
+    special = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "[END]": CONTROL, "[x]": CONTROL}
+    metadata = byte_level_metadata(special)
+    end = metadata["tokenizer.ggml.tokens"].index("[END]")
+    metadata["tokenizer.ggml.eos_token_id"] = end
+    del metadata["tokenizer.ggml.token_type"]
+    tokenizer = load(metadata)
+    assert set(tokenizer.vocabulary.control) == {"<|im_start|>", "<|im_end|>", "[END]"}
+    assert tokenizer.end_tokens == {end, tokenizer.id_of("<|im_end|>")}
+    assert tokenizer.decode(tokenizer.encode("hello [x]<|im_end|>")) == "hello [x]<|im_end|>"
+
+
+def test_sentencepiece_requires_types() -> None:
+    metadata = sentencepiece_metadata({})
+    del metadata["tokenizer.ggml.token_type"]
+    with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.token_type"):
+        load(metadata)
+
+
+def test_sentencepiece_needs_one_score_for_each_token() -> None:
+    metadata = sentencepiece_metadata({})
+    del metadata["tokenizer.ggml.scores"]
+    with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.scores"):
+        load(metadata)
+    with pytest.raises(ModelFileError, match=r"scores.*1 entries"):
+        load(sentencepiece_metadata({}, scores=[0.0]))
+    for wrong in ("much", float("nan")):
+        scores = [wrong] * len(metadata["tokenizer.ggml.tokens"])
+        with pytest.raises(ModelFileError, match=r"scores.*no number"):
+            load(sentencepiece_metadata({}, scores=scores))
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", "rwkv"), ("pre", "unheard")])
+def test_unsupported_kinds_are_refused(key: str, value: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=value):
+        load(byte_level_metadata({}, **{key: value}))

@@ -1,0 +1,211 @@
+"""Streams from the engine's thread to asyncio; leaving one aborts its request."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.engine import Engine, EngineLimits
+from runtime.engine.request import Delta, FinishReason, GenerationRequest, StopRules
+from runtime.engine.scheduler import Scheduler
+from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
+from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.spec import Full
+from tests.patience import until
+from tests.unit.runtime.engine.fake_runner import VOCABULARY, PretendRunner, answer
+from tests.unit.runtime.engine.test_engine import LIMITS, token_bytes
+
+
+@contextlib.contextmanager
+def running(runner: PretendRunner | None = None, limits: EngineLimits = LIMITS, **options):
+    scheduler = Scheduler(KVCacheManager([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
+    engine = AsyncEngine(
+        Engine(
+            scheduler, runner or PretendRunner(), token_bytes=token_bytes, limits=limits, depth=2
+        ),
+        **options,
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def request(name: str, count: int = 20, tenant: str = "") -> GenerationRequest:
+    return GenerationRequest(name, (1, 2, len(name)), StopRules(count), tenant=tenant)
+
+
+async def collect(engine: AsyncEngine, one: GenerationRequest) -> Delta:
+    merged = Delta()
+    async with contextlib.aclosing(engine.stream(one)) as deltas:
+        async for delta in deltas:
+            merged = merged.merged(delta)
+    return merged
+
+
+def test_many_streams_at_once_get_their_own_tokens() -> None:
+    async def main() -> None:
+        with running() as engine:
+            names = ["x" * n for n in range(1, 9)]
+            results = await asyncio.gather(*[collect(engine, request(n)) for n in names])
+            for name, delta in zip(names, results, strict=True):
+                assert list(delta.tokens) == answer((1, 2, len(name)), 20)
+                assert delta.finish is FinishReason.LENGTH
+
+    asyncio.run(main())
+
+
+def test_one_request_too_many_is_refused_and_the_others_continue() -> None:
+    gate = threading.Semaphore(0)
+
+    async def main() -> None:
+        with running(PretendRunner(gate.acquire)) as engine:
+            tasks = [asyncio.create_task(collect(engine, request("x" * n))) for n in range(1, 9)]
+            await asyncio.sleep(0)
+            with pytest.raises(OverloadedError):
+                await collect(engine, request("more"))
+            gate.release(1000)
+            for delta in await asyncio.gather(*tasks):
+                assert delta.finish is FinishReason.LENGTH
+            assert (await collect(engine, request("more"))).finish is FinishReason.LENGTH
+
+    asyncio.run(main())
+
+
+def test_528_requests_of_one_tenant_delay_another_until_a_slot_is_free() -> None:
+    """Those beyond the tenant's share of the queue are refused; the other tenant is not."""
+    gate = threading.Semaphore(0)
+    limits = EngineLimits(64, VOCABULARY, max_live=4 + 524, slots=4)
+    ended: list[str] = []
+
+    async def ask(engine: AsyncEngine, name: str, tenant: str) -> bool:
+        try:
+            await collect(engine, request(name, 8, tenant))
+        except OverloadedError:
+            return False
+        ended.append(tenant)
+        return True
+
+    async def main() -> None:
+        with running(PretendRunner(gate.acquire), limits) as engine:
+            flood = [
+                asyncio.create_task(ask(engine, f"flood {number}", "flood"))
+                for number in range(528)
+            ]
+            await asyncio.sleep(0)
+            other = asyncio.create_task(ask(engine, "other", "other"))
+            await asyncio.sleep(0)
+            gate.release(10_000)
+            assert await other
+            assert sum(await asyncio.gather(*flood)) == 4 + 262
+
+    asyncio.run(main())
+    assert ended.index("other") <= 2 * 4, "at most those that ran before, and those beside it"
+
+
+def test_leaving_a_stream_frees_its_slot_and_pages() -> None:
+    gate = threading.Semaphore(6)
+
+    async def main() -> None:
+        with running(PretendRunner(gate.acquire)) as engine:
+            async with contextlib.aclosing(engine.stream(request("a", 50))) as deltas:
+                async for delta in deltas:
+                    assert delta.finish is None
+                    break
+            for _ in range(100):
+                gate.release()
+            await until(lambda: engine.statistics().running == 0)
+            assert engine.statistics().pages_owned == 0
+            assert (await collect(engine, request("b"))).finish is FinishReason.LENGTH
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_gets_one_merged_delta() -> None:
+    gate = threading.Semaphore(1)
+
+    async def main() -> None:
+        with running(PretendRunner(gate.acquire)) as engine:
+            async with contextlib.aclosing(engine.stream(request("a"))) as deltas:
+                first = await anext(deltas)
+                gate.release(100)
+                await until(lambda: engine.statistics().running == 0)
+                rest = [delta async for delta in deltas]
+            assert len(rest) == 1
+            assert list(first.merged(rest[0]).tokens) == answer((1, 2, 1), 20)
+
+    asyncio.run(main())
+
+
+def test_a_refused_request_raises_before_any_delta() -> None:
+    async def main() -> None:
+        with running() as engine:
+            long = GenerationRequest("a", (1,) * 64, StopRules(5))
+            with pytest.raises(PromptTooLongError):
+                await collect(engine, long)
+
+    asyncio.run(main())
+
+
+def test_a_failed_loop_ends_streams_fails_the_check_and_refuses_new_ones() -> None:
+    steps = iter(range(3))
+
+    def fault() -> None:
+        if next(steps, None) is None:
+            raise RuntimeError("device lost")
+
+    async def main() -> None:
+        with running(PretendRunner(fault)) as engine:
+            delta = await collect(engine, request("a"))
+            assert delta.finish is FinishReason.FAILED
+            assert delta.error is not None and "device lost" in delta.error
+            with pytest.raises(EngineDeadError, match="device lost"):
+                engine.check()
+            with pytest.raises(EngineDeadError):
+                await collect(engine, request("b"))
+
+    asyncio.run(main())
+
+
+def test_a_stuck_step_fails_the_check() -> None:
+    gate, entered, now_s = threading.Semaphore(0), threading.Event(), 0.0
+
+    def step() -> None:
+        entered.set()
+        gate.acquire()
+
+    async def main() -> None:
+        nonlocal now_s
+        with running(PretendRunner(step), stall_s=300.0, clock=lambda: now_s) as engine:
+            engine.check()
+            task = asyncio.create_task(collect(engine, request("a", 3)))
+            await until(entered.is_set)
+            now_s += 299.0
+            engine.check()
+            now_s += 2.0
+            with pytest.raises(EngineDeadError, match="no step has finished for 300 seconds"):
+                engine.check()
+            gate.release(10)
+            assert (await task).finish is FinishReason.LENGTH
+            engine.check()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_live_requests() -> None:
+    gate = threading.Semaphore(2)
+
+    async def main() -> None:
+        with running(PretendRunner(gate.acquire)) as engine:
+            task = asyncio.create_task(collect(engine, request("a", 50)))
+            await until(lambda: engine.statistics().running == 1)
+            closing = asyncio.create_task(asyncio.to_thread(engine.close))
+            await asyncio.sleep(0)
+            gate.release(20)
+            await closing
+            assert (await task).finish is FinishReason.FAILED
+
+    asyncio.run(main())

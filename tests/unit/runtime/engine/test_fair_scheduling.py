@@ -1,0 +1,185 @@
+"""The scheduler admits tenants in turn, those with the fewest running sequences first."""
+
+import random
+from collections import Counter, deque
+
+from runtime.engine.request import GenerationRequest, ImageSpan, ResumeState, StopRules
+from runtime.engine.scheduler import Scheduler, Sequence, SequenceState
+from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.spec import Full
+from tests.unit.runtime.engine.test_scheduler import looking, request, results, scheduler_of, shape
+
+TENANTS = ("flood", "flood", "flood", "second", "third", "fourth")
+
+
+def ids(scheduler: Scheduler) -> list[str]:
+    return [sequence.request.id for sequence in scheduler.waiting]
+
+
+def step(scheduler: Scheduler) -> list[str]:
+    """Runs one step; the requests whose first step it is."""
+    before = set(scheduler.running)
+    plan = scheduler.plan()
+    if plan is None:
+        return []
+    admitted = [s.request.id for s in scheduler.running if s not in before]
+    scheduler.retire(plan, results(plan))
+    return admitted
+
+
+def test_528_requests_of_one_tenant_delay_another_by_one_free_slot() -> None:
+    cache_manager = KVCacheManager([Full()], [1000], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=16, step_tokens=64)
+    r = random.Random(1)
+    for number in range(528):
+        scheduler.add(request(f"flood {number}", 3, count=r.randint(5, 40), tenant="flood"))
+    while len(scheduler.running) < 16:
+        step(scheduler)
+    scheduler.add(request("other", 3, count=2, tenant="other"))
+    while not (admitted := step(scheduler)):
+        pass
+    assert admitted[0] == "other"
+
+
+def test_a_tenant_with_few_running_sequences_gets_the_next_slot() -> None:
+    scheduler = scheduler_of(slots=3, step_tokens=30)
+    scheduler.add(request("a1", 3, count=9, tenant="a"))
+    scheduler.add(request("a2", 3, count=9, tenant="a"))
+    scheduler.add(request("b1", 3, count=1, tenant="b"))
+    for name in ("a3", "a4", "b2"):
+        scheduler.add(request(name, 3, count=9, tenant=name[0]))
+    assert step(scheduler) == ["a1", "b1", "a2"]
+    assert step(scheduler) == ["b2"], "tenant a has two of three slots already"
+    assert ids(scheduler) == ["a3", "a4"]
+
+
+def test_resumed_requests_are_admitted_before_all_turns() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3, count=1, tenant="a"))
+    scheduler.add(request("b", 3, count=1, tenant="b"))
+    scheduler.add(request("c", 3, tenant="a", resume=ResumeState((8,))))
+    assert step(scheduler) == ["c"]
+
+
+def test_a_preempted_sequence_is_admitted_again_before_other_tenants() -> None:
+    scheduler = scheduler_of(pages=4, slots=2)
+    scheduler.add(request("a", 7, count=9, tenant="a"))
+    preempted = scheduler.add(request("bb", 3, count=5, tenant="a"))
+    while not scheduler.preemptions:
+        step(scheduler)
+    scheduler.add(request("c", 3, count=1, tenant="c"))
+    admitted: list[str] = []
+    while preempted.state is not SequenceState.FINISHED:
+        admitted += step(scheduler)
+    assert admitted[0] == "bb"
+
+
+def test_a_request_without_its_image_does_not_delay_other_tenants() -> None:
+    scheduler = scheduler_of(slots=3, step_tokens=30)
+    image = ImageSpan(2, 3, False, b"x")
+    scheduler.add(looking("image", 6, image, tenant="a"))
+    scheduler.add(request("text", 3, tenant="b"))
+    scheduler.add(request("more", 3, tenant="a"))
+    plan = scheduler.plan(lambda digest: False)
+    assert [name for name, *_ in shape(plan)] == ["text", "more"]
+
+
+def test_images_are_requested_by_turns_over_tenants() -> None:
+    scheduler = scheduler_of(slots=3)
+    for name in ("a1", "a2", "a3", "a4", "b1"):
+        image = ImageSpan(2, 3, False, name.encode())
+        scheduler.add(looking(name, 6, image, tenant=name[0]))
+    scheduler.plan(lambda digest: False)
+    wanted = [want.digest for want in scheduler.image_needs]
+    assert wanted[:2] == [b"a1", b"b1"]
+
+
+class Observer:
+    """Checks each admission of a random schedule."""
+
+    def __init__(self) -> None:
+        self.arrived: dict[str, deque[Sequence]] = {}
+        self.overtakes: dict[str, Counter[str]] = {}
+        self.checked = 0
+
+    def arrive(self, sequence: Sequence) -> None:
+        if sequence.resumes:
+            return
+        queue = self.arrived.setdefault(sequence.request.tenant, deque())
+        if not queue:
+            self.overtakes[sequence.request.tenant] = Counter()
+        queue.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """An aborted one."""
+        tenant = sequence.request.tenant
+        if sequence in self.arrived.get(tenant, ()):
+            self.arrived[tenant].remove(sequence)
+
+    def admit(self, scheduler: Scheduler, earlier: list[Sequence]) -> None:
+        """After a plan; `earlier`: what was running before it."""
+        kept = [sequence for sequence in scheduler.running if sequence in earlier]
+        running = Counter(sequence.request.tenant for sequence in kept)
+        for sequence in scheduler.running[len(kept) :]:
+            tenant = sequence.request.tenant
+            queue = self.arrived.get(tenant, deque())
+            if sequence not in queue:  # it goes on
+                running[tenant] += 1
+                continue
+            assert queue.popleft() is sequence, "one tenant's requests keep their order"
+            self.overtakes[tenant] = Counter()
+            for other, waiting in self.arrived.items():
+                if other == tenant or not waiting:
+                    continue
+                counts = self.overtakes.setdefault(other, Counter())
+                if running[other]:
+                    counts.clear()
+                else:
+                    counts[tenant] += 1
+                    self.checked += 1
+                    assert counts[tenant] <= 1, "a tenant without any slot is passed over twice"
+            running[tenant] += 1
+
+
+def random_request(r: random.Random, number: int) -> GenerationRequest:
+    tenant = r.choice(TENANTS)
+    begun = ResumeState((1, 2)) if r.random() < 0.1 else None
+    prompt = tuple(r.randrange(50) for _ in range(r.randint(1, 30)))
+    stop = StopRules(r.randint(3, 20))
+    return GenerationRequest(str(number), prompt, stop, resume=begun, tenant=tenant)
+
+
+def trial(seed: int, depth: int) -> tuple[int, int]:
+    r = random.Random(seed)
+    cache_manager = KVCacheManager([Full()], [r.randint(14, 60)], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=r.randint(1, 5), step_tokens=r.choice([8, 16, 40]))
+    todo = [random_request(r, number) for number in range(60)]
+    observer, live, in_flight, idle = Observer(), [], deque(), 0
+    while todo or scheduler.waiting or scheduler.running or in_flight:
+        for _ in range(r.choice([0, 1, 8])):
+            if todo:
+                live.append(scheduler.add(todo.pop()))
+                observer.arrive(live[-1])
+        if live and r.random() < 0.05:
+            aborted = r.choice(live)
+            observer.leave(aborted)
+            scheduler.finish(aborted)
+        earlier = list(scheduler.running)
+        plan = scheduler.plan()
+        observer.admit(scheduler, earlier)
+        if plan is not None:
+            in_flight.append(plan)
+        if in_flight and (plan is None or len(in_flight) >= depth):
+            oldest = in_flight.popleft()
+            scheduler.retire(oldest, results(oldest))
+        idle = 0 if plan is not None or in_flight or todo else idle + 1
+        assert idle < 10, "the scheduler is stuck"
+    assert all(sequence.state is SequenceState.FINISHED for sequence in live)
+    cache_manager.check_idle()
+    return observer.checked, scheduler.preemptions
+
+
+def test_no_tenant_is_skipped_or_starves() -> None:
+    trials = [trial(seed, depth) for seed in range(60) for depth in (1, 2)]
+    assert sum(checked for checked, _ in trials) > 1000
+    assert sum(preemptions for _, preemptions in trials) > 0

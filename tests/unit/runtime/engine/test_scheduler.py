@@ -1,0 +1,234 @@
+"""The content of single steps; the simulation checks only the results."""
+
+from dataclasses import dataclass
+
+from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
+from runtime.engine.scheduler import PageWrite, Scheduler, SequenceState, StepPlan
+from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.spec import Cross, Full, Sliding
+
+
+def scheduler_of(*, pages: int = 16, slots: int = 3, step_tokens: int = 8) -> Scheduler:
+    cache_manager = KVCacheManager([Full()], [pages], page_tokens=4)
+    return Scheduler(cache_manager, slots=slots, step_tokens=step_tokens)
+
+
+def request(name: str, length: int, count: int = 5, **more) -> GenerationRequest:
+    prompt = tuple(100 * len(name) + i for i in range(length))
+    return GenerationRequest(name, prompt, StopRules(count), **more)
+
+
+def results(plan: StepPlan) -> tuple[Sampled | None, ...]:
+    return tuple(Sampled(9) if chunk.samples else None for chunk in plan.chunks)
+
+
+def shape(plan: StepPlan | None) -> list[tuple[str, int, int, bool]]:
+    assert plan is not None
+    return [(c.sequence.request.id, c.start, c.length, c.samples) for c in plan.chunks]
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_decoding_rides_along() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request("a", 3))
+    scheduler.add(request("bb", 14))
+    first = scheduler.plan()
+    assert shape(first) == [("a", 0, 3, True), ("bb", 0, 5, False)]
+    scheduler.retire(first, results(first))
+    second = scheduler.plan()
+    assert shape(second) == [("a", 3, 1, True), ("bb", 5, 7, False)]
+    scheduler.retire(second, results(second))
+    assert shape(scheduler.plan()) == [("a", 4, 1, True), ("bb", 12, 2, True)]
+
+
+def test_the_next_token_is_planned_before_the_host_knows_it() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request("a", 3))
+    first = scheduler.plan()
+    second = scheduler.plan()
+    assert second is not None
+    [chunk] = second.chunks
+    assert chunk.feedback and chunk.known == () and chunk.start == 3
+    scheduler.retire(first, results(first))
+    scheduler.retire(second, results(second))
+    third = scheduler.plan()
+    assert third is not None and not third.chunks[0].feedback
+    assert third.chunks[0].known == (9,)
+
+
+def test_planning_ahead_never_exceeds_max_tokens() -> None:
+    scheduler = scheduler_of()
+    sequence = scheduler.add(request("a", 3, count=2))
+    plans = [scheduler.plan(), scheduler.plan(), scheduler.plan()]
+    assert plans[2] is None
+    for plan in plans[:2]:
+        assert plan is not None
+        advances = scheduler.retire(plan, results(plan))
+    assert advances[0].finish is FinishReason.LENGTH
+    assert sequence.state is SequenceState.FINISHED
+
+
+def test_a_step_loads_slots_and_pages_once() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request("a", 6))
+    plan = scheduler.plan()
+    assert plan is not None
+    [load] = plan.slot_loads
+    assert load.tokens == tuple(range(100, 106))
+    assert plan.page_writes == (PageWrite(0, load.slot, 0, 0), PageWrite(0, load.slot, 1, 1))
+    following = scheduler.plan()
+    assert following is not None
+    assert following.slot_loads == () and following.page_writes == ()
+
+
+def test_the_latest_admitted_is_preempted_and_resumes_with_its_tokens() -> None:
+    scheduler = scheduler_of(pages=4, slots=2)
+    scheduler.add(request("a", 7, count=9))
+    scheduler.add(request("bb", 3, count=5))
+    loads = []
+    for _ in range(30):
+        plan = scheduler.plan()
+        if plan is None:
+            break
+        loads += plan.slot_loads
+        scheduler.retire(plan, results(plan))
+    assert scheduler.preemptions == 1
+    resumed = loads[2]
+    assert resumed.tokens[:3] == (200, 201, 202)
+    assert resumed.tokens[3:] and set(resumed.tokens[3:]) == {9}
+
+
+def test_the_last_step_of_a_finished_sequence_is_dropped() -> None:
+    scheduler = scheduler_of()
+    sequence = scheduler.add(request("a", 3))
+    first, second = scheduler.plan(), scheduler.plan()
+    assert first is not None and second is not None
+    scheduler.retire(first, results(first))
+    scheduler.finish(sequence)
+    assert scheduler.retire(second, results(second)) == []
+    assert sequence.tokens[3:] == [9]
+    scheduler.cache_manager.check_idle()
+
+
+def test_a_chunk_never_ends_inside_a_whole_image() -> None:
+    scheduler = scheduler_of()
+    span = ImageSpan(start=5, length=6, whole=True, digest=b"x")
+    scheduler.add(request("a", 12, spans=(span,)))
+    starts = []
+    for _ in range(3):
+        plan = scheduler.plan()
+        starts += shape(plan)
+        assert plan is not None
+        scheduler.retire(plan, results(plan))
+    assert [(start, length) for _, start, length, _ in starts] == [(0, 5), (5, 7), (12, 1)]
+
+
+def test_a_step_fills_no_more_image_rows_than_its_limit() -> None:
+    cache_manager = KVCacheManager([Full(), Cross(2, 6, alignment=4)], [16, 16], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=3, step_tokens=30, step_image_rows=12)
+
+    def images(*starts: int) -> tuple[ImageSpan, ...]:
+        return tuple(ImageSpan(at, 1, False, bytes([at]), cross_rows=6) for at in starts)
+
+    scheduler.add(request("a", 9, spans=images(5)))
+    scheduler.add(request("bb", 9, spans=images(2, 7)))
+    scheduler.add(request("ccc", 9, spans=images(0)))
+    first = scheduler.plan()
+    # The second image of bb would be the third of the step; so would the first of ccc.
+    assert shape(first) == [("a", 0, 9, True), ("bb", 0, 7, False)]
+    second = scheduler.plan()
+    assert shape(second) == [("a", 9, 1, True), ("bb", 7, 2, True), ("ccc", 0, 9, True)]
+
+
+def test_a_sequence_waits_for_its_own_steps_rather_than_lose_its_pages() -> None:
+    cache_manager = KVCacheManager([Sliding(4)], [4], page_tokens=4)
+    scheduler = Scheduler(cache_manager, slots=1, step_tokens=8)
+    scheduler.add(request("a", 30))
+    first, second = scheduler.plan(), scheduler.plan()
+    assert shape(first) == [("a", 0, 8, False)] and shape(second) == [("a", 8, 8, False)]
+    assert scheduler.plan() is None, "all four pages hold what steps in flight see"
+    scheduler.retire(first, results(first))
+    assert scheduler.preemptions == 0
+    scheduler.retire(second, results(second))
+    assert shape(scheduler.plan()) == [("a", 16, 8, False)]
+
+
+@dataclass(frozen=True)
+class Picture:
+    digest: bytes
+
+
+def looking(name: str, length: int, *spans: ImageSpan, **more) -> GenerationRequest:
+    images = {span.digest: Picture(span.digest) for span in spans}
+    return request(name, length, spans=spans, images=tuple(images.values()), **more)
+
+
+def wanted(scheduler: Scheduler) -> list[tuple[str, bytes]]:
+    return [(want.sequence.request.id, want.digest) for want in scheduler.image_needs]
+
+
+def test_a_sequence_without_its_first_image_does_not_delay_others() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(looking("image", 6, ImageSpan(2, 3, False, b"x")))
+    scheduler.add(request("text", 3, count=1))
+    plan = scheduler.plan(lambda digest: False)
+    assert shape(plan) == [("text", 0, 3, True)]
+    assert wanted(scheduler) == [("image", b"x")]
+    assert scheduler.plan(lambda digest: True) is None, "there is no slot"
+    scheduler.retire(plan, results(plan))
+    assert shape(scheduler.plan(lambda digest: True)) == [("image", 0, 6, True)]
+
+
+def test_a_chunk_ends_before_an_image_that_is_missing() -> None:
+    scheduler = scheduler_of(step_tokens=30)
+    first, later = ImageSpan(2, 3, True, b"x"), ImageSpan(7, 4, False, b"y")
+    scheduler.add(looking("a", 20, first, later))
+    plan = scheduler.plan(lambda digest: digest == b"x")
+    assert shape(plan) == [("a", 0, 7, False)]
+    assert wanted(scheduler) == [("a", b"x"), ("a", b"x"), ("a", b"y")]
+    assert scheduler.plan(lambda digest: digest == b"x") is None
+    assert wanted(scheduler) == [("a", b"y")]
+    assert shape(scheduler.plan()) == [("a", 7, 13, True)]
+    assert wanted(scheduler)[:1] == [("a", b"y")]
+    assert shape(scheduler.plan(lambda digest: False)) == [("a", 20, 1, True)]
+    assert wanted(scheduler) == []
+
+
+def test_an_image_is_needed_until_its_last_row_is_launched() -> None:
+    scheduler = scheduler_of(step_tokens=3)
+    scheduler.add(looking("a", 9, ImageSpan(2, 5, False, b"x")))
+    seen = []
+    while (plan := scheduler.plan()) is not None and len(seen) < 4:
+        seen.append((shape(plan)[0][1], wanted(scheduler) != []))
+    assert seen == [(0, True), (3, True), (6, True), (9, False)]
+
+
+def test_an_image_far_behind_the_next_chunk_is_not_requested_yet() -> None:
+    scheduler = scheduler_of(step_tokens=4)
+    scheduler.add(looking("a", 20, ImageSpan(9, 3, False, b"x")))
+    starts = []
+    while (plan := scheduler.plan(lambda digest: False)) is not None:
+        starts.append((shape(plan)[0][1:3], wanted(scheduler) != []))
+    assert starts == [((0, 4), False), ((4, 4), False), ((8, 1), True)]
+
+
+def test_images_of_sequences_that_wait_for_a_slot_are_requested() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3))
+    for name in ("b", "c"):
+        scheduler.add(looking(name, 6, ImageSpan(2, 3, False, name.encode())))
+    assert shape(scheduler.plan()) == [("a", 0, 3, True)]
+    assert shape(scheduler.plan()) == [("a", 3, 1, True)]
+    # As many of them as there are slots.
+    assert wanted(scheduler) == [("b", b"b")]
+
+
+def test_a_cached_image_is_not_needed() -> None:
+    scheduler = scheduler_of(slots=1, step_tokens=30)
+    image = ImageSpan(1, 5, False, b"x")
+    scheduler.add(looking("a", 10, image))
+    plan = scheduler.plan()
+    scheduler.retire(plan, results(plan))
+    scheduler.finish(scheduler.running[0])
+    scheduler.add(looking("a", 12, image))
+    assert shape(scheduler.plan(lambda digest: False)) == [("a", 8, 4, True)]
+    assert wanted(scheduler) == []

@@ -1,0 +1,307 @@
+"""From plans to tensors: rows, what they see, pages, loads, and the order of draws."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
+from runtime.engine.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
+from runtime.kv.pool import KVPool
+from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
+from runtime.vision.image_rows import FeatureRows, axes_of
+from runtime.worker.input_preparer import InputPreparer, StepLimits
+from runtime.worker.model import ImageWrite, RowSpan
+from runtime.worker.sampler import Path, Sampler
+
+CPU = torch.device("cpu")
+KINDS = (Full(), Sliding(6), Chunked(8))
+SLOTS, STEP_TOKENS, CONTEXT, PAGE_TOKENS, VOCAB = 4, 32, 64, 4, 1000
+
+
+@dataclass(frozen=True)
+class Picture:
+    digest: bytes
+
+
+def preparer_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> InputPreparer:
+    layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
+    pool = KVPool(
+        layout,
+        pages=[20] * len(kinds),
+        slots=SLOTS,
+        pages_per_sequence=CONTEXT // PAGE_TOKENS,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    sampler = Sampler(slots=SLOTS, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)
+    return InputPreparer(
+        layout,
+        pool,
+        sampler,
+        StepLimits(SLOTS, STEP_TOKENS, CONTEXT),
+        device=CPU,
+        position_axes=position_axes,
+    )
+
+
+@pytest.fixture
+def preparer() -> InputPreparer:
+    return preparer_of(KINDS)
+
+
+def chunk(
+    slot: int,
+    start: int,
+    length: int,
+    *,
+    samples: bool = True,
+    sampling: SamplingParams | None = None,
+    spans: tuple[ImageSpan, ...] = (),
+    images: bytes = b"",
+) -> Chunk:
+    request = GenerationRequest(
+        f"r{slot}",
+        (1,) * CONTEXT,
+        StopRules(9),
+        sampling or SamplingParams(),
+        spans,
+        images=tuple(Picture(bytes([digest])) for digest in images),
+    )
+    sequence = Sequence(request, list(request.prompt))
+    return Chunk(sequence, 0, slot, start, length, (1,) * length, False, samples)
+
+
+def plan(*chunks: Chunk, writes=(), loads=()) -> StepPlan:
+    return StepPlan(tuple(chunks), tuple(writes), tuple(loads))
+
+
+def test_rows_lie_flat_in_the_order_of_the_chunks(preparer):
+    inputs = preparer.prepare(plan(chunk(2, 5, 3), chunk(0, 40, 1), chunk(3, 0, 2)))
+    assert inputs.positions.tolist() == [5, 6, 7, 40, 0, 1]
+    assert inputs.positions.dtype == torch.int64
+    assert inputs.row_slot.tolist() == [2, 2, 2, 0, 3, 3]
+    assert inputs.row_slot.dtype == torch.int32
+    full, sliding, chunked = (group.spans for group in inputs.groups)
+    assert full == (
+        RowSpan(0, 3, 2, 5, 0, 8),
+        RowSpan(3, 4, 0, 40, 0, 41),
+        RowSpan(4, 6, 3, 0, 0, 2),
+    )
+    assert [(span.seen_begin, span.seen_end) for span in sliding] == [(0, 8), (35, 41), (0, 2)]
+    assert [(span.seen_begin, span.seen_end) for span in chunked] == [(0, 8), (40, 41), (0, 2)]
+
+
+def test_each_row_sees_what_the_kind_of_its_group_allows(preparer):
+    chunks = [chunk(0, 0, 9), chunk(1, 3, 11), chunk(2, 30, 1), chunk(3, 16, 8)]
+    inputs = preparer.prepare(plan(*chunks))
+    places = [c.start + i for c in chunks for i in range(c.length)]
+    for place, expected in {0: [0, 0, 0], 9: [0, 4, 8], 13: [0, 8, 8], 30: [0, 25, 24]}.items():
+        row = places.index(place)
+        assert [group.begin[row].item() for group in inputs.groups] == expected
+    for kind, group in zip(KINDS, inputs.groups, strict=True):
+        assert group.begin.tolist() == [kind.first_visible(place) for place in places]
+        assert group.end.tolist() == [place + 1 for place in places]
+        assert group.begin.dtype == group.end.dtype == torch.int32
+
+
+def test_rows_of_a_whole_image_see_its_end_and_other_rows_do_not(preparer):
+    whole, split = ImageSpan(5, 4, True, b"a"), ImageSpan(12, 6, False, b"b")
+    inputs = preparer.prepare(
+        plan(chunk(0, 3, 11, spans=(whole, split)), chunk(1, 9, 4, spans=(whole, split)))
+    )
+    ends = [4, 5, 9, 9, 9, 9, 10, 11, 12, 13, 14, 10, 11, 12, 13]
+    for group in inputs.groups:
+        assert group.end.tolist() == ends
+
+
+def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(preparer):
+    sort = SamplingParams(top_k=0)
+    greedy = SamplingParams(temperature=0.0)
+    inputs = preparer.prepare(
+        plan(
+            chunk(0, 0, 4, sampling=sort),
+            chunk(1, 7, 2, samples=False, sampling=greedy),
+            chunk(2, 9, 1, sampling=greedy),
+            chunk(3, 2, 3, sampling=SamplingParams(top_k=13)),
+        )
+    )
+    assert inputs.drawing == (2, 3, 0)
+    assert inputs.output_rows.tolist() == [6, 9, 3]
+    draws = inputs.draws
+    assert draws.slots.tolist() == [2, 3, 0]
+    assert draws.positions.tolist() == [10, 5, 4]
+    counts = dict(zip(Path, draws.counts, strict=True))
+    assert counts == {Path.GREEDY: 1, Path.TOP: 1, Path.SORTED: 1, Path.WHOLE: 0}
+    assert draws.width == 13
+
+
+def test_only_rows_with_these_options_are_penalised_and_scored(preparer):
+    greedy = SamplingParams(temperature=0.0)
+    replace = dataclasses.replace
+    inputs = preparer.prepare(
+        plan(
+            chunk(0, 20, 1, sampling=replace(greedy, repeat_penalty=1.1, repeat_last_n=9)),
+            chunk(1, 20, 1, sampling=replace(greedy, logprobs=3)),
+            chunk(2, 20, 1, sampling=replace(greedy, logprobs=0, repeat_last_n=None)),
+            chunk(3, 12, 1, sampling=replace(greedy, presence_penalty=1, repeat_last_n=None)),
+        )
+    )
+    assert inputs.draws.penalised.tolist() == [0, 3]
+    assert inputs.draws.window == 13  # the whole sequence of slot 3, the longer of the two
+    assert inputs.draws.scored.tolist() == [1, 2]
+    assert inputs.draws.alternatives == 3
+
+
+@pytest.mark.parametrize(("repeat_penalty", "window"), [(1.0, 3), (1.1, 23)])
+def test_only_the_repeat_penalty_reads_tokens_before_counted_from(preparer, repeat_penalty, window):
+    sampling = SamplingParams(
+        presence_penalty=1, repeat_penalty=repeat_penalty, repeat_last_n=None, counted_from=20
+    )
+    inputs = preparer.prepare(plan(chunk(0, 22, 1, sampling=sampling)))
+    assert inputs.draws.window == window
+
+
+def test_a_plan_that_draws_nothing_has_no_outputs(preparer):
+    inputs = preparer.prepare(plan(chunk(0, 0, 7, samples=False)))
+    assert inputs.output_rows.shape == (0,) and inputs.drawing == ()
+    assert sum(inputs.draws.counts) == 0
+
+
+def test_page_writes_are_those_of_the_pool(preparer):
+    writes = [PageWrite(0, 1, 3, 17), PageWrite(2, 3, 15, 19)]
+    inputs = preparer.prepare(plan(chunk(0, 0, 1), writes=writes))
+    cells = [preparer._pool.table_cell(w.group, w.slot, w.index) for w in writes]
+    assert inputs.page_cells.tolist() == cells and inputs.page_cells.dtype == torch.int64
+    assert inputs.pages.tolist() == [17, 19] and inputs.pages.dtype == torch.int32
+
+
+@pytest.mark.parametrize("odd", [0, 1])  # 64-bit values after an odd number of 32-bit ones
+def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
+    sampling = SamplingParams(
+        temperature=0.3, top_k=7, top_p=0.4, min_p=0.1, seed=2**63 - 3, repeat_last_n=5
+    )
+    everything = SamplingParams(top_k=0, seed=-9, repeat_last_n=None)
+    loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
+    inputs = preparer.prepare(plan(chunk(1, 9, 1), loads=loads))
+    assert inputs.loads is not None
+    tokens = [(slot, part.tolist()) for slot, part in inputs.loads.tokens]
+    assert tokens == [(1, list(range(900, 910 + odd))), (3, [7])]
+    assert inputs.loads.slots.tolist() == [1, 3]
+    expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(inputs.loads.floats[0], expected)
+    assert inputs.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0], [-9, VOCAB, CONTEXT, 0]]
+
+
+def test_inputs_stay_valid_while_the_next_step_is_prepared(preparer):
+    first = preparer.prepare(plan(chunk(0, 0, 5)))
+    preparer.prepare(plan(chunk(1, 30, 20)))
+    assert first.row_slot.tolist() == [0] * 5
+    assert first.groups[0].end.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kinds", [KINDS, (Full(), Sliding(6), Cross(2, 30, alignment=8))])
+def test_the_largest_plan_fits_into_the_buffers(kinds):
+    preparer = preparer_of(kinds)
+    layout = CacheLayout.of([LayerCache(kind, 1, 2, 2) for kind in kinds], page_tokens=PAGE_TOKENS)
+    most = layout.held_pages(CONTEXT, STEP_TOKENS)
+    writes = [
+        PageWrite(g, s, i, 0) for g, pages in enumerate(most) for s in range(SLOTS)
+        for i in range(pages)
+    ]  # fmt: skip
+    everything = SamplingParams(repeat_penalty=2.0, logprobs=20)
+    loads = [SlotLoad(s, (1,) * CONTEXT, everything) for s in range(SLOTS)]
+    chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(1, SLOTS)]
+    images = tuple(ImageSpan(n, 1, False, b"a", 30) for n in range(2))
+    chunks.append(chunk(0, 0, STEP_TOKENS // SLOTS, sampling=everything, spans=images))
+    inputs = preparer.prepare(plan(*chunks, writes=writes, loads=loads))
+    assert inputs.positions.shape == (STEP_TOKENS,)
+
+
+def test_rows_see_the_images_of_the_last_run_and_these_are_written_when_it_begins():
+    preparer = preparer_of((Full(), Cross(4, 6, alignment=8)))
+    spans = (
+        ImageSpan(2, 1, False, b"a", 3),
+        ImageSpan(3, 1, False, b"b", 4, 2),
+        ImageSpan(6, 2, False, b"c", 5),
+    )
+    inputs = preparer.prepare(plan(chunk(1, 0, 5, spans=spans), chunk(3, 4, 5, spans=spans)))
+    text, cross = inputs.groups
+    assert text.images is None
+    assert list(zip(cross.begin.tolist(), cross.end.tolist(), strict=True)) == [
+        *((0, 0), (0, 0), (0, 3), (0, 7), (0, 7)),
+        *((0, 7), (0, 7), (8, 13), (8, 13), (8, 13)),
+    ]
+    assert [(span.seen_begin, span.seen_end) for span in cross.spans] == [(0, 7), (0, 13)]
+    assert cross.images.writes == (
+        ImageWrite(b"a", 0, 3),
+        ImageWrite(b"b", 3, 7),
+        ImageWrite(b"c", 7, 12),
+    )
+    assert cross.images.indices.tolist() == [*range(7), *range(8, 13)]
+    assert cross.images.slots.tolist() == [1] * 7 + [3] * 5
+    assert cross.images.after_image.tolist() == [False] * 2 + [True] * 8
+
+
+def test_text_before_the_first_image_may_see_all_images_and_their_padding():
+    preparer = preparer_of((Full(), Cross(4, 6, lead_in=True, alignment=8)))
+    spans = (ImageSpan(2, 1, False, b"a", 3), ImageSpan(4, 1, False, b"b", 4, 2))
+    first = preparer.prepare(plan(chunk(1, 0, 2, spans=spans))).groups[1]
+    assert first.begin.tolist() == [0, 0] and first.end.tolist() == [9, 9]
+    assert first.images.writes == (ImageWrite(b"a", 0, 3), ImageWrite(b"b", 3, 9))
+    assert first.images.indices.tolist() == [2, 3, 4, 5, 6, 7, 8, 0, 1]
+    assert first.images.after_image.tolist() == [False, False]
+    second = preparer.prepare(plan(chunk(1, 2, 4, spans=spans))).groups[1]
+    assert second.begin.tolist() == [2, 2, 5, 5] and second.end.tolist() == [5, 5, 9, 9]
+    assert second.images.writes == () and second.images.after_image.all()
+
+
+def test_inserted_image_rows_have_their_batch_rows_and_feature_rows():
+    preparer = preparer_of((Full(),))
+    first, second = ImageSpan(5, 4, True, b"a"), ImageSpan(12, 6, False, b"b", first_row=10)
+    beside, unknown = ImageSpan(0, 1, False, b"c", 3), ImageSpan(2, 2, False, b"d")
+    inputs = preparer.prepare(
+        plan(
+            chunk(0, 3, 11, spans=(first, second), images=b"ab"),
+            chunk(1, 7, 1),
+            chunk(2, 14, 3, spans=(beside, unknown, first, second), images=b"abc"),
+        )
+    )
+    assert inputs.image_rows.tolist() == [2, 3, 4, 5, 9, 10, 12, 13, 14]
+    assert inputs.images == (
+        FeatureRows(b"a", 0, 4),
+        FeatureRows(b"b", 10, 12),
+        FeatureRows(b"b", 12, 15),
+    )
+    assert inputs.axes is None
+    plain = preparer.prepare(plan(chunk(0, 0, 2)))
+    assert plain.images == () and plain.image_rows.tolist() == []
+
+
+def test_axes_are_prepared_for_models_that_need_them():
+    preparer = preparer_of((Full(),), position_axes=3)
+    image = ImageSpan(2, 6, False, b"a", grid=(2, 3))
+    inputs = preparer.prepare(plan(chunk(0, 1, 9, spans=(image,)), chunk(1, 20, 1)))
+    assert inputs.axes is not None and inputs.axes.dtype == torch.int64
+    assert inputs.axes.tolist() == [
+        [1, 2, 2, 2, 2, 2, 2, 5, 6, 20],
+        [1, 2, 2, 2, 3, 3, 3, 5, 6, 20],
+        [1, 2, 3, 4, 2, 3, 4, 5, 6, 20],
+    ]
+    assert inputs.positions.tolist() == [*range(1, 10), 20]
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_axes_do_not_depend_on_how_a_prompt_is_divided(cut):
+    images = (
+        ImageSpan(0, 6, False, b"a", grid=(3, 2)),
+        ImageSpan(6, 4, False, b"b", grid=(1, 4)),
+        ImageSpan(15, 9, False, b"c", grid=(3, 3)),
+        ImageSpan(26, 2, True, b"d"),
+    )
+    whole = axes_of(images, 0, 30)
+    parts = [axes_of(images, 0, cut), axes_of(images, cut, 30)]
+    assert np.array_equal(whole, np.concatenate(parts, axis=1))
+    assert whole[:, 29].tolist() == [29 - 3 - 0 - 6] * 3

@@ -1,0 +1,100 @@
+"""What clients are told of errors, and what stays in the log."""
+
+import json
+
+import pytest
+
+from model_zoo.store.store import Store
+from runtime.errors import (
+    CaravanError,
+    ModelFileError,
+    ModelNotFoundError,
+    ModelUnavailableError,
+    RequestError,
+    SourceError,
+    StorageFullError,
+    StoreError,
+)
+from serve_app.api.refusals import explained, refusal
+from serve_app.transport import wire
+from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.cli.cli_runs import put
+from tests.unit.serve_app.on_demand.fake_cluster import cluster_of, real_loader, serving
+
+BLOB = "sha256-" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            StoreError(f"/home/me/.caravan/models/blobs/{BLOB}: cannot write: Is a directory."),
+            f"{BLOB}: cannot write: Is a directory.",
+        ),
+        (
+            StorageFullError("/srv/models: the disk has 5 bytes free; set CARAVAN_MODELS."),
+            "models: the disk has 5 bytes free; set CARAVAN_MODELS.",
+        ),
+        (
+            ModelUnavailableError(
+                "model 'a/b' cannot be served: Model a/b: /x/m.gguf: is no GGUF file."
+            ),
+            "model 'a/b' cannot be served: Model a/b: m.gguf: is no GGUF file.",
+        ),
+        (ModelNotFoundError("model '/x/y' not found"), "model '/x/y' not found"),
+        (
+            SourceError("https://host/v2/library/x: refused with 401; http://[::1]:80/v2/x too."),
+            "https://host/v2/library/x: refused with 401; http://[::1]:80/v2/x too.",
+        ),
+        (
+            ModelFileError("hf://org/repo/file.gguf and/or registry.ollama.ai/library/x"),
+            "hf://org/repo/file.gguf and/or registry.ollama.ai/library/x",
+        ),
+        (
+            RequestError("'/etc/passwd' is a path; upload it (POST /api/blobs/sha256:…)"),
+            "'/etc/passwd' is a path; upload it (POST /api/blobs/sha256:…)",
+        ),
+    ],
+)
+def test_clients_are_told_names_of_files_without_their_directories(error, told):
+    assert refusal(error).message == told
+
+
+def test_a_full_store_is_507_from_other_processes_too():
+    travelled = wire.error_of(wire.failed(StorageFullError("full")))
+    assert refusal(travelled).status == 507
+    assert refusal(StoreError("damaged")).status == 500
+
+
+async def test_a_damaged_blob_is_reported_without_its_path_and_logged_with_it(tmp_path, capsys):
+    write_tiny_llama(tmp_path / "tiny.gguf", type="F16")
+    root = tmp_path / "store"
+    put(Store(root), "broken", {"model": (tmp_path / "tiny.gguf").read_bytes()})
+    async with cluster_of(root, loaders=real_loader) as cluster, serving(cluster) as client:
+        await client.get("/api/tags")
+        (blob,) = (root / "blobs").iterdir()
+        blob.write_bytes(bytes(blob.stat().st_size))
+        shown = await client.post("/api/show", json={"model": "broken"})
+        body = {"model": "broken", "prompt": "x", "stream": False}
+        generated = await client.post("/api/generate", json=body)
+    for answer in (shown, generated):
+        told = answer.json()["error"]
+        assert answer.status_code == 500 and blob.name in told and str(tmp_path) not in told
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    reasons = {line["event"]: line.get("reason", "") for line in logged}
+    for event in ("call failed", "not loaded"):
+        assert str(blob) in reasons[event]
+
+
+def test_our_own_errors_explain_themselves():
+    error = StoreError("full")
+    assert explained("Model x", error) is error
+
+
+def test_other_errors_are_one_line_with_what_failed(capsys):
+    error = explained("Model x", RuntimeError("shape mismatch\n  at layer 3"))
+    assert type(error) is CaravanError
+    assert str(error) == "Model x could not be loaded: RuntimeError: shape mismatch"
+    assert str(explained("Model x", AssertionError())).endswith(": AssertionError")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert "at layer 3" in lines[0]["traceback"]

@@ -1,0 +1,153 @@
+"""Fields that only some clients of the OpenAI-compatible protocol send, and those not served."""
+
+import json
+
+import pytest
+from openai.types import EmbeddingCreateParams
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionDeveloperMessageParam,
+    ChatCompletionFunctionMessageParam,
+    ChatCompletionSystemMessageParam,
+    ChatCompletionToolMessageParam,
+    ChatCompletionUserMessageParam,
+    completion_create_params,
+)
+from openai.types.completion_create_params import CompletionCreateParamsStreaming
+
+from model_zoo.chat.messages import Message
+from serve_app.api.embeddings import OpenAIBody
+from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatBody, ChatMessage
+from serve_app.api.openai_completions import CompletionBody
+from serve_app.gateway.tasks import Conversation
+from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, post, task_of
+from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (TEXT, {"prompt": "p"})])
+async def test_the_sampling_options_that_vllm_adds_reach_the_engine(path, body):
+    extra = {"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.3}
+    task = await task_of(path, {**body, **extra})
+    sampling = task.sampling
+    assert (sampling.top_k, sampling.min_p, sampling.repeat_penalty) == (7, 0.1, 1.3)
+    # The repeat penalty sees prompt and answer, as long as they are; the others the answer alone.
+    assert (sampling.repeat_last_n, task.penalise_prompt) == (None, False)
+
+
+async def test_a_negative_top_k_keeps_all_tokens():
+    assert (await task_of(CHAT, {"messages": USER, "top_k": -1})).sampling.top_k == 0
+
+
+UNSERVED = [
+    ("stop_token_ids", [1]), ("ignore_eos", True), ("min_tokens", 3), ("bad_words", ["x"]),
+    ("allowed_token_ids", [1]), ("include_stop_str_in_output", True), ("use_beam_search", True),
+    ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
+    ("structured_outputs", {"json": {}}), ("guided_json", {"type": "object"}),
+    ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "a"), ("echo", True),
+    ("logits_processors", ["x"]), ("return_token_ids", True), ("cache_salt", "x"),
+    ("logit_bias", {"5": 1}), ("response_format", {"type": "json_object"}),
+]  # fmt: skip
+UNSERVED_CHAT = [
+    ("documents", [{"text": "x"}]), ("chat_template", "x"), ("add_generation_prompt", False),
+    ("continue_final_message", True), ("mm_processor_kwargs", {"x": 1}), ("audio", {"voice": "x"}),
+    ("tool_choice", "required"),
+    ("thinking_token_budget", 5), ("web_search_options", {"user_location": {}}),
+    ("moderation", {"model": "m"}), ("modalities", ["text", "audio"]),
+    ("functions", [{"name": "f"}]), ("best_of", 2),
+]  # fmt: skip
+CASES = [(path, *case) for path in (CHAT, TEXT) for case in UNSERVED]
+CASES += [(CHAT, *case) for case in UNSERVED_CHAT]
+
+
+@pytest.mark.parametrize(("path", "name", "value"), CASES, ids=[f"{p}-{n}" for p, n, _ in CASES])
+async def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(path, name, value):
+    body = {"messages": USER} if path == CHAT else {"prompt": "p"}
+    response = await post(path, {**body, name: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f'field "{name}" is not served yet'
+
+
+OFF = {
+    "stop_token_ids": [], "ignore_eos": False, "min_tokens": 0, "bad_words": [], "n": 1,
+    "include_stop_str_in_output": False, "use_beam_search": False, "skip_special_tokens": True,
+    "spaces_between_special_tokens": True, "length_penalty": 1.0, "prompt_logprobs": None,
+    "add_generation_prompt": True, "continue_final_message": False, "echo": False,
+    "add_special_tokens": False, "documents": None, "return_token_ids": False, "priority": 3,
+    "request_id": "r", "include_reasoning": True, "parallel_tool_calls": True, "user": "u",
+    "store": True, "metadata": {"a": "b"}, "service_tier": "flex", "prompt_cache_key": "k",
+    "safety_identifier": "s", "verbosity": "high", "prediction": {"type": "content"},
+    "prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h",
+    "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False},
+    "reasoning": {"effort": "none", "summary": None},
+}  # fmt: skip
+
+
+async def test_fields_at_their_neutral_values_and_those_without_effect_are_known():
+    async with http_client(PretendReplica(), strict_fields=True) as client:
+        response = await client.post(CHAT, json={"model": "demo", "messages": USER, **OFF})
+    assert response.status_code == 200, response.text
+
+
+def test_every_field_of_the_official_client_is_known():
+    chat = completion_create_params.CompletionCreateParamsStreaming.__annotations__
+    assert not chat.keys() - ChatBody.model_fields
+    text = CompletionCreateParamsStreaming.__annotations__
+    assert not text.keys() - CompletionBody.model_fields
+    embeddings = EmbeddingCreateParams.__annotations__
+    assert not embeddings.keys() - OpenAIBody.model_fields
+    messages = [
+        ChatCompletionUserMessageParam, ChatCompletionSystemMessageParam,
+        ChatCompletionDeveloperMessageParam, ChatCompletionAssistantMessageParam,
+        ChatCompletionToolMessageParam, ChatCompletionFunctionMessageParam,
+    ]  # fmt: skip
+    for message in messages:
+        assert not message.__annotations__.keys() - ChatMessage.model_fields
+
+
+async def test_a_participants_name_reaches_the_template():
+    messages = [
+        {"role": "user", "content": "hi", "name": "Ann"},
+        {"role": "system", "content": [{"type": "text", "text": "be"}], "name": "example"},
+    ]
+    prompt = (await task_of(CHAT, {"messages": messages})).prompt
+    assert prompt.messages == (
+        Message("user", "hi", name="Ann"), Message("system", "be", name="example"),
+    )  # fmt: skip
+
+
+async def test_chat_template_variables_reach_the_template():
+    given = {"enable_thinking": False, "date_string": None, "custom_tools": [{"name": "f"}]}
+    prompt = (await task_of(CHAT, {"messages": USER, "chat_template_kwargs": given})).prompt
+    assert prompt == Conversation((Message("user", "hi"),), variables=given)
+
+
+BAD_VARIABLES = [
+    ([1], 'field "chat_template_kwargs" must be'),
+    ({"messages": []}, 'chat_template_kwargs.messages" cannot be set'),
+    ({"tools": []}, 'chat_template_kwargs.tools" cannot be set'),
+    ({"bos_token": "x"}, 'chat_template_kwargs.bos_token" cannot be set'),
+    ({"eos_token": "x"}, 'chat_template_kwargs.eos_token" cannot be set'),
+    ({"add_generation_prompt": False}, 'add_generation_prompt" cannot be set'),
+    ({"chat_template": "x"}, 'chat_template_kwargs.chat_template" cannot be set'),
+    ({"x": "y" * MAX_VARIABLES_BYTES}, f"at most {MAX_VARIABLES_BYTES:,}"),
+    ({"x": 2**64}, 'field "chat_template_kwargs" has a number of'),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), BAD_VARIABLES, ids=[t for _, t in BAD_VARIABLES])
+async def test_chat_template_variables_are_bounded_and_leave_the_servers_own_alone(given, told):
+    replica = PretendReplica()
+    body = {"messages": USER, "chat_template_kwargs": given}
+    response = await post(CHAT, body, replica, max_body_bytes=1 << 20)
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]
+    assert replica.tasks == []
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+async def test_deep_chat_template_variables_are_refused(depth):
+    body = {"model": "demo", "messages": USER, "chat_template_kwargs": {"x": "DEEP"}}
+    text = json.dumps(body).replace('"DEEP"', "[" * depth + "1" + "]" * depth)
+    async with http_client(PretendReplica()) as client:
+        response = await client.post(CHAT, content=text)
+    assert response.status_code == 400

@@ -1,0 +1,227 @@
+"""Replies as a server sees them: when the status goes out, and what a client's leaving does."""
+
+import asyncio
+import json
+
+import pytest
+from openai._streaming import SSEDecoder
+
+from runtime.engine.request import FinishReason
+from runtime.errors import OverloadedError, ReplicaLostError, RequestError
+from serve_app.api import reply as reply_module
+from serve_app.api.ollama import NativeEncoder
+from serve_app.api.openai import ChoicesEncoder
+from serve_app.api.openai_chat import KIND, ChatChoice
+from serve_app.api.reply import Reply
+from serve_app.api.reply_reader import ReplyReader
+from serve_app.gateway.tasks import ChatDelta
+from tests.patience import HANG_S
+
+ENCODERS = {
+    "native": lambda: NativeEncoder("message"),
+    "openai": lambda: ChoicesEncoder(
+        KIND, "demo", "t", [ChatChoice(0, ReplyReader())], usage_wanted=False
+    ),
+}
+
+
+class Server:
+    """The other side of an ASGI application; `leave` is the client closing its connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict] = []
+        self.said_something = asyncio.Event()
+        self._left = asyncio.Event()
+
+    def leave(self) -> None:
+        self._left.set()
+
+    async def receive(self):
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.sent.append(message)
+        if message.get("body"):
+            self.said_something.set()
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"]
+
+    @property
+    def text(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+async def answer(server: Server, reply: Reply) -> None:
+    async with asyncio.timeout(HANG_S):
+        await reply({"type": "http"}, server.receive, server.send)
+
+
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_stream_that_breaks_ends_with_the_protocols_error(protocol):
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("partial")
+        raise ReplicaLostError("the replica is gone")
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=True))
+    assert server.status == 200
+    last = server.text.strip().splitlines()[-1].removeprefix("data: ")
+    error = json.loads(last)["error"]
+    assert (error if protocol == "native" else error["message"]) == "the replica is gone"
+    assert "[DONE]" not in server.text
+    assert server.sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_single_reply_that_breaks_is_an_error_status(protocol):
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("partial")
+        raise ReplicaLostError("the replica is gone")
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=False))
+    assert server.status == 500
+    assert "partial" not in server.text
+
+
+async def test_no_status_is_sent_before_the_first_delta():
+    server = Server()
+    refused = asyncio.Event()
+
+    async def deltas():
+        await refused.wait()
+        raise RequestError("no")
+        yield ChatDelta()
+
+    answering = asyncio.create_task(
+        answer(server, Reply(deltas(), NativeEncoder("message"), stream=True))
+    )
+    await asyncio.sleep(0.05)
+    assert server.sent == []
+    refused.set()
+    await answering
+    assert server.status == 400
+
+
+async def test_unforeseen_errors_keep_their_words_to_themselves():
+    server = Server()
+
+    async def deltas():
+        raise ZeroDivisionError("secret")
+        yield ChatDelta()
+
+    await answer(server, Reply(deltas(), NativeEncoder("message"), stream=False))
+    assert server.status == 500
+    assert "secret" not in server.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_client_that_leaves_ends_the_generation(stream, begun):
+    server = Server()
+    ended = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def deltas():
+        try:
+            if begun:
+                yield ChatDelta("partial")
+            waiting.set()
+            await asyncio.Event().wait()
+            yield ChatDelta(finish=FinishReason.STOP)
+        finally:
+            ended.set()
+
+    answering = asyncio.create_task(
+        answer(server, Reply(deltas(), NativeEncoder("message"), stream=stream))
+    )
+    async with asyncio.timeout(HANG_S):
+        await waiting.wait()
+        server.leave()
+        await answering
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_stream_is_never_quiet_for_long(protocol, begun, monkeypatch):
+    monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        if begun:
+            yield ChatDelta("one")
+        said = server.text
+        async with asyncio.timeout(HANG_S):
+            while not server.text.removeprefix(said):
+                await asyncio.sleep(0.005)
+        if not begun:
+            yield ChatDelta("one")
+        yield ChatDelta(" two", finish=FinishReason.STOP)
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=True))
+    assert [message["type"] for message in server.sent].count("http.response.start") == 1
+    assert server.status == 200
+    assert read(protocol, server.text) == "one two"
+
+
+def read(protocol: str, text: str) -> str:
+    """The answer as the official clients read a stream: lines of JSON, or events."""
+    if protocol == "native":
+        return "".join(json.loads(line)["message"]["content"] for line in text.splitlines())
+    events = SSEDecoder().iter_bytes(iter([text.encode()]))
+    told = [json.loads(event.data) for event in events if event.data != "[DONE]"]
+    return "".join(each["choices"][0]["delta"].get("content") or "" for each in told)
+
+
+async def test_a_stream_that_fails_after_a_beat_is_told_so_in_the_stream(monkeypatch):
+    monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        await server.said_something.wait()
+        raise OverloadedError("nobody has room")
+        yield ChatDelta()
+
+    await answer(server, Reply(deltas(), NativeEncoder("message"), stream=True))
+    assert server.status == 200
+    assert json.loads(server.text)["error"].endswith("nobody has room")
+    assert server.sent[-1]["more_body"] is False
+
+
+async def test_a_long_single_reply_says_blanks_until_it_is_complete(monkeypatch):
+    monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("one")
+        await server.said_something.wait()
+        yield ChatDelta(" two", finish=FinishReason.STOP)
+
+    await answer(server, Reply(deltas(), NativeEncoder("message"), stream=False))
+    assert server.status == 200
+    assert server.text.startswith(" ")
+    assert json.loads(server.text)["message"]["content"] == "one two"
+
+
+@pytest.mark.parametrize("protocol", ENCODERS)
+async def test_a_single_reply_that_breaks_late_ends_with_the_reason(protocol, monkeypatch):
+    monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.01)
+    server = Server()
+
+    async def deltas():
+        yield ChatDelta("one")
+        await server.said_something.wait()
+        raise ReplicaLostError("the replica is gone")
+
+    await answer(server, Reply(deltas(), ENCODERS[protocol](), stream=False))
+    assert server.status == 200
+    assert server.text.startswith(" ")
+    error = json.loads(server.text)["error"]
+    assert (error if protocol == "native" else error["message"]) == "the replica is gone"
+    assert server.sent[-1]["more_body"] is False

@@ -1,0 +1,132 @@
+"""What comes through HAProxy, and what comes past it; the limits of the server itself."""
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from uvicorn.server import ServerState
+
+from serve_app.api import http_server
+from serve_app.api.http_server import MAX_HEAD_BYTES, LimitedProtocol
+from serve_app.api.tenant import TenantByAddress, tenant_of
+from serve_app.api.through_proxy import ThroughProxy
+from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
+from tests.unit.serve_app.sockets import listening
+
+SECRET = "0123456789abcdef" * 2
+PROVEN = {"x-caravan-proxy": SECRET, "x-caravan-client": "192.0.2.7 4321"}
+
+
+async def seen(request: Request) -> JSONResponse:
+    ours = [name for name in request.headers if name.startswith("x-caravan")]
+    return JSONResponse([tenant_of(request), ours])
+
+
+APP = Starlette(
+    routes=[Route("/v1/x", seen)],
+    middleware=[Middleware(ThroughProxy, secret=SECRET), Middleware(TenantByAddress)],
+)
+
+
+def test_the_client_is_the_one_that_haproxy_tells() -> None:
+    assert TestClient(APP).get("/v1/x", headers=PROVEN).json() == ["192.0.2.7", []]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {**PROVEN, "x-caravan-proxy": "guess"}, {**PROVEN, "x-caravan-proxy": SECRET[:-1]},
+     {"x-caravan-client": "192.0.2.7 1"}, {**PROVEN, "x-caravan-proxy": "é"}],
+)  # fmt: skip
+def test_requests_past_haproxy_are_refused(headers: dict[str, str]) -> None:
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    response = TestClient(APP).get("/v1/x", headers=encoded)  # type: ignore[arg-type]
+    assert response.status_code == 403
+    assert "from the server's HAProxy only" in response.json()["error"]["message"]
+
+
+async def test_the_ingress_refuses_every_path_without_the_secret() -> None:
+    async with http_client(PretendReplica(), proxy_secret=SECRET) as client:
+        for path in ("/", "/healthz", "/v1/models"):
+            assert (await client.get(path)).status_code == 403
+            assert (await client.get(path, headers=PROVEN)).status_code == 200
+
+
+async def test_the_ingress_without_a_secret_takes_requests_from_anywhere() -> None:
+    async with http_client(PretendReplica()) as client:
+        assert (await client.get("/healthz")).status_code == 200
+
+
+async def ok(scope, receive, send) -> None:
+    await JSONResponse(scope["client"][0])(scope, receive, send)
+
+
+class Wire(asyncio.Transport):
+    """Takes what a server writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_an_endless_header_is_refused() -> None:
+    server, wire = LimitedProtocol(uvicorn.Config(ok), ServerState(), {}), Wire()
+    server.connection_made(wire)
+    server.data_received(b"GET / HTTP/1.1\r\nX-Long: ")
+    for _ in range(4):
+        assert not wire.closed
+        server.data_received(b"a" * (MAX_HEAD_BYTES // 4))
+    server.data_received(b"a")
+    assert wire.closed
+    assert wire.written.startswith(b"HTTP/1.1 400")
+    assert wire.written.endswith(b"have more than 65,536 bytes.")
+
+
+async def test_usual_heads_and_large_bodies_are_not_limited() -> None:
+    async with listening(ok, http=LimitedProtocol) as port, httpx.AsyncClient() as client:
+        for _ in range(2):  # on one connection
+            response = await client.post(
+                f"http://127.0.0.1:{port}/",
+                headers={"x-long": "a" * (MAX_HEAD_BYTES // 2)},
+                content=b"a" * 2**20,
+            )
+            assert response.status_code == 200
+
+
+async def test_the_server_that_ray_starts_has_the_limit_and_trusts_no_header(monkeypatch) -> None:
+    registry = dict(uvicorn.config.HTTP_PROTOCOLS)
+    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", registry)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1")
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS")
+    http_server.configure(os.environ)
+    config = uvicorn.Config(ok)
+    config.load()
+    assert config.http_protocol_class is LimitedProtocol
+    transport = httpx.ASGITransport(config.loaded_app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.get("/", headers={"x-forwarded-for": "192.0.2.9"})
+    assert response.json() == "127.0.0.1"
+
+
+def test_freed_bodies_go_back_to_the_system_where_glibc_is(monkeypatch) -> None:
+    set_to: list[tuple[int, int]] = []
+    glibc = SimpleNamespace(mallopt=lambda *given: set_to.append(given))
+    for library in (glibc, SimpleNamespace()):
+        monkeypatch.setattr(http_server.ctypes, "CDLL", lambda _, library=library: library)
+        http_server.return_large_allocations()
+    assert set_to == [(-3, http_server.MMAP_BYTES)]

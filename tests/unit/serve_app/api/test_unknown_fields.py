@@ -1,0 +1,153 @@
+"""Fields and options that no protocol defines: ignored with one log line each, or refused."""
+
+import json
+
+import pytest
+
+from serve_app.api.fields import LONGEST_NAME, MOST_LOGGED
+from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
+
+USER = [{"role": "user", "content": "hi"}]
+NATIVE, OPENAI, TEXT = "/api/chat", "/v1/chat/completions", "/v1/completions"
+
+# What clients send and no reference server reads: Open WebUI's titles, ollama-ai-provider-v2,
+# options that Ollama has removed, keep_alive on /v1.
+IGNORED = [
+    (NATIVE, {"messages": USER, "num_predict": 50}),
+    (NATIVE, {"messages": USER, "temperature": 0.1, "top_p": 0.2}),
+    (NATIVE, {"messages": USER, "colour": {"red": [1, None]}}),
+    (NATIVE, {"messages": [{**USER[0], "name": "Bob", "colour": 1}]}),
+    (NATIVE, {"messages": USER, "options": {"warmth": "hot", "mirostat": 2, "tfs_z": 0.5}}),
+    (NATIVE, {"messages": USER, "shift": True}),
+    ("/api/generate", {"prompt": "p", "num_predict": 50, "width": 512}),
+    (OPENAI, {"messages": USER, "keep_alive": "10m"}),
+    (OPENAI, {"messages": USER, "colour": "red", "_debug_render_only": True}),
+    (OPENAI, {"messages": [{**USER[0], "colour": 1}]}),
+    (OPENAI, {"messages": USER, "stream_options": {"colour": True}}),
+    (TEXT, {"prompt": "p", "keep_alive": 5}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), IGNORED, ids=[str(b)[:70] for _, b in IGNORED])
+async def test_what_the_reference_servers_ignore_changes_nothing(path, body):
+    plain = {"messages": USER} if "messages" in body else {"prompt": "p"}
+    replica = PretendReplica()
+    async with http_client(replica) as client:
+        for each in (plain, body):
+            seeded = {"seed": 1, "options": {"seed": 1, **each.get("options", {})}}
+            request = {"model": "demo", "stream": False, **each, **seeded}
+            if path in (OPENAI, TEXT):
+                del request["options"]
+            response = await client.post(path, json=request)
+            assert response.status_code == 200, response.text
+    without, given = replica.tasks
+    assert (given.sampling, given.max_tokens) == (without.sampling, without.max_tokens)
+    assert given.prompt == without.prompt
+
+
+@pytest.mark.parametrize("path", ["/api/show", "/api/embed", "/api/embeddings"])
+async def test_other_endpoints_ignore_them_too(path):
+    async with http_client(PretendReplica()) as client:
+        response = await client.post(path, json={"model": "demo", "colour": "red"})
+    assert response.status_code == 200, response.text
+
+
+KNOWN = [
+    (NATIVE, {"messages": USER, "format": "json"}, '"format" is not served yet'),
+    (NATIVE, {"messages": USER, "options": {"typical_p": 0.5}}, '"typical_p" is not served yet'),
+    (NATIVE, {"messages": USER, "options": {"top_k": "x"}}, "must be of type integer"),
+    (OPENAI, {"messages": USER, "best_of": 2}, '"best_of" is not served yet'),
+    (OPENAI, {"messages": USER, "logit_bias": {"5": 1}}, '"logit_bias" is not served yet'),
+    (
+        OPENAI,
+        {"messages": [{**USER[0], "audio": {}, "function_call": 1}]},
+        '.function_call" is not',
+    ),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("path", "body", "told"), KNOWN, ids=[t for _, _, t in KNOWN])
+async def test_what_is_known_and_would_change_the_answer_is_refused_by_name(
+    path, body, told, strict
+):
+    async with http_client(PretendReplica(), strict_fields=strict) as client:
+        response = await client.post(path, json={"model": "demo", **body})
+    assert response.status_code == 400
+    assert told in response.text.replace('\\"', '"')
+
+
+STRICT = [
+    (NATIVE, {"messages": USER, "colour": 1}, 'field "colour" is not known'),
+    (NATIVE, {"messages": USER, "num_predict": 50}, 'field "num_predict" is not known'),
+    (NATIVE, {"messages": [*USER, {**USER[0], "colour": 1}]}, '"messages[1].colour" is not known'),
+    (NATIVE, {"messages": USER, "options": {"warmth": 1}}, 'option "warmth" is not known'),
+    (NATIVE, {"messages": USER, "options": {"mirostat": 1}}, 'option "mirostat" is not known'),
+    (OPENAI, {"messages": USER, "keep_alive": 5}, 'field "keep_alive" is not known'),
+    (
+        OPENAI,
+        {"messages": USER, "stream_options": {"include": 1}},
+        'field "stream_options.include" is not known',
+    ),
+    ("/api/embed", {"input": "a", "options": {"warmth": 1}}, 'option "warmth" is not known'),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "told"), STRICT, ids=[t for _, _, t in STRICT])
+async def test_a_strict_server_refuses_them_by_name(path, body, told):
+    replica = PretendReplica()
+    async with http_client(replica, strict_fields=True) as client:
+        response = await client.post(path, json={"model": "demo", **body})
+    assert response.status_code == 400
+    assert told in response.text.replace('\\"', '"')
+    assert "strict_fields" in response.text
+    assert replica.tasks == []
+
+
+async def test_a_strict_server_takes_everything_that_is_known():
+    body = {"model": "demo", "messages": USER, "keep_alive": "5m", "truncate": True, "tools": None}
+    async with http_client(PretendReplica(), strict_fields=True) as client:
+        response = await client.post(NATIVE, json={**body, "options": {"top_k": 4, "mirostat": 0}})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("num_ctx", [0, -1])
+async def test_a_num_ctx_below_one_leaves_the_context_to_the_server(num_ctx):
+    replica = PretendReplica()
+    body = {"model": "demo", "messages": USER, "options": {"num_ctx": num_ctx}}
+    async with http_client(replica) as client:
+        response = await client.post(NATIVE, json=body)
+    assert response.status_code == 200, response.text
+    assert [task.context_tokens for task in replica.tasks] == [None]
+
+
+def ignored(capsys) -> list[str]:
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    return [line["field"] for line in lines if line["event"] == "unknown field ignored"]
+
+
+async def test_each_name_is_logged_once_whatever_the_number_of_requests(capsys):
+    messages = [{**USER[0], "colour": 1}, {**USER[0], "colour": 2}]
+    body = {"model": "demo", "messages": messages, "options": {"warmth": 1}, "num_predict": 9}
+    async with http_client(PretendReplica()) as client:
+        for _ in range(3):
+            await client.post(NATIVE, json=body)
+            await client.post(NATIVE, json={**body, "shape": 1})
+    assert ignored(capsys) == ["num_predict", "messages[].colour", "options.warmth", "shape"]
+
+
+async def test_names_that_clients_make_up_neither_fill_the_log_nor_memory(capsys):
+    async with http_client(PretendReplica(), max_body_bytes=1 << 20) as client:
+        for each in range(5):
+            made_up = {f"name {each}/{n}": n for n in range(300)}
+            body = {"model": "demo", "messages": USER, **made_up, "options": made_up}
+            assert (await client.post(NATIVE, json=body)).status_code == 200
+    assert len(ignored(capsys)) == MOST_LOGGED
+
+
+async def test_a_long_name_is_cut(capsys):
+    async with http_client(PretendReplica()) as client:
+        body = {"model": "demo", "messages": USER, "x" * 5000: 1}
+        await client.post(NATIVE, json=body)
+    (name,) = ignored(capsys)
+    assert name == "x" * LONGEST_NAME

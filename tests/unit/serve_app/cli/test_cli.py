@@ -1,0 +1,95 @@
+"""The command `caravan` as a process: its script, exit statuses and imports."""
+
+import json
+import subprocess
+import sys
+
+import gguf
+import pytest
+
+from serve_app.cli import serving_memory
+from serve_app.cli.main import COMMANDS, caravan
+from tests.patience import HANG_S
+from tests.tiny_models import write_tiny_llama
+from tests.unit.serve_app.cli.cli_runs import CARAVAN, run
+
+LOADED = """
+import sys
+from serve_app.cli.main import caravan
+try:
+    caravan(sys.argv[1:])
+finally:
+    print(sorted({"torch", "ray"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def process(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=HANG_S)
+
+
+def test_the_installed_script_shows_a_model(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path, type="Q4_0")
+    done = process(*CARAVAN, "show", path, "--json")
+    assert done.returncode == 0, done.stderr
+    reported, reader = json.loads(done.stdout), gguf.GGUFReader(path)
+    assert reported["metadata"]["general.name"] == reader.get_field("general.name").contents()
+    assert [tensor["name"] for tensor in reported["tensors"]] == [t.name for t in reader.tensors]
+    failed = process(*CARAVAN, "show", tmp_path / "nowhere.gguf")
+    assert failed.returncode == 1 and failed.stdout == ""
+    assert len(failed.stderr.splitlines()) == 1 and "nowhere.gguf" in failed.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path)
+    script = f"{' '.join(CARAVAN)} show {path} --json | head -c 5"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=HANG_S)
+    assert done.stdout == '{\n  "' and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show"], ["shw"], ["rm"], ["pull"], ["show", "x", "--slots", "0"]]
+)
+def test_usage_errors_end_with_2(arguments):
+    assert "Usage: " in run(*arguments, status=2).stderr
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("shw", "show"), ("lst", "list"), ("remove", None)])
+def test_an_unknown_command_suggests_a_similar_one(wrong, meant):
+    reported = run(wrong, status=2).stderr
+    assert f"'{wrong}'" in reported
+    assert f"did you mean `{meant}`?" in reported if meant else "did you mean" not in reported
+
+
+def test_errors_are_json_with_the_option_json(tmp_path):
+    result = run("show", tmp_path / "nowhere.gguf", "--json", status=1)
+    assert "nowhere.gguf" in json.loads(result.stdout)["error"] and result.stderr == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_is_listed(name):
+    assert "--help" in run(name, "--help").stdout
+    assert f"  {name} " in run("--help").stdout
+
+
+def test_a_command_imports_only_what_it_needs(tmp_path):
+    store = ["--store", tmp_path / "store"]
+    for arguments, loaded in (
+        (["--help"], []),
+        (["rm", "nobody", *store], []),
+        (["verify", *store], []),
+        (["list", *store], ["torch"]),
+    ):
+        done = process(sys.executable, "-c", LOADED, *arguments)
+        assert done.stderr.splitlines()[-1] == str(loaded), arguments
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_compiling_the_kernels_is_noted_on_a_terminal(tmp_path, monkeypatch, capsys, watched):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path)
+    monkeypatch.setattr(serving_memory, "needs_compiling", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: watched)
+    caravan(["show", str(path), "--device", "cpu"], standalone_mode=False)
+    assert ("compiling the CPU kernels" in capsys.readouterr().err) == watched

@@ -1,0 +1,85 @@
+"""`caravan create` and `cp`: models from Modelfiles, with paths relative to them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_zoo.sources.resolve import resolve_stored
+from model_zoo.store.model_name import ModelName
+from model_zoo.store.store import Store
+from tests.tiny_models import write_tiny_llama
+from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
+from tests.unit.serve_app.cli.cli_runs import put, run, said
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_llama(path, type="F16")
+    return path
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def modelfile(folder: Path, text: str) -> Path:
+    path = folder / "Modelfile"
+    path.write_text(text)
+    return path
+
+
+def stored(store: Store, name: str):
+    return resolve_stored(store.open(ModelName.parse(name)), store)
+
+
+def test_a_modelfile_creates_a_model_from_another_one(tiny, store, tmp_path):
+    put(store, "base", {"model": tiny.read_bytes()})
+    path = modelfile(tmp_path, "FROM base\nSYSTEM Be brief.\nPARAMETER top_k 3")
+    result = run("create", "mine", "-f", path, store=store)
+    assert result.stdout.startswith("mine:latest: ")
+    assert (stored(store, "mine").system, stored(store, "mine").parameters) == (
+        "Be brief.",
+        {"top_k": 3},
+    )
+
+
+def test_paths_are_relative_to_the_modelfile(tiny, store, tmp_path):
+    (tmp_path / "own.gguf").write_bytes(tiny.read_bytes())
+    path = modelfile(tmp_path, "FROM ./own.gguf")
+    run("create", "mine", "-f", path, "-q", "q8_0", store=store)
+    made = stored(store, "mine").path
+    assert 0 < made.stat().st_size < tiny.stat().st_size
+
+
+def test_the_first_part_of_a_split_model_is_enough(tiny, store, tmp_path):
+    first = split_like_a_converter(tiny, tmp_path, tensors_each=10)
+    run("create", "mine", "-f", modelfile(tmp_path, f"FROM {first}"), store=store)
+    assert stored(store, "mine").path.name == first.name
+
+
+def test_mistakes_are_one_line(tiny, store, tmp_path):
+    for text, reported in [
+        ("FROM nobody/here/too/long", "line 1: invalid model name"),
+        ("FROM ./nowhere.gguf", "nowhere.gguf"),
+        (f"FROM {tiny}\nPARAMETER x 1", 'line 2: option "x" is not known'),
+    ]:
+        failed = run("create", "mine", "-f", modelfile(tmp_path, text), store=store, status=1)
+        assert reported in failed.stderr and len(failed.stderr.strip().splitlines()[-1:]) == 1
+    (tmp_path / "Modelfile").write_bytes(b"FROM \xff\xfe")
+    assert "is not UTF-8 text" in run("create", "m", "-f", tmp_path / "Modelfile", status=1).stderr
+    assert store.names() == []
+
+
+def test_cp_reports_the_copy(tiny, store):
+    put(store, "base", {"model": tiny.read_bytes()})
+    copied = run("cp", "base", "me/mine:7b", store=store).stdout
+    assert copied == "base:latest: copied to me/mine:7b\n"
+    reported = json.loads(run("cp", "base", "other", "--json", store=store).stdout)
+    assert reported == {"copied": "base:latest", "to": "other:latest"}
+    assert {row["name"] for row in said("list", store=store)} == {
+        *("base:latest", "me/mine:7b", "other:latest")
+    }
+    assert "has no model nobody" in run("cp", "nobody", "x", store=store, status=1).stderr

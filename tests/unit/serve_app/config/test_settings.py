@@ -1,0 +1,144 @@
+"""The configuration: accepted values, and error messages."""
+
+import pytest
+import yaml
+
+from runtime.errors import ConfigurationError
+from serve_app.config.settings import canonical_name, read_settings, source_path
+from tests.checkout import ROOT
+
+MODEL = {"name": "demo", "source": "models/demo.gguf"}
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
+def with_model(**change):
+    return {"models": [{**MODEL, **change}]}
+
+
+def test_the_quickstart_configuration_is_valid():
+    (application,) = yaml.safe_load(QUICKSTART.read_text())["applications"]
+    assert application["import_path"] == "serve_app.app:build"
+    assert [model.name for model in read_settings(application["args"]).models] == ["demo"]
+
+
+def test_a_name_and_a_source_suffice():
+    (model,) = read_settings(with_model()).models
+    assert (model.device, model.replicas, model.context_tokens) == ("auto", None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "hf://org/repo:Q4_K_M@v1"},
+        {"source": "ollama://llama3:8b"},
+        {"projector": "mmproj.gguf"},
+        {"projector": "hf://org/repo/mmproj-F16.gguf"},
+    ],
+)
+def test_a_source_is_a_path_or_a_registry(change):
+    (model,) = read_settings(with_model(**change)).models
+    assert model.brings_options == ("source" in change)
+
+
+def test_symbolic_links_are_not_resolved(tmp_path, monkeypatch):
+    (tmp_path / "link-00001-of-00002.gguf").symlink_to("elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert source_path("link-00001-of-00002.gguf") == tmp_path / "link-00001-of-00002.gguf"
+
+
+def test_images_are_fetched_only_from_allowed_hosts():
+    assert read_settings(with_model()).image_urls is None
+    urls = {"allowed_hosts": ["a.test", "*.b.test:8443", "[2606:4700::1111]:80", "1.1.1.1"]}
+    settings = read_settings({**with_model(), "image_urls": urls})
+    assert settings.image_urls is not None and not settings.image_urls.allow_private
+
+
+def test_only_local_origins_and_names_are_allowed_by_default():
+    settings = read_settings(with_model())
+    assert (settings.allowed_origins, settings.allowed_hosts) == ((), None)
+    origins = ("*", "https://a.test", "http://*.a.test:*", "http://[::1]:80", "app://*")
+    hosts = ("*", "a.test", "*.a.test", "my_service")
+    settings = read_settings({**with_model(), "allowed_origins": origins, "allowed_hosts": hosts})
+    assert (settings.allowed_origins, settings.allowed_hosts) == (origins, hosts)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["a.test", "https://a.test/", "https://a.test/x", "https://*a.test", "http://*:80", "null", ""],
+)
+def test_invalid_origins_are_refused(origin):
+    with pytest.raises(
+        ConfigurationError, match=r"args\.allowed_origins: .* is not an origin such as"
+    ):
+        read_settings({**with_model(), "allowed_origins": [origin]})
+
+
+@pytest.mark.parametrize("host", ["a.test:80", "https://a.test", "*a.test", "a.test/", ""])
+def test_invalid_host_names_are_refused(host):
+    with pytest.raises(
+        ConfigurationError, match=r"args\.allowed_hosts: .* is not a host name such as"
+    ):
+        read_settings({**with_model(), "allowed_hosts": [host]})
+
+
+def test_defaults_become_options():
+    (model,) = read_settings(with_model(defaults={"temperature": 0.1, "stop": ["x"]})).models
+    assert (model.options.temperature, model.options.stop) == (0.1, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("args", "messages"),
+    [
+        ({"modles": [MODEL]}, ["args.modles is not a known key; did you mean models?"]),
+        ({}, ["args.models: at least one model or `on_demand` is required"]),
+        ({"models": []}, ["args.models"]),
+        (
+            with_model(contxt_tokens=5),
+            ["args.models[0].contxt_tokens (model demo)", "did you mean context_tokens?"],
+        ),
+        ({"models": [{"name": "demo"}]}, ["args.models[0].source (model demo) is missing"]),
+        (with_model(context_tokens="many"), ["args.models[0].context_tokens", "integer"]),
+        (with_model(context_tokens=1), ["args.models[0].context_tokens", "greater than"]),
+        (with_model(device="tpu"), ["args.models[0].device", "'cuda'"]),
+        (with_model(source="s3://a/b.gguf"), ["args.models[0].source", "s3:// is not known"]),
+        (with_model(source="hf://a"), ["args.models[0].source", "hf://org/repo"]),
+        (with_model(source="ollama://a b"), ["args.models[0].source", "'a b'"]),
+        (with_model(projector="ollama://x"), ["args.models[0].projector", "path of a file"]),
+        (with_model(projector="hf://org/repo"), ["args.models[0].projector", "path of a file"]),
+        (with_model(autoscaling={"min": 1}), ["autoscaling.min ", "did you mean min_replicas?"]),
+        (with_model(autoscaling={"min_replicas": 3}), ["min_replicas is larger"]),
+        (with_model(autoscaling={}, replicas=2), ["replicas and autoscaling exclude each other"]),
+        (with_model(defaults={"temprature": 1}), ['option "temprature" is not known']),
+        (with_model(defaults={"top_p": 2}), ['option "top_p" is 2']),
+        (with_model(name="no spaces"), ["args.models[0].name"]),
+        ({"models": [MODEL, {**MODEL, "name": "Demo:latest"}]}, ['"Demo:latest"']),
+        ({"models": [MODEL], "api_keys": ["a"]}, ["api_keys_file", "CARAVAN_API_KEYS", "key new"]),
+        ({"models": [MODEL], "image_urls": {}}, ["args.image_urls.allowed_hosts is missing"]),
+        (
+            {"models": [MODEL], "image_urls": {"allowed_host": ["a.test"]}},
+            ["args.image_urls.allowed_host ", "did you mean allowed_hosts?"],
+        ),
+        ({"models": [MODEL], "max_image_bytes": 2**26}, ["args.max_image_bytes", "33554432"]),
+        (
+            {"models": [MODEL], "failover": {"retries": 1}},
+            ["args.failover.retries ", "did you mean max_retries?"],
+        ),
+        ({"models": [MODEL], "failover": {"silence_s": 1}}, ["args.failover.silence_s", "3"]),
+        (with_model(max_image_pixels=0), ["args.models[0].max_image_pixels", "greater than"]),
+    ],
+)
+def test_an_error_names_the_key(args, messages):
+    with pytest.raises(ConfigurationError) as caught:
+        read_settings(args)
+    assert "\n" not in str(caught.value)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+def test_all_errors_are_reported_at_once():
+    with pytest.raises(ConfigurationError, match=r"source.*; .*colour"):
+        read_settings({"colour": 1, "models": [{"name": "demo"}]})
+
+
+def test_names_that_differ_in_case_or_the_latest_tag_are_equal():
+    assert canonical_name("Demo:latest") == canonical_name("demo") != canonical_name("demo:2b")

@@ -1,0 +1,218 @@
+"""The backend and the registry: choice of replicas, lists of models, errors."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from runtime.engine.request import SamplingParams
+from runtime.errors import (
+    EngineDeadError,
+    GenerationFailedError,
+    ModelNotFoundError,
+    ModelUnavailableError,
+    OverloadedError,
+    RequestError,
+)
+from serve_app.api.keys import ALL_MODELS
+from serve_app.config.options import Options
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.transport.generation import generation_server
+from serve_app.transport.wire import Address
+from tests.patience import HANG_S
+from tests.unit.serve_app.fake_replicas import (
+    CARD,
+    OneReplica,
+    PretendReplica,
+    backend_of,
+)
+
+TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
+UNREACHABLE = Address("127.0.0.1", 1, "token")
+
+
+class Addresses:
+    """Returns its addresses in turn; the last one is repeated."""
+
+    def __init__(self, *addresses: Address) -> None:
+        self.addresses = list(addresses)
+        self.choices = 0
+
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        self.choices += 1
+        return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
+
+    async def describe(self, *, verbose: bool):
+        return CARD
+
+
+class NoReplica:
+    """Waits for a replica that never starts."""
+
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        return await asyncio.Event().wait()
+
+    async def describe(self, *, verbose: bool):
+        return await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def serving(replica: PretendReplica):
+    server = generation_server(replica.generate)
+    try:
+        yield server, await server.start("127.0.0.1")
+    finally:
+        await server.close(drain_s=0)
+
+
+def backend(replicas, start_timeout_s=HANG_S) -> ChatBackend:
+    return backend_of(replicas, start_timeout_s=start_timeout_s)
+
+
+async def answer_of(chat: ChatBackend):
+    async with asyncio.timeout(HANG_S), aclosing(chat.generate(TASK)) as deltas:
+        return merge([delta async for delta in deltas])
+
+
+async def test_an_unreachable_replica_is_skipped():
+    async with serving(PretendReplica()) as (_, address):
+        replicas = Addresses(UNREACHABLE, UNREACHABLE, address)
+        assert (await answer_of(backend(replicas))).text == "Hello, world"
+    assert replicas.choices == 3
+
+
+async def test_a_replica_lost_before_its_first_delta_is_replaced():
+    slow = PretendReplica()
+    asked = asyncio.Event()
+
+    async def silent(task):
+        asked.set()
+        await asyncio.Event().wait()
+        yield
+
+    slow.generate = silent
+    async with serving(slow) as (dying, first), serving(PretendReplica()) as (_, second):
+        answer = asyncio.create_task(answer_of(backend(Addresses(first, second))))
+        async with asyncio.timeout(HANG_S):
+            await asked.wait()
+        await dying.close(drain_s=0)
+        assert (await answer).text == "Hello, world"
+
+
+@pytest.mark.parametrize("replicas", [Addresses(UNREACHABLE), NoReplica()])
+async def test_waiting_for_a_replica_times_out(replicas):
+    with pytest.raises(OverloadedError, match="no replica of model 'demo'"):
+        await answer_of(backend(replicas, start_timeout_s=0.3))
+
+
+async def test_waiting_for_a_description_times_out():
+    chat = backend(NoReplica(), start_timeout_s=0.1)
+    with pytest.raises(OverloadedError):
+        await chat.card(await chat.model("demo", ALL_MODELS))
+
+
+async def test_waiting_for_a_replica_to_load_times_out():
+    chat = backend(NoReplica(), start_timeout_s=0.1)
+    with pytest.raises(OverloadedError):
+        async with asyncio.timeout(HANG_S):
+            await chat.load(await chat.model("demo", ALL_MODELS), None, tenant="")
+
+
+def registry(replicas) -> ModelRegistry:
+    return ModelRegistry([ServedModel("demo", Options())], {"demo": replicas})
+
+
+async def test_a_model_is_described_by_a_replica_that_has_loaded_it():
+    class Unserved(OneReplica):
+        loaded = True
+
+        async def describe(self, *, verbose):
+            raise ModelUnavailableError("it does not fit")
+
+        async def ask(self, method, *arguments, timeout_s):
+            assert (method, arguments) == ("describe", (False,))
+            return [CARD] if self.loaded else []
+
+    replicas = Unserved(UNREACHABLE)
+    assert await registry(replicas).describe("demo", verbose=False) == CARD
+    replicas.loaded = False
+    with pytest.raises(ModelUnavailableError, match="does not fit"):
+        await registry(replicas).describe("demo", verbose=False)
+
+
+async def test_models_without_replicas_are_listed():
+    """Otherwise a client that chooses from a list could never start them."""
+
+    class ScaledToZero(OneReplica):
+        started = False
+
+        async def ask(self, method, *arguments, timeout_s):
+            return await super().ask(method, timeout_s=timeout_s) if self.started else []
+
+    replicas = ScaledToZero(UNREACHABLE)
+    models = registry(replicas)
+    (unpulled,) = await models.listed(ALL_MODELS)
+    assert (unpulled.name, unpulled.file_bytes) == ("demo", 0)
+    assert len(unpulled.digest) == 64, "`ollama list` cuts twelve characters off and fails at fewer"
+    replicas.started = True
+    (started,) = await models.listed(ALL_MODELS)
+    assert started.file_bytes == CARD.file_bytes
+    replicas.started = False
+    assert await models.listed(ALL_MODELS) == [started]
+    assert await models.loaded(ALL_MODELS) == []
+
+
+async def test_loaded_models_of_a_silent_replica_are_those_last_reported():
+    class Frozen(OneReplica):
+        frozen = False
+
+        async def ask(self, method, *arguments, timeout_s):
+            if self.frozen:
+                raise TimeoutError
+            return await super().ask(method, timeout_s=timeout_s)
+
+    replicas = Frozen(UNREACHABLE)
+    models = registry(replicas)
+    loaded = await models.loaded(ALL_MODELS)
+    assert [each.model.name for each in loaded] == ["demo"]
+    replicas.frozen = True
+    assert await models.loaded(ALL_MODELS) == loaded
+
+
+async def test_a_request_error_is_final():
+    replica = PretendReplica()
+    replica.error = RequestError("no")
+    async with serving(replica) as (_, address):
+        with pytest.raises(RequestError, match="no"):
+            await answer_of(backend(Addresses(address)))
+    assert len(replica.tasks) == 1
+
+
+async def test_a_failed_generation_is_not_repeated():
+    replica = PretendReplica()
+    replica.fails_after = 0
+    async with serving(replica) as (_, address):
+        with pytest.raises(GenerationFailedError, match="the engine broke"):
+            await answer_of(backend(Addresses(address)))
+    assert len(replica.tasks) == 1
+
+
+async def test_another_replica_answers_if_an_engine_has_failed():
+    dead, alive = PretendReplica(), PretendReplica()
+    dead.error = EngineDeadError("dead")
+    async with serving(dead) as (_, first), serving(alive) as (_, second):
+        answer = await answer_of(backend(Addresses(first, second)))
+    assert answer.text == "Hello, world"
+    assert (len(dead.tasks), len(alive.tasks)) == (1, 1)
+
+
+async def test_models_are_found_by_any_spelling_of_their_name():
+    chat = backend(Addresses(UNREACHABLE))
+    for name in ("demo", "DEMO", "demo:latest"):
+        assert (await chat.model(name, ALL_MODELS)).name == "demo"
+    with pytest.raises(ModelNotFoundError, match="model 'demo:7b' not found"):
+        await chat.model("demo:7b", ALL_MODELS)
+    with pytest.raises(RequestError, match="model is required"):
+        await chat.model("", ALL_MODELS)

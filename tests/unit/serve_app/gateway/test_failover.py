@@ -1,0 +1,386 @@
+"""Streams that continue on other replicas: what clients get, and when a task fails."""
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+
+from model_zoo.chat.messages import Message
+from runtime.engine.request import FinishReason, ResumeState
+from runtime.errors import (
+    EngineDeadError,
+    ModelUnavailableError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestError,
+)
+from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.tasks import (
+    Candidate,
+    ChatDelta,
+    Conversation,
+    EmbeddingTask,
+    RawText,
+    TokenLogprob,
+)
+from serve_app.transport.wire import Address, ConnectionLost
+from tests.patience import HANG_S, until
+from tests.unit.serve_app.gateway.resumable_replicas import (
+    TASK,
+    TEXT,
+    WORDS,
+    ResumableReplica,
+    answer_of,
+    serving,
+)
+
+UNREACHABLE = Address("127.0.0.1", 1, "token", "unreachable", "one")
+
+
+@pytest.mark.parametrize("dies_at", range(len(WORDS)))
+async def test_another_replica_continues_a_stream_from_its_tokens(dies_at):
+    first, second = ResumableReplica(dies_at=dies_at), ResumableReplica()
+    async with serving(first, second) as (backend, _):
+        answer = await answer_of(backend)
+    assert answer.text == TEXT
+    assert answer.tokens == tuple(range(len(WORDS)))
+    (again,) = second.tasks
+    said = "".join(WORDS[:dies_at])
+    assert again.begun == ResumeState(tuple(range(dies_at)), len(said))
+
+
+async def test_another_replica_gets_the_same_task():
+    first, second = ResumableReplica(dies_at=3), ResumableReplica()
+    variables = {"enable_thinking": False, "tools_in_user_message": True}
+    prompt = Conversation((Message("user", "hi", name="Ann"),), variables=variables)
+    async with serving(first, second) as (backend, _):
+        await answer_of(backend, dataclasses.replace(TASK, prompt=prompt))
+    (one,), (two,) = first.tasks, second.tasks
+    assert one.prompt == prompt
+    assert one.now is not None, "templates may ask for the time"
+    assert dataclasses.replace(two, begun=None) == one
+
+
+async def test_usage_counts_one_prompt_and_the_whole_time():
+    first, second = ResumableReplica(dies_at=3), ResumableReplica()
+    async with serving(first, second) as (backend, _):
+        begun_ns = time.monotonic_ns()
+        usage = (await answer_of(backend)).usage
+        took_ns = time.monotonic_ns() - begun_ns
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens) == (5, 4)
+    assert usage.completion_tokens == len(WORDS)
+    assert usage.prompt_ns == 2_000, "of the first replica"
+    assert 1_000 <= usage.queue_ns < took_ns
+    assert 3_000 < usage.decode_ns < took_ns
+
+
+async def test_waiting_for_a_replica_to_start_is_queueing_time():
+    """The request starts the first replica and waits until the model is loaded."""
+    replica = ResumableReplica()
+    async with serving(replica) as (backend, replica_set):
+        address = replica_set.addresses.pop()
+        answer = asyncio.create_task(answer_of(backend))
+        await asyncio.sleep(0.1)
+        replica_set.addresses.append(address)
+        usage = (await answer).usage
+    assert usage is not None and usage.queue_ns > 0.05e9
+    assert (usage.prompt_ns, usage.decode_ns) == (2_000, 3_000), "as the replica measured them"
+
+
+async def test_time_on_a_replica_that_died_before_the_first_token_is_queueing_time():
+    first, second = ResumableReplica(dies_at=0, halts_at=0), ResumableReplica()
+    async with serving(first, second) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        await asyncio.sleep(0.1)
+        first.resume.set()
+        usage = (await answer).usage
+    assert usage is not None and usage.queue_ns > 0.1e9
+
+
+async def test_log_probabilities_that_the_client_lacks_are_computed_again():
+    """Three tokens were sampled and two were delivered: the second replica samples the third
+    again."""
+    shown = TokenLogprob(Candidate("a", b"a", -0.5))
+    first, second = ResumableReplica(), ResumableReplica()
+    seen: list[ResumeState | None] = []
+
+    async def dies_holding_back(task):
+        yield ChatDelta("ab", (0, 1, 2), (shown, shown))
+        raise ConnectionLost("the process ended")
+
+    async def continues(task):
+        seen.append(task.begun)
+        yield ChatDelta("", (2,))
+        yield ChatDelta("c", (3,), (shown, shown))
+        yield ChatDelta(finish=FinishReason.STOP, tokens=(4,))
+
+    first.generate, second.generate = dies_holding_back, continues
+    task = dataclasses.replace(TASK, sampling=dataclasses.replace(TASK.sampling, logprobs=0))
+    async with serving(first, second) as (backend, _):
+        answer = await answer_of(backend, task)
+    assert seen == [ResumeState((0, 1), 2)]
+    assert answer.tokens == (0, 1, 2, 3, 4)
+    assert (answer.text, len(answer.logprobs)) == ("abc", 4)
+
+
+async def test_max_retries_limits_the_losses_in_a_row():
+    replicas = [ResumableReplica(dies_at=2), ResumableReplica(dies_at=3), ResumableReplica()]
+    async with serving(*replicas, rules=FailoverRules(max_retries=2)) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+    replicas = [ResumableReplica(dies_at=2), ResumableReplica(dies_at=3), ResumableReplica()]
+    async with serving(*replicas, rules=FailoverRules(max_retries=1)) as (backend, _):
+        with pytest.raises(ReplicaLostError, match=r"lost 2 replicas.*`failover.max_retries` is 1"):
+            await answer_of(backend)
+    assert not replicas[2].tasks
+
+
+async def test_unreachable_replicas_are_not_charged_as_retries():
+    replica = ResumableReplica()
+    rules = FailoverRules(max_retries=0)
+    async with serving(replica, rules=rules) as (backend, replica_set):
+        replica_set.addresses[:0] = [
+            dataclasses.replace(UNREACHABLE, replica=name) for name in ("one", "two", "three")
+        ]
+        assert (await answer_of(backend)).text == TEXT
+
+
+async def test_a_task_waits_until_its_only_replica_is_replaced():
+    first, later = ResumableReplica(dies_at=4), ResumableReplica()
+    async with serving(first) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.dying)
+        await asyncio.sleep(0.2)
+        replica_set.addresses.append(await later.start())
+        assert (await answer).text == TEXT
+        await later.server.close(drain_s=0)
+
+
+async def test_waiting_for_a_replacement_times_out():
+    first = ResumableReplica(dies_at=4)
+    async with serving(first, start_timeout_s=0.3) as (backend, _):
+        with pytest.raises(OverloadedError, match="no replica of model 'demo' has answered"):
+            await answer_of(backend)
+
+
+async def test_an_engine_that_fails_during_a_task_is_a_lost_replica():
+    first, second = (
+        ResumableReplica(error=ReplicaLostError("the engine has failed")),
+        ResumableReplica(),
+    )
+    async with serving(first, second, rules=FailoverRules(max_retries=0)) as (backend, _):
+        with pytest.raises(ReplicaLostError, match="max_retries"):
+            await answer_of(backend)
+    async with serving(ResumableReplica(error=first.error), ResumableReplica()) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+
+
+async def test_an_engine_that_failed_before_is_not_charged_as_a_retry():
+    first, second = ResumableReplica(error=EngineDeadError("dead")), ResumableReplica()
+    async with serving(first, second, rules=FailoverRules(max_retries=0)) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+
+
+async def test_a_silent_replica_is_lost(monkeypatch):
+    """If its machine is lost or its process is stopped, no connection breaks."""
+    first, second = ResumableReplica(dies_at=5, heartbeat_s=60), ResumableReplica()
+    monkeypatch.setattr(first, "die", lambda: None)
+    async with serving(first, second, rules=FailoverRules(silence_s=0.2)) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+    assert second.tasks[0].begun == ResumeState(tuple(range(5)), len("".join(WORDS[:5])))
+
+
+async def test_a_slow_replica_that_sends_heartbeats_is_not_lost():
+    slow, second = ResumableReplica(halts_at=3), ResumableReplica()
+    async with serving(slow, second, rules=FailoverRules(silence_s=0.4)) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await asyncio.sleep(1.0)
+        slow.resume.set()
+        assert (await answer).text == TEXT
+    assert not second.tasks
+
+
+async def test_a_draining_replica_hands_its_streams_over_without_a_retry():
+    first, second = ResumableReplica(halts_at=4), ResumableReplica()
+    async with serving(first, second, rules=FailoverRules(max_retries=0)) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        async with asyncio.timeout(HANG_S):
+            await first.server.close(drain_s=60)
+        assert (await answer).text == TEXT
+    assert second.tasks[0].begun == ResumeState(tuple(range(4)), len("".join(WORDS[:4])))
+
+
+async def test_a_draining_replica_continues_if_there_is_no_other():
+    first = ResumableReplica(halts_at=4)
+    async with serving(first) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        closing = asyncio.create_task(first.server.close(drain_s=60))
+        await asyncio.sleep(0.3)
+        first.resume.set()
+        assert (await answer).text == TEXT
+        await closing
+    assert len(first.tasks) == 1
+
+
+async def test_a_draining_replica_continues_if_no_other_can_be_scheduled():
+    first = ResumableReplica(halts_at=4)
+    async with serving(first) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        replica_set.problem = ModelUnavailableError("no node can host it")
+        closing = asyncio.create_task(first.server.close(drain_s=60))
+        await asyncio.sleep(0.3)
+        first.resume.set()
+        assert (await answer).text == TEXT
+        await closing
+    assert len(first.tasks) == 1
+
+
+async def test_a_stream_waits_while_no_node_can_host_its_model():
+    """For example after the only suitable node was lost, until a new one is added."""
+    first, later = ResumableReplica(dies_at=4), ResumableReplica()
+    async with serving(first) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.dying)
+        replica_set.problem = ModelUnavailableError("no node can host it")
+        with pytest.raises(ModelUnavailableError):
+            await answer_of(backend)  # a new request does not wait for that
+        replica_set.addresses = [await later.start()]
+        replica_set.problem = None
+        assert (await answer).text == TEXT
+        await later.server.close(drain_s=0)
+    first = ResumableReplica(dies_at=4)
+    async with serving(first, start_timeout_s=0.3) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.dying)
+        replica_set.problem = ModelUnavailableError("no node can host it")
+        with pytest.raises(OverloadedError, match="no replica of model 'demo' has answered"):
+            await answer
+
+
+async def test_a_queued_task_of_a_draining_replica_is_not_refused_by_a_full_one():
+    first, full = ResumableReplica(halts_at=0), ResumableReplica(error=OverloadedError("full"))
+    async with serving(first, full) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        async with asyncio.timeout(HANG_S):
+            await first.server.close(drain_s=60)
+        await until(lambda: len(full.tasks) > 2)
+        full.error = None
+        assert (await answer).text == TEXT
+    assert full.tasks[0].begun == ResumeState(had_turn=False), "which engines never refuse"
+
+
+async def test_a_stream_that_outlasts_the_drain_waits_for_the_next_replica():
+    first, later = ResumableReplica(halts_at=4), ResumableReplica()
+    async with serving(first, rules=FailoverRules(max_retries=0)) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        await first.server.close(drain_s=0.3)
+        replica_set.addresses = [await later.start()]
+        assert (await answer).text == TEXT
+        await later.server.close(drain_s=0)
+
+
+async def test_a_task_refused_by_a_draining_replica_is_not_charged_a_retry():
+    """It is sent over an idle connection to a replica that began to drain since."""
+    first, second = ResumableReplica(), ResumableReplica()
+    async with serving(first, second, rules=FailoverRules(max_retries=0)) as (backend, _):
+        await answer_of(backend)
+        first.server._closing = True
+        assert (await answer_of(backend)).text == TEXT
+    assert (len(first.tasks), len(second.tasks)) == (1, 1)
+
+
+async def test_an_answer_is_not_continued_by_another_model():
+    first, other, same = (
+        ResumableReplica(dies_at=4),
+        ResumableReplica(model="two"),
+        ResumableReplica(),
+    )
+    async with serving(first, other, same) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+    assert not other.tasks
+    first, other = ResumableReplica(halts_at=4, dies_at=4), ResumableReplica(model="two")
+    async with serving(first, other) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        del replica_set.addresses[0]
+        first.resume.set()
+        with pytest.raises(ReplicaLostError, match="replaced by another one"):
+            await answer
+
+
+async def test_an_answer_without_tokens_may_come_from_another_model():
+    first, other = ResumableReplica(dies_at=0), ResumableReplica(model="two")
+    async with serving(first, other) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+
+
+async def test_a_full_replica_is_skipped():
+    full, free = ResumableReplica(error=OverloadedError("full")), ResumableReplica()
+    async with serving(full, free) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+    assert (len(full.tasks), len(free.tasks)) == (1, 1)
+
+
+async def test_the_task_fails_at_once_if_all_replicas_are_full():
+    replicas = [ResumableReplica(error=OverloadedError(f"full {index}")) for index in range(3)]
+    async with serving(*replicas) as (backend, _):
+        with pytest.raises(OverloadedError, match="full 2"):
+            await answer_of(backend)
+    assert [len(replica.tasks) for replica in replicas] == [1, 1, 1]
+
+
+async def test_the_number_of_refusals_is_limited():
+    replicas = [ResumableReplica(error=OverloadedError("full")) for _ in range(9)]
+    async with serving(*replicas) as (backend, _):
+        with pytest.raises(OverloadedError):
+            await answer_of(backend)
+    assert 1 < sum(len(replica.tasks) for replica in replicas) < 9
+
+
+async def test_a_stream_that_has_begun_waits_for_a_full_replica():
+    first, full = ResumableReplica(dies_at=4), ResumableReplica(error=OverloadedError("full"))
+    async with serving(first, full) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: len(full.tasks) > 2)
+        full.error = None
+        assert (await answer).text == TEXT
+
+
+async def test_a_request_error_of_a_replica_is_final():
+    first, second = ResumableReplica(error=RequestError("no")), ResumableReplica()
+    async with serving(first, second) as (backend, _):
+        with pytest.raises(RequestError, match="no"):
+            await answer_of(backend)
+    assert not second.tasks
+
+
+async def test_embeddings_are_computed_again_by_another_replica():
+    first, second = ResumableReplica(), ResumableReplica()
+
+    async def dies(task):
+        raise ConnectionLost("the process ended")
+        yield
+
+    async def embeds(task):
+        yield ChatDelta(finish=FinishReason.STOP, vectors=(b"1234",))
+
+    first.generate, second.generate = dies, embeds
+    async with serving(first, second) as (backend, _):
+        answer = await answer_of(backend, EmbeddingTask("e", "demo", (RawText("hi"),)))
+    assert answer.vectors == (b"1234",)
+
+
+async def test_cancelling_during_a_second_attempt_aborts_it():
+    first, second = ResumableReplica(dies_at=2), ResumableReplica(halts_at=5)
+    async with serving(first, second) as (backend, _):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: second.halted)
+        answer.cancel()
+        await until(lambda: not second.running)

@@ -1,0 +1,105 @@
+"""Loading the demo model: log lines and errors."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
+from runtime.kernels import native
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import load_replica
+from tests.checkout import DEMO_MODEL
+
+
+def settings(**change) -> ModelSettings:
+    return ModelSettings(**{"name": "demo", "source": str(DEMO_MODEL), "device": "cpu", **change})
+
+
+def test_a_start_logs_progress_the_device_and_the_model(capsys):
+    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    replica.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (device,) = [line for line in lines if line["event"] == "device"]
+    (model,) = [line for line in lines if line["event"] == "model"]
+    progress = [line["percent"] for line in lines if line["event"] == "loading"]
+    assert device["kind"] == "cpu"
+    assert device["threads"] >= 1
+    assert (model["name"], model["architecture"]) == ("demo", "gemma3")
+    assert model["quantization"] == replica.describe().quantization
+    assert model["weight_bytes"] > 0 and model["cache_bytes"] > 0 and model["headroom_bytes"] > 0
+    assert progress == sorted(progress) and progress[-1] == 100
+
+
+def test_the_last_line_of_a_start_has_the_loading_and_warm_up_times(capsys):
+    started = time.monotonic()
+    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    took = time.monotonic() - started
+    replica.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    optional = {"loading", "compiling kernels", "kernels compiled"}
+    assert [line["event"] for line in lines if line["event"] not in optional] == [
+        "device",
+        "model",
+        "vision",
+        "ready",
+    ]
+    assert lines[-1]["model"] == "demo"
+    load_s, warm_up_s = lines[-1]["load_s"], lines[-1]["warm_up_s"]
+    assert load_s > 0 and warm_up_s > 0 and load_s + warm_up_s <= took + 0.001
+
+
+def logged(capsys) -> list[str]:
+    return [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_compiling_the_kernels_is_logged_before_and_after(monkeypatch, capsys):
+    before: list[str] = []
+
+    def library() -> object:
+        before.extend(logged(capsys))
+        return object()
+
+    monkeypatch.setattr(native, "needs_compiling", lambda: True)
+    monkeypatch.setattr(native, "library", library)
+    monkeypatch.setattr("serve_app.replica.loading.explain_bus_errors", lambda: None)
+    load_replica(settings(context_tokens=64, max_sequences=2)).close()
+    assert before == ["compiling kernels"]
+    after = logged(capsys)
+    assert after[:2] == ["kernels compiled", "device"]
+    monkeypatch.setattr(native, "needs_compiling", lambda: False)
+    load_replica(settings(context_tokens=64, max_sequences=2)).close()
+    assert "kernels" not in " ".join(logged(capsys))
+
+
+def test_a_file_whose_weights_are_not_finite_fails_at_start(tmp_path):
+    """The warm-up step computes with all weights."""
+    broken = GGUFFile.open(DEMO_MODEL).tensors["output_norm.weight"]
+    data = bytearray(DEMO_MODEL.read_bytes())
+    data[broken.begin : broken.begin + broken.nbytes] = b"\xff" * broken.nbytes
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"Model demo: The model cannot compute"):
+        load_replica(settings(source=str(path), context_tokens=64, max_sequences=2))
+
+
+def test_the_card_has_the_reserved_memory():
+    replica = load_replica(settings(context_tokens=64, max_sequences=2))
+    card = replica.describe()
+    replica.close()
+    assert card.context_tokens == 64
+    assert card.reserved_bytes > card.file_bytes
+    assert card.device_bytes == 0
+
+
+def test_a_memory_error_names_the_model():
+    with pytest.raises(DoesNotFitError, match=r"Model demo: .* 1,000,000"):
+        load_replica(settings(memory_bytes=1_000_000))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_missing_device_is_refused():
+    with pytest.raises(ConfigurationError, match=r"Model demo: `device` is cuda"):
+        load_replica(settings(device="cuda"))

@@ -1,0 +1,206 @@
+"""A configured model that is pulled at start, with its own parameters, prompt and projector."""
+
+import asyncio
+import json
+import os
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from model_zoo.chat.messages import Message
+from runtime.engine.request import SamplingParams
+from runtime.errors import ConfigurationError, ModelFileError, SourceError
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import ChatTask, Conversation, merge
+from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.model_files import local_files, pulled_files
+from tests.checkout import DEMO_MODEL
+from tests.loopback import Server, serving
+from tests.published import Registry
+from tests.tiny_models import write_tiny_llama
+from tests.tiny_vision_model import write_tiny_vision_model
+
+LAYERS = [
+    ("model", DEMO_MODEL.read_bytes()),
+    ("template", b"{{ .Prompt }}"),
+    ("params", b'{"temperature": 0.25, "num_ctx": 128, "stop": ["<end>"], "mirostat": 2}'),
+    ("system", b"Be brief."),
+    ("license", b"MIT"),
+]
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def registry():
+    published = Registry()
+    published.publish("library/demo:latest", LAYERS)
+    with serving(published) as server:
+        yield server
+
+
+def settings(server: Server | None = None, **change) -> ModelSettings:
+    source = f"ollama://{server.host}/library/demo" if server else str(DEMO_MODEL)
+    stated = {"name": "demo", "source": source, "device": "cpu", "max_sequences": 2, **change}
+    return ModelSettings(**stated)
+
+
+def prompt_tokens(replica, *messages) -> int:
+    task = ChatTask("t", "demo", Conversation(messages), SamplingParams(seed=1), max_tokens=1)
+
+    async def answer() -> int:
+        async with aclosing(replica.generate(task)) as deltas:
+            whole = merge([delta async for delta in deltas])
+        assert whole.usage is not None
+        return whole.usage.prompt_tokens
+
+    return asyncio.run(answer())
+
+
+def test_a_pulled_model_is_served_with_its_own_parameters(registry, capsys) -> None:
+    configured = settings(registry)
+    plain = load_replica(settings(context_tokens=128))
+    asked, own = Message("user", "hi"), Message("system", "Be brief.")
+    expected = prompt_tokens(plain, own, asked)
+    plain.close()
+    replica = load_replica(configured)
+    card = replica.describe()
+    assert prompt_tokens(replica, asked) == expected
+    replica.close()
+    assert card.options.said() == {"temperature": 0.25, "stop": ("<end>",)}
+    assert (card.system, card.license, card.context_tokens) == ("Be brief.", "MIT", 128)
+    assert "{{ .Prompt }}" not in (card.chat_template or "")
+    written = capsys.readouterr().err.splitlines()
+    lines = [json.loads(line) for line in written if line.startswith("{")]
+    unused = " ".join(line["what"] for line in lines if line["event"] == "not used")
+    assert 'option "mirostat" is not known' in unused
+    assert "Go template; the template of the GGUF file is used" in unused
+    pulled = [line for line in lines if line["event"] == "pull"]
+    assert pulled[-1]["status"] == "success"
+    assert {line["percent"] for line in pulled if "percent" in line} >= {0, 100}
+
+
+def test_the_configuration_overrides_the_models_own_settings(registry) -> None:
+    files = pulled_files(settings(registry, system=""), os.environ)
+    assert files.prompt_defaults.system is None
+    files = pulled_files(settings(registry, system="Be long."), os.environ)
+    assert files.prompt_defaults.system == "Be long."
+    replica = load_replica(settings(registry, context_tokens=64))
+    assert replica.describe().context_tokens == 64
+    replica.close()
+
+
+@pytest.mark.parametrize(
+    ("num_ctx", "configured", "served", "reason"),
+    [(64, None, 64, None), (100_000, None, 1024, "trained"), (128, 64, 64, "context_tokens")],
+)
+def test_a_context_shorter_than_the_models_num_ctx_is_logged(
+    num_ctx, configured, served, reason, capsys
+) -> None:
+    published = Registry()
+    layers = [LAYERS[0], ("params", json.dumps({"num_ctx": num_ctx}).encode())]
+    published.publish("library/demo:latest", layers)
+    with serving(published) as server:
+        replica = load_replica(settings(server, context_tokens=configured))
+    assert replica.describe().context_tokens == served
+    replica.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line[:1] == "{"]
+    reduced = [line for line in lines if line["event"] == "context reduced"]
+    assert len(reduced) == (reason is not None)
+    for line in reduced:
+        assert (line["num_ctx"], line["context_tokens"]) == (num_ctx, served)
+        assert reason in line["reason"]
+
+
+def test_a_second_start_sends_no_requests_to_the_registry(registry) -> None:
+    pulled_files(settings(registry), os.environ)
+    requests = len(registry.exchanges)
+    assert pulled_files(settings(registry), os.environ) == local_files(
+        settings(registry), os.environ
+    )
+    assert len(registry.exchanges) == requests
+
+
+def test_the_check_names_a_model_that_is_not_pulled_and_does_not_pull_it(registry, store) -> None:
+    note = check_model(settings(registry))
+    assert note is not None
+    assert "Model demo: ollama://" in note and str(store) in note and "pulls and checks it" in note
+    assert registry.exchanges == [] and not store.exists()
+
+
+def test_a_model_in_the_store_is_checked_like_a_file(registry) -> None:
+    pulled_files(settings(registry), os.environ)
+    assert check_model(settings(registry)) is None
+    with pytest.raises(ConfigurationError, match="Model demo: `context_tokens` is 1,000,000"):
+        check_model(settings(registry, context_tokens=1_000_000))
+
+
+def test_the_error_of_a_failed_pull_names_the_model() -> None:
+    with serving(Registry()) as server, pytest.raises(SourceError, match="Model demo: ollama://"):
+        load_replica(settings(server))
+
+
+def test_a_configured_system_prompt_applies_to_a_model_from_a_path() -> None:
+    files = local_files(settings(system="Be brief."), {})
+    assert files is not None and files.prompt_defaults.system == "Be brief."
+
+
+def test_a_missing_projector_is_an_error() -> None:
+    with pytest.raises((ConfigurationError, ModelFileError), match=r"Model demo: .*nowhere\.gguf"):
+        check_model(settings(projector="nowhere.gguf"))
+
+
+@pytest.fixture(scope="module")
+def vision_files(tmp_path_factory) -> tuple[Path, Path]:
+    """A text model and its projector."""
+    path = tmp_path_factory.mktemp("vision") / "tiny.gguf"
+    projector = write_tiny_vision_model(path, flavour="llama.cpp")
+    assert projector is not None
+    return path, projector
+
+
+def published(*files: Path) -> Registry:
+    kinds = ("model", "projector")
+    registry = Registry()
+    layers = [(kind, file.read_bytes()) for kind, file in zip(kinds, files, strict=False)]
+    registry.publish("library/demo:latest", layers)
+    return registry
+
+
+def loaded_capabilities(settings: ModelSettings) -> tuple[str, ...]:
+    replica = load_replica(settings)
+    replica.close()
+    return replica.describe().capabilities
+
+
+def test_the_projector_of_a_pulled_model_is_used(vision_files) -> None:
+    with serving(published(*vision_files)) as server:
+        stated = settings(server, context_tokens=64)
+        assert "vision" in loaded_capabilities(stated)
+        assert check_model(stated) is None
+
+
+def test_a_configured_projector_replaces_the_pulled_one(vision_files, tmp_path) -> None:
+    model, projector = vision_files
+    (tmp_path / "other.gguf").write_bytes(DEMO_MODEL.read_bytes())
+    with serving(published(model, tmp_path / "other.gguf")) as server:
+        stated = settings(server, context_tokens=64, projector=str(projector))
+        assert "vision" in loaded_capabilities(stated)
+
+
+def test_an_unsupported_projector_of_a_pulled_model_is_not_used_and_logged(
+    vision_files, tmp_path, capsys
+) -> None:
+    text_model = tmp_path / "text.gguf"
+    write_tiny_llama(text_model)
+    with serving(published(text_model, vision_files[1])) as server:
+        assert "vision" not in loaded_capabilities(settings(server, context_tokens=64))
+        assert check_model(settings(server, context_tokens=64)) is None
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (unused,) = [line["what"] for line in lines if line["event"] == "not used"]
+    assert unused.startswith("projector: ") and "architecture gemma3, not llama" in unused

@@ -1,0 +1,221 @@
+"""Preparing prompts in threads: fairness, limits and leases of image memory."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from model_zoo.chat.messages import ImagePart, Message
+from model_zoo.chat_model import Prompt
+from model_zoo.multimodal.image_cache import ImageCache
+from runtime.engine.request import ImageSpan, SamplingParams
+from runtime.errors import OverloadedError, RequestError
+from serve_app.gateway.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
+from serve_app.replica import prompt_preparation
+from serve_app.replica.prompt_preparation import IMAGE_THREADS, TEXT_THREADS, PromptPreparer
+from tests.patience import HANG_S, until
+
+WITH_IMAGES = [
+    Conversation((Message("user", ("a", ImagePart(b"x"))),)),
+    RawText("[img-0]", (ImagePart(b"x"),)),
+]
+WITHOUT_IMAGES = [Conversation((Message("user", "a"),)), RawText("a"), TokenIds((1,))]
+
+
+class SlowModel:
+    """Prepares prompts once `may` is set; records its threads and its concurrency."""
+
+    tokenizer = SimpleNamespace(bos_id=0)
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.threads: set[threading.Thread] = set()
+        self.at_once = self.most_at_once = 0
+        self.limits: list[int | None] = []
+        self._lock = threading.Lock()
+
+    def prepare(
+        self,
+        messages,
+        *,
+        tools=(),
+        thinking=None,
+        variables=None,
+        at_most=None,
+        now=None,
+        lease=None,
+    ) -> Prompt:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.at_once, self.most_at_once)
+            self.threads.add(threading.current_thread())
+            self.limits.append(at_most)
+        assert self.may.wait(HANG_S)
+        with self._lock:
+            self.at_once -= 1
+        return Prompt((1,))
+
+    def prepare_text(self, text, images=(), *, at_most=None, lease=None) -> Prompt:
+        return self.prepare((), at_most=at_most)
+
+
+async def prepared(
+    preparer: PromptPreparer, source: PromptSource, max_tokens: int = 9, tenant: str = ""
+) -> Prompt:
+    task = ChatTask("t", "demo", source, SamplingParams(), tenant=tenant)
+    async with preparer.prepared(task, max_tokens=max_tokens) as prompt:
+        return prompt
+
+
+async def running(model: SlowModel, count: int) -> None:
+    await until(lambda: model.at_once >= count)
+
+
+@pytest.mark.parametrize("source", WITH_IMAGES)
+async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) -> None:
+    model = SlowModel()
+    preparer = PromptPreparer(model)
+    asked = [asyncio.create_task(prepared(preparer, source)) for _ in range(9)]
+    await running(model, IMAGE_THREADS)
+    await asyncio.sleep(0.05)
+    model.may.set()
+    assert [prompt.tokens for prompt in await asyncio.gather(*asked)] == [(1,)] * 9
+    assert model.most_at_once == IMAGE_THREADS
+    assert threading.current_thread() not in model.threads
+    preparer.close()
+
+
+async def test_texts_do_not_wait_for_images() -> None:
+    model = SlowModel()
+    preparer = PromptPreparer(model)
+    images = [asyncio.create_task(prepared(preparer, WITH_IMAGES[0])) for _ in range(9)]
+    await running(model, IMAGE_THREADS)
+    texts = [asyncio.create_task(prepared(preparer, source)) for source in WITHOUT_IMAGES]
+    await running(model, IMAGE_THREADS + 2)
+    assert (await texts[2]).tokens == (1,)
+    model.may.set()
+    await asyncio.gather(*images, *texts)
+    preparer.close()
+
+
+@pytest.mark.parametrize("source", [WITH_IMAGES[0], WITHOUT_IMAGES[0]])
+async def test_slow_prompts_of_one_tenant_do_not_delay_another(source) -> None:
+    model = SlowModel()
+    preparer = PromptPreparer(model)
+    flood = [asyncio.create_task(prepared(preparer, source, tenant="flood")) for _ in range(30)]
+    await until(lambda: preparer.pending == 30)
+    await running(model, IMAGE_THREADS)
+    other = asyncio.create_task(prepared(preparer, source, 5, tenant="other"))
+    await until(lambda: preparer.pending == 31)
+    model.may.set()
+    await asyncio.gather(other, *flood)
+    assert 5 in model.limits[: TEXT_THREADS + 1]
+    preparer.close()
+
+
+async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None:
+    slow, quick = SlowModel(), SlowModel()
+    quick.may.set()
+    preparers = [PromptPreparer(slow), PromptPreparer(quick)]
+    delayed = [asyncio.create_task(prepared(preparers[0], WITHOUT_IMAGES[0])) for _ in range(100)]
+    await running(slow, TEXT_THREADS)
+    assert (await prepared(preparers[1], WITHOUT_IMAGES[0])).tokens == (1,)
+    assert not any(prompt.done() for prompt in delayed)
+    slow.may.set()
+    await asyncio.gather(*delayed)
+    for preparer in preparers:
+        preparer.close()
+
+
+async def test_an_aborted_request_keeps_its_slot_until_its_thread_is_done(monkeypatch) -> None:
+    monkeypatch.setattr(prompt_preparation, "MAX_WAITING", 0)
+    model = SlowModel()
+    preparer = PromptPreparer(model)
+    asked = [asyncio.create_task(prepared(preparer, WITH_IMAGES[0])) for _ in range(2)]
+    await running(model, 2)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    with pytest.raises(OverloadedError, match="2 prompts with images"):
+        await prepared(preparer, WITH_IMAGES[0])
+    model.may.set()
+    await until(lambda: not preparer.pending)
+    assert (await prepared(preparer, WITH_IMAGES[0])).tokens == (1,)
+    preparer.close()
+
+
+async def test_a_refused_image_frees_its_slot(monkeypatch) -> None:
+    monkeypatch.setattr(prompt_preparation, "MAX_WAITING", 0)
+    model = SlowModel()
+    model.may.set()
+    preparer = PromptPreparer(model)
+
+    def refuse(*_, **__) -> Prompt:
+        raise RequestError("The image is truncated.")
+
+    model.prepare = refuse
+    for _ in range(9):
+        with pytest.raises(RequestError, match="truncated"):
+            await prepared(preparer, WITH_IMAGES[0])
+        await until(lambda: not preparer.pending)
+    preparer.close()
+
+
+async def test_tokens_of_an_earlier_answer_count_against_the_limit() -> None:
+    model = SlowModel()
+    model.may.set()
+    preparer = PromptPreparer(model)
+    for after, limit in (((), 9), ((1, 2), 7), ((1,) * 12, 0)):
+        source = Conversation((Message("user", "a"),), after=after)
+        await prepared(preparer, source)
+        assert model.limits[-1] == limit
+    preparer.close()
+
+
+async def test_image_files_of_waiting_prompts_count_against_the_budget() -> None:
+    model = SlowModel()
+    preparer = PromptPreparer(model, ImageCache(budget_bytes=100))
+    source = RawText("[img-0]", (ImagePart(bytes(30)),))
+    asked = [asyncio.create_task(prepared(preparer, source, tenant=name)) for name in "abc"]
+    await running(model, IMAGE_THREADS)
+    assert preparer.image_cache.used_bytes == 90
+    with pytest.raises(OverloadedError, match="no room for 30 more"):
+        await prepared(preparer, source)
+    with pytest.raises(RequestError, match="at most 100"):
+        await prepared(preparer, RawText("[img-0]", (ImagePart(bytes(101)),)))
+    assert (await prepared(preparer, WITHOUT_IMAGES[2])).tokens == (1,), (
+        "texts need no image memory"
+    )
+    asked[2].cancel()  # while it waits
+    await asyncio.wait({asked[2]})
+    assert preparer.image_cache.used_bytes == 60
+    model.may.set()
+    await asyncio.gather(*asked[:2])
+    assert preparer.image_cache.used_bytes == 0
+    preparer.close()
+
+
+async def test_an_aborted_request_frees_its_image_memory_once_its_thread_is_done() -> None:
+    model = SlowModel()
+    preparer = PromptPreparer(model, ImageCache(budget_bytes=100))
+    asked = asyncio.create_task(prepared(preparer, RawText("[img-0]", (ImagePart(bytes(60)),))))
+    await running(model, 1)
+    asked.cancel()
+    await asyncio.wait({asked})
+    assert preparer.image_cache.used_bytes == 60
+    model.may.set()
+    await until(lambda: not preparer.pending)
+    assert preparer.image_cache.used_bytes == 0
+    preparer.close()
+
+
+async def test_a_placeholder_at_the_start_of_a_prompt_is_not_dropped_as_bos() -> None:
+    """A vocabulary without placeholder tokens may use the BOS token for images."""
+    model = SlowModel()
+    span = ImageSpan(0, 2, False, b"d")
+    model.prepare = lambda *_, **__: Prompt((0, 0, 5), (span,))
+    preparer = PromptPreparer(model)
+    prompt = await prepared(preparer, Conversation((Message("user", "a"),), after=(7, 8)))
+    assert prompt.tokens == (7, 8, 0, 0, 5) and prompt.spans[0].start == 2
+    preparer.close()

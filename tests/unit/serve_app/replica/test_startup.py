@@ -1,0 +1,119 @@
+"""How an application and its replicas start: log lines, errors, and the order of steps."""
+
+import json
+
+import pytest
+from ray.serve.exceptions import RayServeException
+
+from runtime.errors import CaravanError, ModelUnavailableError
+from runtime.worker.runner import DeviceRunner
+from serve_app.app import build
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.deployments import ModelDeployment, VisionEncoder
+from serve_app.transport.stream_server import StreamServer
+from tests.checkout import DEMO_MODEL
+
+MODEL = {
+    "name": "demo",
+    "source": str(DEMO_MODEL),
+    "device": "cpu",
+    "context_tokens": 64,
+    "max_sequences": 2,
+}
+
+
+@pytest.fixture
+def done(monkeypatch) -> list[str]:
+    """The steps of a start that have been done."""
+    done: list[str] = []
+    warm_up, start = DeviceRunner.warm_up, StreamServer.start
+
+    def warming_up(runner, *arguments):
+        warm_up(runner, *arguments)
+        done.append("warmed up")
+
+    async def starting(server, host):
+        done.append("listening")
+        return await start(server, "127.0.0.1")
+
+    monkeypatch.setattr(DeviceRunner, "warm_up", warming_up)
+    monkeypatch.setattr(StreamServer, "start", starting)
+    return done
+
+
+class LocalDeployment(ModelDeployment):
+    """A deployment in this process, where no Serve awaits `__del__`."""
+
+    def __del__(self) -> None:
+        """The test closes it."""
+
+
+class LocalEncoder(VisionEncoder):
+    def __del__(self) -> None:
+        """The test closes it."""
+
+
+def events(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_building_an_application_logs_the_checked_models(capsys):
+    build({"models": [MODEL, {**MODEL, "name": "other"}]})
+    [configured] = [
+        event for event in events(capsys.readouterr().err) if event["event"] == "configured"
+    ]
+    assert configured["models"] == ["demo", "other"]
+    assert configured["check_s"] > 0
+
+
+def fail(*arguments, **named):
+    raise RuntimeError("a shape is wrong\nin layer 3")
+
+
+@pytest.mark.parametrize(
+    ("where", "parallel"),
+    [
+        ("serve_app.replica.loading.load", {}),
+        ("serve_app.replica.rank_actors.RankActors", {"tensor": 2}),
+    ],
+)
+async def test_every_failure_of_a_replica_is_one_line(done, monkeypatch, capsys, where, parallel):
+    monkeypatch.setattr(where, fail)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    deployment = object.__new__(LocalDeployment)
+    await deployment.__init__(ModelSettings(**MODEL, parallel=parallel))
+    try:
+        reason = "Model demo could not be loaded: RuntimeError: a shape is wrong"
+        with pytest.raises(ModelUnavailableError) as caught:
+            await deployment.describe()
+        assert str(caught.value) == f"model 'demo' cannot be served: {reason}"
+    finally:
+        await deployment._opened.aclose()
+    lines = events(capsys.readouterr().err)
+    assert {"event": "not served", "reason": reason}.items() <= lines[-1].items()
+    assert any("in layer 3" in line.get("traceback", "") for line in lines)
+
+
+async def test_every_failure_of_an_encoder_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("serve_app.replica.loading._load_model", fail)
+    encoder = object.__new__(LocalEncoder)
+    with pytest.raises(CaravanError, match=r"^Model demo could not be loaded: Runtime"):
+        await encoder.__init__(ModelSettings(**MODEL))
+    assert "not served" in [line["event"] for line in events(capsys.readouterr().err)]
+
+
+def test_every_failure_of_a_configuration_is_one_line(monkeypatch):
+    monkeypatch.setattr("serve_app.replica.loading.load", fail)
+    with pytest.raises(RayServeException, match=r"^Model demo could not be loaded: Runtime"):
+        build({"models": [MODEL]})
+
+
+async def test_a_replica_warms_up_before_it_listens(done, capsys):
+    deployment = object.__new__(LocalDeployment)
+    await deployment.__init__(ModelSettings(**MODEL))
+    try:
+        assert done == ["warmed up", "listening"]
+    finally:
+        await deployment._opened.aclose()
+    logged = [event["event"] for event in events(capsys.readouterr().err)]
+    assert logged[0] == "starting" and logged[-1] == "ready"

@@ -1,0 +1,38 @@
+"""A model that could not be loaded: its requests get the reason, and it is loaded again later."""
+
+import pytest
+
+from runtime.engine.request import SamplingParams
+from runtime.errors import EngineDeadError, ModelUnavailableError
+from serve_app.api.refusals import refusal
+from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.replica.unserved import RETRY_S, UnservedReplica
+from serve_app.transport import wire
+
+
+async def test_every_request_fails_with_the_reason():
+    replica = UnservedReplica("big", "it needs 5 bytes; 3 are there")
+    task = ChatTask("t", "big", RawText("hi"), SamplingParams(seed=1))
+    with pytest.raises(ModelUnavailableError, match="'big' cannot be served: it needs 5 bytes"):
+        await anext(replica.generate(task))
+    with pytest.raises(ModelUnavailableError, match="it needs 5 bytes"):
+        replica.describe()
+
+
+def test_the_health_check_passes_until_the_next_attempt():
+    now = [0.0]
+    replica = UnservedReplica("big", "no memory", clock=lambda: now[0])
+    replica.check()
+    now[0] = RETRY_S - 1
+    replica.check()
+    now[0] = RETRY_S + 1
+    with pytest.raises(EngineDeadError, match="is loaded again: no memory"):
+        replica.check()
+
+
+def test_the_ingress_answers_503_with_the_reason_and_retry_after():
+    received = wire.error_of(wire.failed(ModelUnavailableError("no memory")))
+    assert isinstance(received, ModelUnavailableError)
+    refused = refusal(received)
+    assert (refused.status, refused.message) == (503, "no memory")
+    assert int(refused.headers["retry-after"]) > 1

@@ -1,0 +1,333 @@
+"""Replica sets over a fake handle and real streams: choice, load reports, lost replicas."""
+
+import asyncio
+import secrets
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve.config import RequestRouterConfig
+
+from runtime.engine.engine import EngineStatistics
+from runtime.engine.request import SamplingParams
+from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.routing.load_reports import MAX_HASHES, LoadReporter
+from serve_app.routing.prefix_hashes import prefix_hashes_of
+from serve_app.routing.replica_set import ListingRouter, ReplicaSet, router_config, routers
+from serve_app.transport.client import StreamClient
+from serve_app.transport.generation import generation_server
+from tests.patience import HANG_S
+from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
+
+IDLE = EngineStatistics(slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000)
+REPORTED_S = 0.5  # enough for a report or a lost connection; silence counts after 5 s
+
+
+def task(name: str, tokens: int = 200) -> ChatTask:
+    return ChatTask(
+        name, "demo", RawText((f"{name} " * 4 * tokens)[: 4 * tokens]), SamplingParams()
+    )
+
+
+def busy(tokens: int) -> EngineStatistics:
+    return EngineStatistics(
+        slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000, queued_tokens=tokens
+    )
+
+
+class RunningFake:
+    """A running replica as Serve lists it."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = SimpleNamespace(unique_id=name)
+        self.statistics = IDLE
+        self.replica = PretendReplica()
+        self.reporter = LoadReporter(self.replica.generate, lambda: self.statistics)
+        self.server = generation_server(
+            self.reporter.generate, report=self.reporter.report, heartbeat_s=0.2
+        )
+
+    async def start(self) -> "RunningFake":
+        self.replica_metadata = asdict(await self.server.start("127.0.0.1"))
+        return self
+
+
+class FakeRouter(ListingRouter):
+    """The router of a deployment, without Serve."""
+
+    app_name = "app"
+
+    def __init__(self) -> None:
+        self.running: dict[str, RunningFake] = {}
+
+    @property
+    def curr_replicas(self):
+        return self.running
+
+
+class FakeHandle:
+    """The handle of a deployment whose router is initialised by the first reservation."""
+
+    app_name = "app"
+
+    def __init__(self, *replicas: RunningFake) -> None:
+        self.deployment_name = secrets.token_hex(8)
+        self.router = FakeRouter()
+        self.replaced = asyncio.Event()
+        self.reservations = 0
+        self.replace(*replicas)
+
+    def options(self, *, method_name: str) -> "FakeHandle":
+        assert method_name == "describe"
+        return self
+
+    def replace(self, *replicas: RunningFake) -> None:
+        self.router.running = {each.replica_id.unique_id: each for each in replicas}
+        self.replaced.set()
+
+    @asynccontextmanager
+    async def choose_replica(self):
+        self.router.initialize_state(deployment=self.deployment_name)
+        self.reservations += 1
+        try:
+            while not self.router.running:
+                self.replaced.clear()
+                await self.replaced.wait()
+            yield
+        finally:
+            self.reservations -= 1
+
+
+@asynccontextmanager
+async def running(*names: str):
+    replicas = [await RunningFake(name).start() for name in names]
+    try:
+        yield replicas
+    finally:
+        for replica in replicas:
+            await replica.server.close(drain_s=0)
+
+
+@asynccontextmanager
+async def replica_set(handle: FakeHandle):
+    made = ReplicaSet(handle)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def chosen(known: ReplicaSet, asked: ChatTask, avoid: frozenset[str] = frozenset()) -> str:
+    async with asyncio.timeout(HANG_S):
+        return (await known.choose(asked, avoid=avoid)).replica
+
+
+async def eventually(holds) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+async def test_the_next_turn_is_sent_to_the_same_replica():
+    async with running("a", "b", "c") as replicas, replica_set(FakeHandle(*replicas)) as known:
+        first = await chosen(known, task("x"))
+        assert {await chosen(known, task("x", 200 + 50 * n)) for n in range(5)} == {first}
+
+
+async def test_a_replica_that_reports_a_queue_is_not_chosen():
+    async with running("a", "b") as (a, b), replica_set(FakeHandle(a, b)) as known:
+        await chosen(known, task("first"))
+        a.statistics = busy(50_000)
+        numbers = iter(range(10_000))
+
+        async def avoided() -> bool:
+            return {await chosen(known, task(f"{next(numbers)}", 10)) for _ in range(8)} == {"b"}
+
+        await eventually(avoided)
+
+
+async def test_prompts_of_another_ingress_are_known_from_reports():
+    async with running("a", "b", "c", "d") as replicas:
+        handle = FakeHandle(*replicas)
+        by_name = {replica.replica_id.unique_id: replica for replica in replicas}
+        async with replica_set(handle) as there:
+            talks = {f"talk {n}": await chosen(there, task(f"talk {n}")) for n in range(6)}
+        for name, replica in talks.items():
+            by_name[replica].reporter.generate(task(name))
+        pause_s = 0.1
+
+        async def known() -> bool:
+            """To a new replica set, which knows the prompts from reports only."""
+            nonlocal pause_s
+            pause_s *= 2
+            async with replica_set(handle) as here:
+                await chosen(here, task("first"))
+                await asyncio.sleep(pause_s)
+                return talks == {name: await chosen(here, task(name, 260)) for name in talks}
+
+        await eventually(known)
+
+
+async def test_a_dead_replica_is_skipped_before_serve_removes_it():
+    """And before its silence counts, because its connection breaks."""
+    async with running("a", "b") as (a, b), replica_set(FakeHandle(a, b)) as known:
+        await both_chosen(known)
+        await a.server.close(drain_s=0)
+        await asyncio.sleep(REPORTED_S)
+        assert await only_chosen(known, "b")
+
+
+async def test_a_draining_replica_is_skipped():
+    async with running("a", "b") as (a, b), replica_set(FakeHandle(a, b)) as known:
+        await both_chosen(known)
+        client = StreamClient()
+        a.replica.waits.clear()
+        address = await known.choose(task("x"), avoid=frozenset({"b"}))
+        answer = client.generate(address, task("x"))
+        await anext(answer)
+        closing = asyncio.create_task(a.server.close(drain_s=60.0))
+        await asyncio.sleep(REPORTED_S)
+        assert await only_chosen(known, "b")
+        assert not closing.done()
+        await answer.aclose()
+        await closing
+        client.close()
+
+
+async def both_chosen(known: ReplicaSet) -> None:
+    """Returns when both have reported: the first choice connects to them."""
+    assert {await chosen(known, task(f"{n}")) for n in range(8)} == {"a", "b"}
+    await asyncio.sleep(REPORTED_S)
+
+
+async def only_chosen(known: ReplicaSet, name: str) -> bool:
+    """For new prompts, which both would get otherwise."""
+    asked = [await chosen(known, task(f"{number}", 10)) for number in range(12)]
+    return set(asked) == {name}
+
+
+async def test_replicas_follow_the_list_of_serve():
+    async with running("a", "b") as (a, b):
+        handle = FakeHandle(a)
+        async with replica_set(handle) as known:
+            assert await chosen(known, task("x")) == "a"
+            handle.replace(b)
+            assert await chosen(known, task("x")) == "b"
+            handle.replace(a, b)
+            counts = Counter([await chosen(known, task(f"{n}")) for n in range(10)])
+            assert set(counts) == {"a", "b"}
+
+
+async def test_some_queued_requests_move_to_a_replica_that_starts_later():
+    """The new replica is found although no new request arrives."""
+    async with running("a", "b") as (a, b):
+        handle = FakeHandle(a)
+        async with replica_set(handle) as known:
+            waiting = [task(f"{n}", 5000) for n in range(10)]
+            assert {await chosen(known, each) for each in waiting} == {"a"}
+            a.statistics = busy(50_000)
+            assert [await known.choose_earlier(each) for each in waiting] == [None] * 10
+            handle.replace(a, b)
+            moved: list[str] = []
+
+            async def some() -> bool:
+                moves = [await known.choose_earlier(each) for each in waiting]
+                moved.extend(address.replica for address in moves if address is not None)
+                return bool(moved)
+
+            await eventually(some)
+            assert set(moved) == {"b"} and 2 <= len(moved) <= 5, "both queues are about equal then"
+
+
+async def test_requests_reserve_a_replica_while_there_is_none():
+    async with running("a") as (a,):
+        handle = FakeHandle()
+        async with replica_set(handle) as known:
+            waiting = [asyncio.create_task(chosen(known, task(f"{n}"))) for n in range(3)]
+            left = asyncio.create_task(chosen(known, task("left")))
+
+            async def reserved() -> bool:
+                return handle.reservations == 4
+
+            await eventually(reserved)
+            left.cancel()
+            await asyncio.wait({left})
+            assert handle.reservations == 3
+            handle.replace(a)
+            assert await asyncio.gather(*waiting) == ["a"] * 3
+            assert handle.reservations == 0
+
+
+async def test_no_reservation_is_made_while_replicas_are_listed():
+    async with running("a", "b") as (a, b):
+        handle = FakeHandle(a, b)
+        async with replica_set(handle) as known:
+            await chosen(known, task("first"))
+            handle.choose_replica = pytest.fail
+            for n in range(20):
+                await chosen(known, task(f"{n}"))
+
+
+async def test_a_replica_that_serve_found_dead_is_not_chosen():
+    """Serve removes it from its list before it has a new list."""
+    async with running("a", "b") as (a, b):
+        handle = FakeHandle(a, b)
+        async with replica_set(handle) as known:
+            await both_chosen(known)
+            del handle.router.running["a"]
+            assert await only_chosen(known, "b")
+
+
+async def test_a_model_is_described_by_another_replica_if_one_dies():
+    answers = iter([ActorDiedError(), ActorUnavailableError("", bytes(16)), CARD])
+
+    class DyingHandle(FakeHandle):
+        async def remote(self, *, verbose):
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    known = ReplicaSet(DyingHandle())
+    async with asyncio.timeout(HANG_S):
+        assert await known.describe(verbose=False) == CARD
+        assert await known.describe(verbose=False) == CARD, "from the cache"
+
+
+def test_the_router_that_serve_unpickles_is_found_in_this_process():
+    """Serve pickles router classes by value."""
+    unpickled = RequestRouterConfig(**router_config("demo")).get_request_router_class()
+
+    class Router(unpickled):
+        app_name = "app"
+
+    router = object.__new__(Router)
+    router.initialize_state(deployment="unpickled")
+    assert routers["app", "unpickled"] is router
+
+
+async def test_control_calls_try_two_random_replicas_and_then_all():
+    router = object.__new__(ListingRouter)
+    pending = SimpleNamespace(kwargs={}, routing_context=SimpleNamespace(should_backoff=False))
+    replicas = list("abcdef")
+    ranks = [await router.choose_replicas(replicas, pending) for _ in range(100)]
+    assert all(len(rank[0]) == 2 and rank[1] == replicas for rank in ranks)
+    assert {name for rank in ranks for name in rank[0]} == set(replicas)
+    assert pending.routing_context.should_backoff
+    assert await router.choose_replicas(["a"], None) == [["a"], ["a"]]
+
+
+def test_the_first_report_has_recent_prompts_and_later_ones_the_new():
+    reporter = LoadReporter(PretendReplica().generate, lambda: busy(7))
+    for n in range(MAX_HASHES + 10):
+        reporter.generate(task(f"{n}"))
+    first = reporter.report(0)
+    assert first.load.queued_tokens == 7
+    expected = [prefix_hashes_of(task(f"{n}")) for n in range(10, MAX_HASHES + 10)]
+    assert list(first.hashes) == expected
+    assert reporter.report(first.recorded).hashes == ()
+    reporter.generate(task("new"))
+    assert reporter.report(first.recorded).hashes == (prefix_hashes_of(task("new")),)
