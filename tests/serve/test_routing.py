@@ -117,6 +117,7 @@ async def test_a_replica_with_a_long_queue_gets_no_new_requests(url: str):
             long = asyncio.create_task(post(client, f"{turn} camels. " * 125))
             while not await asyncio.to_thread(queued_tokens):
                 assert not long.done()
+            await asyncio.sleep(PAUSE_S)  # until the ingress knows it too
             await post(client, f"Who are you, {turn}?")
             await asyncio.to_thread(set_step_time, 0.0)
             await long
