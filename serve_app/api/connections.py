@@ -1,12 +1,14 @@
 """Connections to clients: proxies that announce themselves, HTTP/1.0, unread bodies."""
 
 import asyncio
+import random
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SMALL_BODY_BYTES = 64 * 1024
-REFUSAL_DELAY_S = 1.0
+# Random, so that clients that were refused together do not retry together.
+REFUSAL_DELAY_S = (0.5, 1.5)
 _PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
@@ -26,8 +28,8 @@ class CloseUnreadBody:
     more processor time than the refusal. Bodies of up to `SMALL_BODY_BYTES` are discarded all the
     same, since a new connection costs more.
 
-    The response is delayed by `REFUSAL_DELAY_S`, while nothing is received: clients that retry at
-    once would otherwise occupy a processor with refusals.
+    The response is delayed by a time within `REFUSAL_DELAY_S`, while nothing is received: clients
+    that retry at once would otherwise occupy a processor with refusals.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -48,7 +50,7 @@ class CloseUnreadBody:
         async def send_part(message: Message) -> None:
             if message["type"] == "http.response.start" and not complete:
                 MutableHeaders(scope=message)["connection"] = "close"
-                await asyncio.sleep(REFUSAL_DELAY_S)
+                await asyncio.sleep(random.uniform(*REFUSAL_DELAY_S))
             await send(message)
 
         await self._app(scope, receive_part, send_part)
