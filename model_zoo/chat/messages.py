@@ -91,6 +91,11 @@ class ChatTemplate:
         return self.reads("image", "image_url")
 
     @property
+    def supports_suffix(self) -> bool:
+        """Whether it renders a text to insert between `prompt` and `suffix`."""
+        return {"prompt", "suffix"} <= self._template.variables
+
+    @property
     def supports_tools(self) -> bool:
         return self.reads("tools") or self._reads_functions
 

@@ -1,8 +1,9 @@
-"""Tells Jinja templates, as in model files, from Go templates, as in Ollama's Modelfiles."""
+"""Templates in Jinja, as in model files, and in the language of Go, as in Ollama's Modelfiles."""
 
 import re
 
-from model_zoo.chat.template import Template
+from model_zoo.chat.go_templates.converter import jinja_source
+from model_zoo.chat.template import MAX_SOURCE_CHARACTERS, Template
 from runtime.errors import ModelFileError, RequestError
 
 # Beginnings of Go actions that no Jinja expression has.
@@ -18,15 +19,16 @@ def is_go_template(source: str) -> bool:
     return _GO.search(source) is not None
 
 
-def check_jinja(source: str) -> None:
-    """Raises RequestError unless the source is a Jinja template that compiles."""
-    if is_go_template(source):
-        raise RequestError(
-            "template error: it is in Go's template language, which is not served; write it in "
-            "Jinja, as in `tokenizer.chat_template` of model files, or leave it out, and the model "
-            "file's own is used."
-        )
+def as_jinja(source: str) -> str:
+    """The template in Jinja. ModelFileError if it is a Go template that cannot be converted."""
+    if len(source) > MAX_SOURCE_CHARACTERS or not is_go_template(source):
+        return source
+    return jinja_source(source)
+
+
+def check_template(source: str) -> None:
+    """Raises RequestError unless the source is a template that can be converted and compiled."""
     try:
-        Template(source)
+        Template(as_jinja(source))
     except ModelFileError as error:
         raise RequestError(f"template error: {error}") from None

@@ -1,5 +1,6 @@
 """Ollama's protocol for managing models: pull, create, copy, delete, uploads for create."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -110,7 +111,9 @@ class OllamaManagement:
     async def create(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(CreateBody, request)
-        name, definition = body.named, _definition(body, management.base_of)
+        # In a thread, because checking a template takes time.
+        definition = await asyncio.to_thread(_definition, body, management.base_of)
+        name = body.named
         images = sum(len(message.images) for message in body.messages)
         if images:  # `/save` of Ollama's command line sends the session's messages
             reason = "models keep the text of messages only"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from model_zoo.chat.messages import Message
-from model_zoo.chat.template_language import check_jinja
+from model_zoo.chat.template_language import check_template
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
 from model_zoo.store.definition import Definition
 from model_zoo.store.manifest import check_digest
@@ -38,7 +38,7 @@ def definition_from_modelfile(text: str, resolve_base: BaseResolver) -> Definiti
     )
     if definition.template:
         line = [command for command in commands if command.name == "template"][-1]
-        _with_line(line, lambda each: check_jinja(each.value))
+        _with_line(line, lambda each: check_template(each.value))
     return _based_on(definition, bases)
 
 
@@ -61,7 +61,7 @@ def definition_from_fields(
         raise RequestError("'from' and 'files' exclude each other")
     check_parameters(parameters)
     if template:
-        check_jinja(template)
+        check_template(template)
     definition = Definition(
         files=files,
         parameters={name: value for name, value in parameters.items() if value is not None},

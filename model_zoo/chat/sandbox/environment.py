@@ -16,6 +16,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 
+from model_zoo.chat.sandbox.go_functions import FUNCTIONS
+
 
 class _Generator(CodeGenerator):
     """Folds no constants: a model whose template has a costly expression loads, and only
@@ -48,7 +50,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             "dict": _MakeDict(),
             "namespace": _PlainNamespace,
         }
-        self.globals.update(functions)
+        self.globals.update(functions | FUNCTIONS)
         del self.globals["lipsum"]
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:

@@ -1,8 +1,8 @@
-"""Go templates are distinguished from Jinja templates."""
+"""Go templates are distinguished from Jinja templates, and both are checked."""
 
 import pytest
 
-from model_zoo.chat.template_language import check_jinja, is_go_template
+from model_zoo.chat.template_language import check_template, is_go_template
 from runtime.errors import RequestError
 from tests.chat_templates import TEMPLATES, template_source
 
@@ -29,10 +29,9 @@ JINJA = [
 
 
 @pytest.mark.parametrize("source", GO)
-def test_go_templates_are_recognised_and_refused(source):
+def test_go_templates_are_recognised_and_converted(source):
     assert is_go_template(source)
-    with pytest.raises(RequestError, match="Go's template language"):
-        check_jinja(source)
+    check_template(source)
 
 
 @pytest.mark.parametrize("source", JINJA)
@@ -42,10 +41,15 @@ def test_jinja_templates_are_not_taken_for_go_templates(source):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_published_templates_are_jinja(name):
-    check_jinja(template_source(name))
+    check_template(template_source(name))
 
 
 def test_a_jinja_template_is_compiled_to_check_it():
-    check_jinja(JINJA[0])
+    check_template(JINJA[0])
     with pytest.raises(RequestError, match=r"template error: .*line 2"):
-        check_jinja("a\n{% for x %}")
+        check_template("a\n{% for x %}")
+
+
+def test_a_go_template_that_is_not_supported_is_refused():
+    with pytest.raises(RequestError, match=r"template error: line 2: the field \.Color"):
+        check_template("{{ .Prompt }}\n{{ .Color }}")

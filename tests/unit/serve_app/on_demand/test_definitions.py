@@ -113,7 +113,7 @@ def test_a_text_that_names_no_model_is_refused(base):
         ("FROM a\nPARAMETER top_k many", 'line 2: option "top_k" must be of type integer'),
         ("FROM a\nPARAMETER top_p 3", 'line 2: option "top_p" is 3'),
         ("FROM a\nPARAMETER mirostat two", 'line 2: option "mirostat" must be of type'),
-        ("FROM a\nTEMPLATE {{ .Prompt }}", "line 2: template error: it is in Go's template"),
+        ("FROM a\nTEMPLATE {{ .Color }}", "line 2: template error: line 1: the field .Color"),
         ("FROM a\nTEMPLATE {% for %}", "line 2: template error: "),
         ("FROM a\nFROM b", "FROM must name one model"),
         (f"FROM a\nFROM @{BLOB}", "FROM must name one model"),
@@ -152,7 +152,7 @@ def test_the_fields_of_a_request_become_a_definition():
         ({}, "neither 'from' or 'files' was specified"),
         ({"base": "a", "files": {"m.gguf": BLOB}}, "exclude each other"),
         ({"base": "a", "parameters": {"top_k": "x"}}, 'option "top_k" must be of type integer'),
-        ({"base": "a", "template": "{{ .Prompt }}"}, "Go's template language"),
+        ({"base": "a", "template": "{{ .Color }}"}, r"template error: line 1: the field \.Color"),
     ],
 )
 def test_invalid_fields_are_refused(change, reported):

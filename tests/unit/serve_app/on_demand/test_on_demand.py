@@ -274,7 +274,7 @@ async def test_a_model_is_created_in_every_store(roots):
         ({"from": "/etc/passwd"}, "is a path"),
         ({"modelfile": "FROM ./x.gguf"}, "line 1: './x.gguf' is a path"),
         ({"from": "both", "modelfile": "FROM both"}, "exclude each other"),
-        ({"from": "both", "template": "{{ .Prompt }}"}, "Go's template language"),
+        ({"from": "both", "template": "{{ .Color }}"}, "template error: line 1: the field .Color"),
         ({"from": "both", "adapters": {"a": "b"}}, '"adapters" is not served'),
         ({"from": "both", "parameters": {"x": 1}}, 'option "x" is not known'),
         ({"from": "both", "messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),

@@ -1,0 +1,108 @@
+"""The syntax tree of a template in the language of Go's `text/template`."""
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from runtime.errors import ModelFileError
+
+
+def refuse(line: int, reason: str) -> NoReturn:
+    raise ModelFileError(f"line {line}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant; None is `nil`."""
+
+    value: str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """The current value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """`$` or `$name`; `name` without the dollar sign."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`name` of the value of `of`."""
+
+    of: "Operand"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Commands, each of which gets the result of the one before as its last argument.
+
+    `variables`: the names that take the result; `declares`: they are new (`:=`).
+    """
+
+    commands: "tuple[tuple[Operand, ...], ...]"
+    variables: tuple[str, ...] = ()
+    declares: bool = False
+    line: int = 0
+
+
+Operand = Literal | Dot | Variable | Function | Field | Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Prints the value of its pipeline, unless that sets a variable."""
+
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """`kind`: "if", "with" or "range"."""
+
+    kind: str
+    pipeline: Pipeline
+    body: "tuple[Node, ...]"
+    otherwise: "tuple[Node, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`{{ template "name" pipeline }}`."""
+
+    name: str
+    pipeline: Pipeline | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """`kind`: "break" or "continue"."""
+
+    kind: str
+    line: int
+
+
+Node = Text | Action | Branch | Call | Jump
+
+
+@dataclass(frozen=True, slots=True)
+class GoTemplate:
+    """The main template, and those that it defines by name."""
+
+    main: tuple[Node, ...]
+    defined: dict[str, tuple[Node, ...]] = field(default_factory=dict)
