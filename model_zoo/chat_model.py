@@ -14,11 +14,13 @@ from model_zoo.chat.messages import (
     render_unforged,
 )
 from model_zoo.chat.template_choice import template_of
+from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.multimodal.image_cache import ImageLease
 from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
 from model_zoo.multimodal.vision_model import PromptImages, VisionModel
+from model_zoo.tokenizers.infill import InfillTokens, infill_tokens
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import ImageSpan
 from runtime.errors import RequestError
@@ -31,12 +33,17 @@ EFFORTS = ("low", "medium", "high", "max")
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids to continue; `spans`: the images among them; `images`: each different image
-    once. `thinks`: the prompt ends within thinking, so the reply begins there."""
+    once. `thinks`: the prompt ends within thinking, so the reply begins there. `reply_format`: how
+    the reply to a conversation is written; `markup`: the control tokens that are part of its text,
+    with their bytes. `end_tokens`: further tokens that end the reply."""
 
     tokens: tuple[int, ...]
     spans: tuple[ImageSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
     thinks: bool = False
+    reply_format: ReplyFormat | None = None
+    markup: Mapping[int, bytes] = field(default_factory=dict)
+    end_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,8 @@ class ModelDescription:
     tensors: name, type and shape in the file's order, fastest dimension first.
     digest: SHA-256 in hex of the file's header and size.
     modified_at: unix seconds.
-    chat_template: the template in use. template_source: its origin, such as "file" or "fallback
-    (chatml)". Both None if there is none.
+    chat_template: the template in use, as it was written. template_source: its origin, such as
+    "file" or "fallback (chatml)". Both None if there is none.
     pooling: "mean", "cls" or "last", in files made for embedding.
     sees: whether the model accepts images.
     projector: metadata of a separate projector file, with its `general.parameter_count`.
@@ -81,7 +88,8 @@ class ChatModel:
     """A model file, loaded: decoder, tokenizer, chat template and vision model.
 
     template: None if the file has none; the model cannot chat. variants: further templates of the
-    file by name, such as "tool_use". vision: None if the model accepts text only.
+    file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first: a
+    text is inserted by tokens in the order text after, text before, answer.
     """
 
     decoder: DecoderModel
@@ -90,6 +98,7 @@ class ChatModel:
     description: ModelDescription
     variants: Mapping[str, ChatTemplate] = field(default_factory=dict)
     vision: VisionModel | None = None
+    suffix_first: bool = False
 
     @property
     def reply_format(self) -> ReplyFormat:
@@ -113,10 +122,10 @@ class ChatModel:
         return None if self.vision is None else self.vision.tower
 
     def with_template(self, source: str, *, origin: str) -> "ChatModel":
-        """The same model with another chat template; raises ModelFileError if it is not valid
-        Jinja."""
+        """The same model with another chat template, in Jinja or Go's language; ModelFileError if
+        it does not compile or cannot be converted."""
         told = replace(self.description, chat_template=source, template_source=origin)
-        template = template_of(source, self.tokenizer)
+        template = template_of(as_jinja(source), self.tokenizer)
         return replace(self, template=template, variants={}, description=told)
 
     def prepare(
@@ -167,7 +176,13 @@ class ChatModel:
                 f"{len(images)} images; put images in the user's turns."
             )
         prompt = self._prompt(texts, images, at_most, rendered.sentinel, lease)
-        return replace(prompt, thinks=self.reply_format.opens_thinking(rendered.text))
+        return self._with_reply_format(prompt, rendered.text)
+
+    def _with_reply_format(self, prompt: Prompt, text: str) -> Prompt:
+        """`text`: of the prompt."""
+        replies = self.reply_format
+        thinks = replies.opens_thinking(text)
+        return replace(prompt, thinks=thinks, reply_format=replies, markup=self.markup)
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         if self.template is None:
@@ -204,6 +219,37 @@ class ChatModel:
                 texts[-1] += before.strip()
                 texts.append(after.strip())
         return self._prompt(texts, placed, at_most, lease=lease)
+
+    @property
+    def inserts(self) -> bool:
+        """Whether it can insert a text between two others."""
+        by_template = self.template is not None and self.template.supports_suffix
+        return by_template or self._infill_tokens is not None
+
+    @property
+    def _infill_tokens(self) -> InfillTokens | None:
+        count = len(self.tokenizer.vocabulary.tokens)
+        return infill_tokens(self.description.metadata, count)
+
+    def prepare_infill(self, before: str, after: str, *, now: datetime | None = None) -> Prompt:
+        """The prompt for a text between two others, by the template if that supports it, otherwise
+        by the file's tokens, in the order text before, text after, answer unless `suffix_first`.
+
+        Only for a model that `inserts`.
+        """
+        if self.template is not None and self.template.supports_suffix:
+            variables = {"prompt": before, "suffix": after}
+            rendered = render_unforged(self.template, self.tokenizer, (), variables, now=now)
+            return self._prompt([rendered.text], [], None, rendered.sentinel)
+        tokens = self._infill_tokens
+        assert tokens is not None
+        first = [tokens.before, *self.tokenizer.cut(before, parse_special=False)]
+        second = [tokens.after, *self.tokenizer.cut(after, parse_special=False)]
+        if self.suffix_first:
+            first, second = second, first
+        encoded = self.tokenizer.encode_parts([*first, *second, tokens.middle])
+        encoded = self.tokenizer.with_bos(encoded)
+        return Prompt(tuple(encoded), end_tokens=tokens.ends)
 
     def _prompt(
         self,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from model_zoo.chat.messages import Message
+from model_zoo.chat.template_language import is_go_template
 from model_zoo.sources.pull import Progress, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
 from model_zoo.store.store import Store, StoredModel
@@ -22,23 +23,35 @@ class _Turn(msgspec.Struct):
     content: str = ""
 
 
+class _Config(msgspec.Struct):
+    renderer: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """A model's files, and the content of its other layers.
 
-    `path`: the GGUF file, or its first part. `stored`: None for a path. `template` is usually in
-    the template language of Go, which is not Jinja. `parameters`: options as in requests.
-    `messages` begin every conversation.
+    `path`: the GGUF file, or its first part. `stored`: None for a path. `template`: in Jinja or the
+    language of Go; `renderer`: the part of Ollama that makes prompts instead. `parameters`: options
+    as in requests. `messages` begin every conversation.
     """
 
     path: Path
     projector: Path | None = None
     stored: StoredModel | None = field(default=None, compare=False)
     template: str | None = None
+    renderer: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
     messages: tuple[Message, ...] = ()
     license: str | None = None
+
+    @property
+    def served_template(self) -> str | None:
+        """The template, unless Ollama has a renderer for the model, beside which a Go template is
+        only a stand-in."""
+        replaced = self.renderer and self.template and is_go_template(self.template)
+        return None if replaced else self.template
 
 
 def resolve(
@@ -75,6 +88,7 @@ def resolve_stored(stored: StoredModel, store: Store) -> ResolvedModel:
         projector=stored.projectors[0] if stored.projectors else None,
         stored=stored,
         template=layers.last("template") or layers.last("prompt"),
+        renderer=layers.renderer(),
         parameters=layers.json("params", dict[str, Any]) or {},
         system=layers.last("system"),
         messages=tuple(Message(role=turn.role, content=turn.content) for turn in turns),
@@ -93,6 +107,16 @@ class _LayerReader:
     def last(self, kind: str) -> str | None:
         """The text of the last layer of that kind; None if it is empty."""
         return (self.texts(kind) or [""])[-1] or None
+
+    def renderer(self) -> str | None:
+        """The one that the config names; other sources than Ollama's write other configs."""
+        config = self._stored.manifest.config
+        if config is None:
+            return None
+        try:
+            return msgspec.json.decode(self._store.text(config).encode(), type=_Config).renderer
+        except (StoreError, msgspec.DecodeError, RecursionError):
+            return None
 
     def json(self, kind: str, type: type[T]) -> T | None:
         text = self.last(kind)

@@ -205,7 +205,9 @@ def optional_text(metadata: Mapping[str, Any], key: str) -> str | None:
     return value
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+def token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+    """The token id under `tokenizer.ggml.NAME`; None if absent. `count`: tokens of the
+    vocabulary."""
     key = f"tokenizer.ggml.{name}"
     value = metadata.get(key)
     return None if value is None else _checked_id(value, key, count)
@@ -220,7 +222,7 @@ def _role(
     """The token of this role, by its key, an alternative key, or its text."""
     role = defaults.get(name, _Role())
     for key in (name, *role.keys):
-        token = _token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
+        token = token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
         if token is not None:
             return token
     return next((ids[text] for text in role.texts if text in ids), None)
@@ -243,7 +245,7 @@ def _end_tokens(
     ids: Mapping[str, int],
     eos_id: int | None,
 ) -> frozenset[int]:
-    named = {_token_id(metadata, name, len(tokens)) for name in _END_KEYS} | {eos_id}
+    named = {token_id(metadata, name, len(tokens)) for name in _END_KEYS} | {eos_id}
     key = "tokenizer.ggml.eos_token_ids"
     if metadata.get(key) is not None:
         named.update(

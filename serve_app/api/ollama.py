@@ -37,12 +37,15 @@ from serve_app.gateway.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,
+    Infill,
     PromptSource,
     RawText,
     TokenLogprob,
+    Truncation,
 )
 
 NOTHING = RawText("")
+DEFAULT_NUM_KEEP = 4  # as in Ollama
 Context = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FirstError()]
 
 
@@ -82,8 +85,8 @@ class _Generation(Body):
     logprobs: bool = False
     top_logprobs: int = 0
     format: Any = unserved()
-    truncate: Any = harmless()  # prompts that do not fit are refused, never truncated
-    shift: Any = harmless()  # generation always ends when the context is full
+    truncate: bool = True
+    shift: Any = unserved(False)  # generation ends when the context is full
 
 
 class ChatBody(_Generation):
@@ -100,8 +103,8 @@ class GenerateBody(_Generation):
     prompt: str = ""
     system: str = ""
     raw: bool = False
-    suffix: Any = unserved()
-    template: Any = unserved()
+    suffix: str = ""
+    template: str = ""
     context: Context = Field(default_factory=list)
     images: Items[str] = Field(default_factory=list)
     width: Any = harmless()  # image generation, which no supported model does
@@ -141,8 +144,10 @@ class OllamaChat:
         encoder = NativeEncoder("response")
         body = await self._bodies.read(GenerateBody, request)
         model = await self._served(body, allowed_models(request))
-        if body.raw and (body.system or body.context):
+        if body.raw and (body.template or body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
+        if body.suffix and (body.raw or body.context or body.images):
+            raise RequestError("suffix does not support raw mode, context, or images")
         if not body.prompt and not body.images:
             return await self._loaded(model, body, encoder, tenant_id(request))
         self._images.check_count(len(body.images))
@@ -187,10 +192,13 @@ class OllamaChat:
         if body.raw:
             images = await self._images.read(model, unread, tenant=tenant)
             return RawText(body.prompt, tuple(images))
+        if body.suffix:
+            return Infill(body.prompt, body.suffix, body.template)
         system = [ChatMessage(role="system", content=body.system)] if body.system else []
         user = ChatMessage(role="user", content=body.prompt, images=body.images)
         messages = await self._messages(model, [*system, user], unread, tenant)
-        return Conversation(messages, _thinking(body), tuple(body.context))
+        thinking, context = _thinking(body), tuple(body.context)
+        return Conversation(messages, thinking, context, template=body.template)
 
     def _task(self, model: ServedModel, body: _Generation, request: Request) -> ChatTask:
         """The task without its prompt. Everything that can be refused is checked before images are
@@ -208,6 +216,7 @@ class OllamaChat:
             prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
             keep_alive_s=keep_alive_s(body.keep_alive),
             tenant=tenant_id(request),
+            truncation=_truncation(body, options.num_keep),
         )
 
     def _reply(
@@ -356,6 +365,18 @@ def _thinking(body: _Generation) -> bool | str | None:
             "or false)"
         )
     return body.think
+
+
+def _truncation(body: _Generation, keep: int | None) -> Truncation | None:
+    """None: a prompt that does not fit is refused, as are those with images or a suffix, within
+    which tokens cannot be removed."""
+    if not body.truncate:
+        return None
+    if not isinstance(body, GenerateBody):
+        return Truncation(turns=True)
+    if body.images or body.suffix:
+        return None
+    return Truncation(keep=DEFAULT_NUM_KEEP if keep is None else keep)
 
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:

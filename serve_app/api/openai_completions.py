@@ -24,6 +24,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
+    Infill,
     PromptSource,
     RawText,
     TokenIds,
@@ -37,7 +38,7 @@ class CompletionBody(Common):
     prompt: Any = None
     best_of: Any = None
     logprobs: Any = None
-    suffix: Any = unserved()
+    suffix: str = ""
     add_special_tokens: Any = unserved(True)
     parallel_tool_calls: Any = harmless()
 
@@ -52,7 +53,7 @@ class OpenAICompletions:
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(CompletionBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        prompts = _prompts(body.prompt)
+        prompts = _prompts(body.prompt, body.suffix)
         n = choice_count("n", body.n, prompts=len(prompts))
         logprobs = _count(body, "logprobs")
         best_of = _best_of(body, n, prompts=len(prompts))
@@ -135,17 +136,19 @@ def _label(candidate: Candidate) -> str:
     return candidate.text
 
 
-def _prompts(prompt: Any) -> list[PromptSource]:
+def _prompts(prompt: Any, suffix: str = "") -> list[PromptSource]:
     """A text or token ids, or a list of these."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return [_prompt(f"prompt[{index}]", item) for index, item in enumerate(prompt)]
-    return [_prompt("prompt", prompt)]
+        return [_prompt(f"prompt[{index}]", item, suffix) for index, item in enumerate(prompt)]
+    return [_prompt("prompt", prompt, suffix)]
 
 
-def _prompt(place: str, prompt: Any) -> PromptSource:
+def _prompt(place: str, prompt: Any, suffix: str) -> PromptSource:
     if isinstance(prompt, str):
-        return RawText(prompt)
+        return Infill(prompt, suffix) if suffix else RawText(prompt)
     if isinstance(prompt, list) and (ids := token_ids(prompt)):
+        if suffix:
+            raise RequestError(f'field "{place}" must be a string if there is a "suffix"')
         return TokenIds(ids)
     raise RequestError(f'field "{place}" must be a string or a list of token ids')
 

@@ -9,10 +9,11 @@ from typing import Any
 import click
 import numpy as np
 
+from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.store import Store
-from runtime.errors import CaravanError
+from runtime.errors import CaravanError, ModelFileError
 from serve_app.cli.facts import LocatedModel, ModelFacts, locate, tensor_list, texts_of
 from serve_app.cli.serving_memory import ServingMemory, serving_memory
 from serve_app.cli.shared_options import json_option, store_option
@@ -239,7 +240,15 @@ def _stored_pairs(stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for text in stored["texts"][kind]:
             yield name, shortened(text, _LONGEST_VALUE)
     if stored["texts"]["template"]:
-        yield "Go template", "not used; only Jinja templates are"
+        yield "own template", _template_use(stored["texts"]["template"][-1])
+
+
+def _template_use(template: str) -> str:
+    try:
+        as_jinja(template)
+    except ModelFileError as error:
+        return shortened(f"not used: {error}", _LONGEST_REASON)
+    return "used instead of the file's"
 
 
 def _license(document: Mapping[str, Any]) -> str:

@@ -22,8 +22,9 @@ MAX_STOP_CHARACTERS = 1024
 class Options:
     """Options of sampling and of the end of an answer; None: not given.
 
-    `num_predict` below 1: until the context is full. `num_ctx` is at least 1. `seed` -1: random.
-    `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
+    `num_predict` below 1: until the context is full. `num_keep`: tokens at the beginning that stay
+    when a prompt is truncated, below 0 as many as possible. `num_ctx` is at least 1. `seed` -1:
+    random. `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
     """
 
     temperature: float | None = None
@@ -36,6 +37,7 @@ class Options:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     num_predict: int | None = None
+    num_keep: int | None = None
     num_ctx: int | None = None
     stop: tuple[str, ...] | None = None
 
@@ -99,6 +101,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "presence_penalty": Bounds(float, -100, 100),
     "frequency_penalty": Bounds(float, -100, 100),
     "num_predict": Bounds(int, -2, LONGEST),
+    "num_keep": Bounds(int, -SEED_LIMIT, LONGEST),
     "num_ctx": Bounds(int, -1, LONGEST),
 }
 OPENAI_BOUNDS: Mapping[str, Bounds] = {
@@ -116,10 +119,9 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
 }
 
-# Accepted without effect: loading and performance are configured on the server, and contexts are
-# never shifted, which `num_keep` is for.
+# Accepted without effect: loading and performance are configured on the server.
 _HARMLESS = frozenset(
-    {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "numa"}
+    {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa"}
     | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
     | {"mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )

@@ -8,7 +8,6 @@ from serve_app.config.options import BOUNDS, Bounds, number, stop_strings
 
 # Stored and shown, but not used. Ollama has removed some of them.
 _KEPT: Mapping[str, Bounds] = {
-    "num_keep": Bounds(int),
     "num_batch": Bounds(int),
     "num_gpu": Bounds(int),
     "main_gpu": Bounds(int),

@@ -128,6 +128,7 @@ class ModelSettings(EngineSettings):
 
     `system`: system prompt of conversations without one; "" disables the model's own.
     `tensor_split`, `num_gpu`, `main_gpu`: see `serve_app.replica.device_map.DeviceMapOptions`.
+    `spm_infill`: see `ChatModel.suffix_first`.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -144,6 +145,7 @@ class ModelSettings(EngineSettings):
     tensor_split: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(None, min_length=1)
     num_gpu: int | None = Field(default=None, ge=0)
     main_gpu: int = Field(default=0, ge=0)
+    spm_infill: bool = False
 
     @field_validator("source")
     @classmethod

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.chat.formats.reply_format import format_of
+from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import quantization
 from model_zoo.store.store import StoredModel
-from runtime.errors import CaravanError
+from model_zoo.tokenizers.infill import INFILL_KEYS
+from runtime.errors import CaravanError, ModelFileError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import ListedModel
@@ -20,11 +22,18 @@ EMBEDDING_ARCHITECTURES = frozenset({"bert", "nomic-bert"})
 
 
 def listed_file(
-    name: str, path: Path, *, has_projector: bool, options: Options, stored: StoredModel | None
+    name: str,
+    path: Path,
+    *,
+    has_projector: bool,
+    options: Options,
+    stored: StoredModel | None,
+    template: str | None = None,
 ) -> ListedModel:
     """The list entry of a model file. Raises ModelFileError if it is damaged.
 
-    `has_projector`: the model has a projector file.
+    `has_projector`: the model has a projector file. `template`: the model's own, which replaces
+    that of the file.
     """
     file = GGUFFile.open(path, arrays=False)
     metadata = Metadata(file.metadata, path=file.path)
@@ -39,7 +48,7 @@ def listed_file(
         parameter_count=sum(info.elements for info in file.tensors.values()),
         context_length=metadata.get("context_length", int, 0),
         embedding_length=metadata.get("embedding_length", int, 0),
-        capabilities=_capabilities(metadata, has_projector=has_projector),
+        capabilities=_capabilities(metadata, template, has_projector=has_projector),
         options=options,
     )
 
@@ -56,22 +65,38 @@ def listed_model(settings: ModelSettings, environment: Mapping[str, str]) -> Lis
             has_projector=origin.projector is not None,
             options=origin.options,
             stored=origin.stored,
+            template=origin.template,
         )
     except CaravanError:
         return None
 
 
-def _capabilities(metadata: Metadata, *, has_projector: bool) -> tuple[str, ...]:
+def _jinja(template: str | None) -> str | None:
+    """The template in Jinja; None if it cannot be converted and will not be used."""
+    try:
+        return None if template is None else as_jinja(template)
+    except ModelFileError:
+        return None
+
+
+def _capabilities(
+    metadata: Metadata, own_template: str | None, *, has_projector: bool
+) -> tuple[str, ...]:
     """As the loaded model reports them, except that an unsupported vision model counts."""
+    own = _jinja(own_template)
     embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
         metadata.get("pooling_type", int, 0)
     )
     template = metadata.get("tokenizer.chat_template", str, "")
-    replies = format_of(metadata.get("tokenizer.chat_template.tool_use", str, template))
+    named = metadata.get("tokenizer.chat_template.tool_use", str, template)
+    replies = format_of(own or named)
+    infill = any(metadata.has(f"tokenizer.ggml.{key}") for key in INFILL_KEYS)
+    inserts = infill or (own is not None and ".Suffix" in (own_template or ""))
     found: dict[str, Any] = {
         "completion": not embeds,
         "vision": has_projector or metadata.has("vision.block_count"),
         "tools": not embeds and replies.tools,
+        "insert": not embeds and inserts,
         "thinking": not embeds and replies.thinks,
         "embedding": embeds,
     }

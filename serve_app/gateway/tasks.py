@@ -21,7 +21,8 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     `after`: token ids before the messages, such as the `context` of an earlier answer.
     `variables`: further variables of the template, JSON values by name. `tools`: the functions
     that the model may call, as OpenAI describes them. `thinking_optional`: a model that cannot
-    think ignores `thinking` instead of refusing it.
+    think ignores `thinking` instead of refusing it. `template`: of the request, instead of the
+    model's.
     """
 
     messages: tuple[Message, ...]
@@ -30,6 +31,7 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     variables: dict[str, Any] = {}
     tools: tuple[dict[str, Any], ...] = ()
     thinking_optional: bool = False
+    template: str = ""
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
@@ -48,7 +50,27 @@ class TokenIds(msgspec.Struct, frozen=True, tag="tokens"):
     ids: tuple[int, ...]
 
 
-PromptSource = Conversation | RawText | TokenIds
+class Infill(msgspec.Struct, frozen=True, tag="infill"):
+    """Two texts; the answer stands between them. `template` as in `Conversation`."""
+
+    before: str
+    after: str
+    template: str = ""
+
+
+PromptSource = Conversation | RawText | TokenIds | Infill
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt that does not fit into the context is shortened.
+
+    `turns`: the oldest turns of a conversation are left out; otherwise tokens, except the first
+    `keep` and the last ones.
+    """
+
+    turns: bool = False
+    keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +89,8 @@ class ChatTask:
 
     `tenant`: a digest of the name of the API key or client address (`tenant_id`); queues serve
     tenants in turn. `cache_salt`: only tasks with the same salt share caches.
+
+    `truncation`: None: a prompt that does not fit is refused.
     """
 
     id: str
@@ -83,6 +107,7 @@ class ChatTask:
     keep_alive_s: float | None = None
     tenant: str = ""
     cache_salt: str = ""
+    truncation: Truncation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ class StoredModels:
     def _read(self, name: ModelName) -> ListedModel:
         stored = self._store.open(name)
         # The served context is decided when the model is loaded.
-        parameters = resolve_stored(stored, self._store).parameters
-        own = {name: value for name, value in parameters.items() if name != "num_ctx"}
+        resolved = resolve_stored(stored, self._store)
+        own = {name: value for name, value in resolved.parameters.items() if name != "num_ctx"}
         options, _ = served_options(own)
         return listed_file(
             str(stored.name),
@@ -51,4 +51,5 @@ class StoredModels:
             has_projector=bool(stored.projectors),
             options=options,
             stored=stored,
+            template=resolved.served_template,
         )

@@ -294,6 +294,7 @@ def _load_model(
         return _load_model(
             settings, text_only, device, dtype, vision_device=vision_device, ranks=ranks, read=read
         )
+    model = dataclasses.replace(model, suffix_first=settings.spm_infill)
     if files.template is None:
         return model, files
     try:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from model_zoo.chat.template_language import is_go_template
 from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, resolve, resolve_stored, stored_model
@@ -29,7 +28,7 @@ class ModelFiles:
     these.
 
     `projector_required`: it was configured, so loading fails without it. `options`,
-    `context_tokens` and `template` (Jinja) are the model's own; `parameters` are all options that
+    `context_tokens` and `template` are the model's own; `parameters` are all options that
     it states, also those that are not supported. `stored`: its entry in the store, None for a path.
     `unused`: what the model states and is not used, with the reason, for the log.
     """
@@ -124,10 +123,11 @@ def _model_files(
     sized, oversized = served_options({"num_ctx": model.parameters.get("num_ctx")})
     system = model.system if settings.system is None else settings.system
     unused = [f"parameter: {reason}" for reason in (*unsupported, *oversized)]
-    template = model.template
-    if template is not None and is_go_template(template):
-        template = None
-        unused.append("template: it is a Go template; the template of the GGUF file is used")
+    if model.renderer and model.served_template != model.template:
+        unused.append(
+            f"template: the model names the renderer {model.renderer[:40]}, which Ollama uses "
+            "instead of its template; the template of the GGUF file is used"
+        )
     return ModelFiles(
         path=model.path,
         projector=model.projector if projector is None else projector.path,
@@ -136,7 +136,7 @@ def _model_files(
         parameters=known_parameters(model.parameters),
         context_tokens=sized.num_ctx,
         prompt_defaults=PromptDefaults(system or None, model.messages),
-        template=template,
+        template=model.served_template,
         license=model.license,
         stored=model.stored,
         unused=tuple(unused),

@@ -10,11 +10,26 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
 
-from model_zoo.chat.messages import ImagePart
+from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
+from runtime.errors import RequestError
 from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
+from serve_app.gateway.tasks import (
+    ChatTask,
+    Conversation,
+    Infill,
+    PromptSource,
+    RawText,
+    TokenIds,
+)
+from serve_app.replica.request_templates import RequestTemplates
+from serve_app.replica.truncation import (
+    cut_text,
+    shortened_tokens,
+    with_recent_turns,
+    with_tokens_cut,
+)
 
 TEXT_THREADS = 4
 IMAGE_THREADS = 2
@@ -22,10 +37,17 @@ MAX_WAITING = 64  # prompts with images; their files stay in memory while they w
 
 
 class PromptPreparer:
-    """Prepares the prompts of one model. Images take memory leased from `image_cache`."""
+    """Prepares the prompts of one model. Images take memory leased from `image_cache`.
 
-    def __init__(self, model: ChatModel, image_cache: ImageCache | None = None) -> None:
+    `name`: of the model, for errors.
+    """
+
+    def __init__(
+        self, model: ChatModel, image_cache: ImageCache | None = None, *, name: str = ""
+    ) -> None:
         self._model = model
+        self._name = name
+        self._templates = RequestTemplates(model)
         self.image_cache = image_cache or ImageCache()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._image_threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
@@ -43,9 +65,9 @@ class PromptPreparer:
     async def prepared(self, task: ChatTask, *, max_tokens: int) -> AsyncIterator[Prompt]:
         """The task's prompt; the memory of its images is released on exit.
 
-        Images beyond `max_tokens` are not decoded; a text prompt may be longer. RequestError: the
-        model cannot take the prompt. OverloadedError: too many prompts with images wait, or their
-        memory is in use.
+        `max_tokens`: of prompt and answer. Images beyond it are not decoded; a text prompt may be
+        longer, unless the task has a truncation. RequestError: the model cannot take the prompt.
+        OverloadedError: too many prompts with images wait, or their memory is in use.
         """
         images = images_of(task.prompt)
         gate = self._image_gate if images else self._text_gate
@@ -77,21 +99,84 @@ class PromptPreparer:
 
     def _prepare(self, task: ChatTask, max_tokens: int, lease: ImageLease | None) -> Prompt:
         match task.prompt:
-            case Conversation(messages, thinking, after, variables, tools):
-                prompt = self._model.prepare(
-                    messages,
-                    tools=tools,
-                    thinking=thinking,
-                    variables=variables,
-                    at_most=max(0, max_tokens - len(after)),
-                    now=task.now,
-                    lease=lease,
-                )
-                return self._appended(after, prompt) if after else prompt
+            case Conversation() as conversation:
+                return self._converse(task, conversation, max_tokens, lease)
             case RawText(text, images):
-                return self._model.prepare_text(text, images, at_most=max_tokens, lease=lease)
+                text = self._cut_text(task, text, max_tokens)
+                prompt = self._model.prepare_text(text, images, at_most=max_tokens, lease=lease)
+                return self._cut(task, prompt, max_tokens)
+            case Infill(before, after, template):
+                model = self._templates.model(template)
+                if not model.inserts:
+                    raise RequestError(f'"{self._name}" does not support insert')
+                return model.prepare_infill(before, after, now=task.now)
             case TokenIds(ids):
                 return Prompt(ids)
+
+    def _converse(
+        self, task: ChatTask, source: Conversation, max_tokens: int, lease: ImageLease | None
+    ) -> Prompt:
+        model = self._templates.model(source.template)
+        thinking = self._served_thinking(model, source)
+
+        def prepare(messages: Sequence[Message]) -> Prompt:
+            return model.prepare(
+                messages,
+                tools=source.tools,
+                thinking=thinking,
+                variables=source.variables,
+                at_most=max(0, max_tokens - len(source.after)),
+                now=task.now,
+                lease=lease,
+            )
+
+        if task.truncation is not None and task.truncation.turns:
+            return with_recent_turns(
+                source.messages,
+                prepare,
+                limit=max_tokens - 1,
+                shortened=shortened_tokens(task, max_tokens),
+                least=self._least_tokens,
+            )
+        prompt = prepare(
+            [
+                dataclasses.replace(m, content=self._cut_text(task, m.content, max_tokens))
+                if task.truncation is not None and isinstance(m.content, str)
+                else m
+                for m in source.messages
+            ]
+        )
+        prompt = self._appended(source.after, prompt) if source.after else prompt
+        return self._cut(task, prompt, max_tokens)
+
+    def _served_thinking(self, model: ChatModel, source: Conversation) -> bool | str | None:
+        """`thinking`, but None if it is optional and the model cannot think."""
+        if not source.thinking or model.reply_format.thinks:
+            return source.thinking
+        if not source.thinking_optional:
+            raise RequestError(f'"{self._name}" does not support thinking')
+        return None
+
+    def _least_tokens(self, messages: Sequence[Message]) -> int:
+        characters = sum(len(message.text) for message in messages)
+        return -(-characters // self._model.tokenizer.longest_token)
+
+    def _cut_text(self, task: ChatTask, text: str, max_tokens: int) -> str:
+        """The text, without what `_cut` would remove in any case."""
+        if task.truncation is None:
+            return text
+        longest = self._model.tokenizer.longest_token
+        return cut_text(text, task.truncation, most_tokens=max_tokens, longest_token=longest)
+
+    def _cut(self, task: ChatTask, prompt: Prompt, max_tokens: int) -> Prompt:
+        if task.truncation is None:
+            return prompt
+        return with_tokens_cut(
+            prompt,
+            limit=max_tokens - 1,
+            shortened=shortened_tokens(task, max_tokens),
+            keep=task.truncation.keep,
+        )
 
     def _appended(self, before: tuple[int, ...], prompt: Prompt) -> Prompt:
         """The prompt after the tokens of an earlier one; its BOS token is dropped."""

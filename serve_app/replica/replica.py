@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
@@ -32,6 +31,7 @@ from serve_app.gateway.tasks import (
     ChatTask,
     Conversation,
     EmbeddingTask,
+    Infill,
     RawText,
     ReplyOpening,
     Task,
@@ -71,7 +71,7 @@ class ModelReplica:
         self._card = card
         self._prompt_defaults = prompt_defaults or PromptDefaults()
         self._files = files or ServedFiles()
-        self._preparer = PromptPreparer(model, image_cache)
+        self._preparer = PromptPreparer(model, image_cache, name=card.name)
         self._embedder = TextEmbedder(model, engine, name=card.name)
         self._request_numbers = itertools.count()
         self._clamping_logged = False
@@ -85,11 +85,11 @@ class ModelReplica:
         if not self._model.decoder.generates:
             raise RequestError(f'"{self._card.name}" does not support completion')
         task = dataclasses.replace(task, prompt=self._prompt_defaults.apply(task.prompt))
-        task = self._with_served_thinking(task)
-        self._refuse_oversized(task, limit)
+        if task.truncation is None:
+            self._refuse_oversized(task, limit)
         async with self._preparer.prepared(task, max_tokens=limit) as prompt:
             stream = self._engine.stream(self._request(task, prompt, limit))
-            opening = self._opening(task, prompt)
+            opening = _opening(prompt)
             async with aclosing(stream) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.finish is FinishReason.FAILED:
@@ -128,17 +128,6 @@ class ModelReplica:
         self._preparer.close()
         self._engine.close()
 
-    def _with_served_thinking(self, task: ChatTask) -> ChatTask:
-        """The task, without optional thinking if the model cannot think."""
-        prompt = task.prompt
-        if not isinstance(prompt, Conversation) or not prompt.thinking:
-            return task
-        if self._model.reply_format.thinks:
-            return task
-        if not prompt.thinking_optional:
-            raise RequestError(f'"{self._card.name}" does not support thinking')
-        return dataclasses.replace(task, prompt=msgspec.structs.replace(prompt, thinking=None))
-
     def _refuse_oversized(self, task: ChatTask, limit: int) -> None:
         """Refuses a prompt that no tokenisation makes fit; tokenising it would hold the GIL."""
         longest = self._model.tokenizer.longest_token  # characters
@@ -147,16 +136,13 @@ class ModelReplica:
                 characters = sum(len(message.text) for message in messages) + len(after) * longest
             case RawText(text):
                 characters = len(text)
+            case Infill(before, after):
+                characters = len(before) + len(after)
             case TokenIds(ids):
                 characters = len(ids) * longest
         least_tokens = -(-characters // longest)
         if least_tokens >= limit:
             raise self._too_long(f"at least {least_tokens:,}", limit)
-
-    def _opening(self, task: ChatTask, prompt: Prompt) -> ReplyOpening | None:
-        if not isinstance(task.prompt, Conversation):
-            return None
-        return ReplyOpening(self._model.reply_format, prompt.thinks)
 
     def _request(self, task: ChatTask, prompt: Prompt, limit: int) -> GenerationRequest:
         room = limit - len(prompt.tokens)
@@ -164,7 +150,7 @@ class ModelReplica:
             raise self._too_long(f"{len(prompt.tokens):,}", limit)
         stop = StopRules(
             max_tokens=room if task.max_tokens is None else min(task.max_tokens, room),
-            end_tokens=self._model.tokenizer.end_tokens,
+            end_tokens=self._model.tokenizer.end_tokens | prompt.end_tokens,
             strings=task.stop,
         )
         sampling = task.sampling
@@ -181,7 +167,7 @@ class ModelReplica:
             resume=task.begun,
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),
-            markup=self._model.markup if isinstance(task.prompt, Conversation) else {},
+            markup=prompt.markup,
         )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
@@ -223,6 +209,11 @@ class ModelReplica:
         text = tokenizer.token_text(entry.token)
         raw = tokenizer.token_bytes(entry.token) or text.encode()
         return Candidate(text, raw, max(entry.logprob, MIN_LOGPROB))
+
+
+def _opening(prompt: Prompt) -> ReplyOpening | None:
+    replies = prompt.reply_format
+    return None if replies is None else ReplyOpening(replies, prompt.thinks)
 
 
 def model_card(
@@ -276,6 +267,7 @@ def _capabilities(model: ChatModel) -> tuple[str, ...]:
         "completion": completes,
         "vision": model.tower is not None,
         "tools": chats and model.reply_format.tools,
+        "insert": completes and model.inserts,
         "thinking": chats and model.reply_format.thinks,
         "embedding": model.description.pooling is not None or not model.decoder.generates,
     }

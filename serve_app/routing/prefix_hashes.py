@@ -14,6 +14,7 @@ from model_zoo.chat.messages import ImagePart, Message
 from serve_app.gateway.tasks import (
     Conversation,
     EmbeddingTask,
+    Infill,
     PromptSource,
     RawText,
     Task,
@@ -45,7 +46,8 @@ def prefix_hashes_of(task: Task) -> PrefixHashes:
 
 def _content(prompt: PromptSource) -> Iterator[bytes]:
     match prompt:
-        case Conversation(messages, thinking, after, variables, tools):
+        case Conversation(messages, thinking, after, variables, tools, template=template):
+            yield _text(template) + END
             yield f"{thinking}".encode() + END
             yield json.dumps(variables, sort_keys=True).encode() + END
             yield json.dumps(tools).encode() + END
@@ -57,6 +59,8 @@ def _content(prompt: PromptSource) -> Iterator[bytes]:
             yield from map(_image, images)
         case TokenIds(ids):
             yield _ids(ids)
+        case Infill(before, after, template):
+            yield from (_text(template), END, _text(before), END, _text(after))
 
 
 def _message(message: Message) -> Iterator[bytes]:

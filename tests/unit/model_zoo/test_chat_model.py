@@ -1,6 +1,7 @@
 """From a conversation to a prompt: which template, with which variables, refused by which words."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ import msgspec
 import pytest
 
 from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat_model import EFFORTS, ChatModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
-from runtime.errors import RequestError
+from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
     CALLS,
     RESULT,
@@ -25,6 +27,15 @@ from tests.chat_templates import (
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 HI = [Message("user", "hi")]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model asks of its description."""
+
+    metadata: Mapping[str, Any]
+    chat_template: str | None = None
+    template_source: str | None = None
 
 
 def model_with(source: str | None, **variants: str) -> ChatModel:
@@ -171,3 +182,72 @@ def test_values_too_deep_within_each_other_are_refused() -> None:
         deep = {"a": [deep]}
     with pytest.raises(RequestError, match="more than 64 levels deep"):
         prompt_of(model_with("{{ tools }}"), tools=[deep])
+
+
+FIM = dict.fromkeys(["<pre>", "<suf>", "<mid>", "<pad>", "<bos>"], CONTROL)
+FIRST = 258  # bytes and two merges precede the special tokens
+PRE, SUF, MID, PAD, BOS = range(FIRST, FIRST + 5)
+KEYS = {"fim_pre_token_id": PRE, "fim_suf_token_id": SUF, "fim_mid_token_id": MID}
+OLD_KEYS = {"prefix_token_id": PRE, "suffix_token_id": SUF, "middle_token_id": MID}
+
+
+def infilling(source: str | None = None, **keys: Any) -> ChatModel:
+    metadata = byte_level_metadata(FIM, **keys)
+    tokenizer = load_tokenizer(metadata, architecture="qwen2")
+    decoder: Any = None
+    facts: Any = ModelFacts(metadata)
+    template = None if source is None else ChatTemplate(as_jinja(source))
+    return ChatModel(decoder, tokenizer, template, facts)
+
+
+@pytest.mark.parametrize("keys", [KEYS, OLD_KEYS, {**OLD_KEYS, **KEYS}])
+def test_a_text_is_inserted_by_the_tokens_of_the_file(keys: dict[str, int]) -> None:
+    """The order of llama.cpp: prefix token, prefix, suffix token, suffix, middle token."""
+    model = infilling(**keys, fim_pad_token_id=PAD)
+    assert model.inserts
+    prompt = model.prepare_infill("a<mid>", "b")
+    typed = tuple(model.tokenizer.encode("<mid>"))
+    assert MID not in typed
+    assert prompt.tokens == (PRE, *model.tokenizer.encode("a"), *typed, SUF,
+                             *model.tokenizer.encode("b"), MID)  # fmt: skip
+    assert prompt.end_tokens == {PAD}
+    other_order = replace(model, suffix_first=True).prepare_infill("a", "b")
+    letters = [model.tokenizer.encode(letter) for letter in "ab"]
+    assert other_order.tokens == (SUF, *letters[1], PRE, *letters[0], MID)
+    started = infilling(**keys, bos_token_id=BOS, add_bos_token=True).prepare_infill("a", "")
+    assert started.tokens[:2] == (BOS, PRE)
+
+
+@pytest.mark.parametrize("missing", KEYS)
+def test_a_file_without_all_three_tokens_inserts_nothing(missing: str) -> None:
+    assert not infilling(**{key: token for key, token in KEYS.items() if key != missing}).inserts
+
+
+def test_an_infill_token_outside_of_the_vocabulary_is_an_error_of_the_file() -> None:
+    with pytest.raises(ModelFileError, match=r"fim_mid_token_id.*999"):
+        _ = infilling(**{**KEYS, "fim_mid_token_id": 999}).inserts
+
+
+def test_a_text_is_inserted_by_a_template_with_suffix_rather_than_by_tokens() -> None:
+    source = "{{ if .Suffix }}<suf>{{ .Suffix }}<pre>{{ .Prompt }}<mid>{{ end }}"
+    model = infilling(source, **KEYS)
+    assert model.inserts and infilling(source).inserts
+    prompt = model.prepare_infill("a<mid>", "b<pad>")
+    special = [token for token in prompt.tokens if token >= FIRST]
+    assert special == [SUF, PRE, MID]
+    assert model.tokenizer.decode(prompt.tokens) == "b<pad>a<mid>"
+    assert not infilling("{{ .Prompt }}").inserts
+    assert not infilling("{% set suffix = 1 %}{{ suffix }}{{ prompt }}").inserts
+
+
+def test_a_go_template_replaces_the_models_and_is_shown_as_it_was_written() -> None:
+    model = infilling("{{ .Prompt }}")
+    described = replace(model, description=ModelFacts({}))
+    source = "{{ range .Messages }}<pre>{{ .Content }}{{ end }}<think></think>{{ .Tools }}"
+    changed = described.with_template(source, origin="test")
+    assert changed.description.chat_template == source
+    assert changed.reply_format.thinks and changed.reply_format.tools
+    prompt = changed.prepare([Message("user", "a<pre>")])
+    assert [token for token in prompt.tokens if token >= FIRST] == [PRE]
+    with pytest.raises(ModelFileError, match="line 1"):
+        described.with_template("{{ .Color }}", origin="test")

@@ -188,3 +188,34 @@ async def test_texts_of_any_length_are_embedded_unless_truncation_is_off(replica
     assert alone.data[0].embedding == pytest.approx(native[1], abs=1e-5)
     # Two tokens of "hot" and BOS or EOS for nothing at least, and one whole context.
     assert CONTEXT_TOKENS + 2 <= reply.usage.prompt_tokens <= CONTEXT_TOKENS + 5
+
+
+async def test_a_request_may_bring_its_template_and_a_text_to_insert_before(replica):
+    ordered = (
+        "{{ if .Suffix }}{{ .Suffix }}{{ .Prompt }}{{ else }}{{ .System }}{{ .Prompt }}{{ end }}"
+    )
+    options = {"temperature": 0, "num_predict": 4}
+    async with clients(replica) as each:
+        raw = await each.native.generate("demo", "hot cold", raw=True, options=options)
+        inserted = await each.native.generate(
+            "demo", " cold", suffix="hot", template=ordered, options=options
+        )
+        rendered = await each.native.generate(
+            "demo", " cold", system="hot", template=ordered, options=options
+        )
+        assert raw.response == inserted.response == rendered.response != ""
+        with pytest.raises(ollama.ResponseError, match='"demo" does not support insert'):
+            await each.native.generate("demo", "a", suffix="b")
+        with pytest.raises(openai.BadRequestError, match="does not support insert"):
+            await each.oai.completions.create(model="demo", prompt="a", suffix="b")
+
+
+async def test_long_chats_are_shortened_for_ollamas_clients_only(replica):
+    turn = [QUESTION[0], {"role": "assistant", "content": "The opposite of hot is cold."}]
+    talk = turn * 50 + QUESTION
+    async with clients(replica) as each:
+        answer = await each.native.chat("demo", talk, options={"temperature": 0})
+        assert "cold" in answer.message.content
+        assert 0 < answer.prompt_eval_count < CONTEXT_TOKENS
+        with pytest.raises(openai.BadRequestError, match="exceeds the context length"):
+            await each.oai.chat.completions.create(model="demo", messages=talk)

@@ -9,7 +9,7 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import Conversation, RawText
+from serve_app.gateway.tasks import Conversation, Infill, RawText, Truncation
 from tests.checkout import ROOT
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, http_client
@@ -205,13 +205,54 @@ async def test_deep_nesting_is_a_bad_request(depth):
     assert response.status_code == 400
 
 
-@pytest.mark.parametrize("name", ["suffix", "template"])
-async def test_generate_refuses_by_name_what_it_does_not_serve(name):
-    response = await post("/api/generate", {"model": "demo", "prompt": "p", name: "x"})
-    assert (response.status_code, response.json()) == (
-        400,
-        {"error": f'field "{name}" is not served yet'},
-    )
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shift": True}, 'field "shift" is not served yet'),
+        ({"suffix": 1}, 'field "suffix" must be'),
+        ({"template": []}, 'field "template" must be'),
+        ({"truncate": "yes"}, 'field "truncate" must be'),
+        ({"suffix": "s", "raw": True}, "suffix does not support raw mode"),
+        ({"suffix": "s", "context": [1]}, "suffix does not support raw mode, context"),
+        ({"template": "{{ .Prompt }}", "raw": True}, "raw mode does not support template"),
+        ({"options": {"num_keep": "4"}}, 'option "num_keep" must be of type integer'),
+    ],
+)
+async def test_generate_refuses_by_name_what_it_does_not_serve(change, message):
+    replica = PretendReplica()
+    response = await post("/api/generate", {"model": "demo", "prompt": "p", **change}, replica)
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    assert replica.tasks == []
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        ({"suffix": "s"}, Infill("p", "s")),
+        ({"suffix": "s", "system": "x", "template": "t"}, Infill("p", "s", "t")),
+        ({"template": "t"}, Conversation((Message("user", "p"),), template="t")),
+        ({"suffix": "", "template": ""}, Conversation((Message("user", "p"),))),
+    ],
+)
+async def test_suffix_and_template_reach_the_replica(body, prompt):
+    assert (await task_of("/api/generate", {"prompt": "p", **body})).prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "truncation"),
+    [
+        ("/api/chat", {"messages": USER}, Truncation(turns=True)),
+        ("/api/chat", {"messages": USER, "truncate": False}, None),
+        ("/api/generate", {"prompt": "p"}, Truncation(keep=4)),
+        ("/api/generate", {"prompt": "p", "options": {"num_keep": -1}}, Truncation(keep=-1)),
+        ("/api/generate", {"prompt": "p", "raw": True, "truncate": None}, Truncation(keep=4)),
+        ("/api/generate", {"prompt": "p", "truncate": False}, None),
+        ("/api/generate", {"prompt": "p", "suffix": "s"}, None),
+    ],
+)
+async def test_long_prompts_are_truncated_unless_the_request_says_no(path, body, truncation):
+    assert (await task_of(path, body)).truncation == truncation
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -243,7 +284,6 @@ async def test_raw_excludes_system():
     [
         {"tools": []}, {"format": ""}, {"format": None}, {"keep_alive": "5m"}, {"keep_alive": -1},
         {"think": False}, {"truncate": False}, {"truncate": True}, {"shift": False},
-        {"shift": True},
         {"keep_alive": 10**320}, {"options": None},
         {"options": {"typical_p": 1.0, "mirostat": 0, "num_keep": 4}},
     ],

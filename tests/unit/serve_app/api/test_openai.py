@@ -13,6 +13,7 @@ from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
     Conversation,
+    Infill,
     RawText,
     TokenIds,
     TokenLogprob,
@@ -150,6 +151,12 @@ async def test_a_completion_prompt_is_text_or_token_ids(prompt, source):
     assert (await task_of(TEXT, {"prompt": prompt})).prompt == source
 
 
+async def test_a_completion_with_a_suffix_is_inserted_between_two_texts():
+    task = await task_of(TEXT, {"prompt": "a", "suffix": "b"})
+    assert (task.prompt, task.truncation) == (Infill("a", "b"), None)
+    assert (await task_of(TEXT, {"prompt": "a", "suffix": ""})).prompt == RawText("a")
+
+
 async def test_a_completion_answers_with_text():
     reply = (await post(TEXT, {"prompt": "p"})).json()
     assert reply["object"] == "text_completion"
@@ -247,7 +254,8 @@ BAD_TEXT = [
     ({"prompt": [True]}, 'field "prompt" must be'),
     ({"prompt": [-1]}, 'field "prompt" must be'),
     ({"prompt": [2**70]}, 'field "prompt" must be'),
-    ({"suffix": "s"}, 'field "suffix" is not served yet'),
+    ({"suffix": ["s"]}, 'field "suffix" must be'),
+    ({"prompt": ["a", [1]], "suffix": "s"}, 'field "prompt[1]" must be a string if there is'),
     ({"echo": True}, 'field "echo" is not served yet'),
     ({"logprobs": 21}, 'field "logprobs" is 21'),
     ({"logprobs": True}, 'field "logprobs" must be of type integer'),

@@ -18,7 +18,6 @@ IGNORED = [
     (NATIVE, {"messages": USER, "colour": {"red": [1, None]}}),
     (NATIVE, {"messages": [{**USER[0], "name": "Bob", "colour": 1}]}),
     (NATIVE, {"messages": USER, "options": {"warmth": "hot", "mirostat": 2, "tfs_z": 0.5}}),
-    (NATIVE, {"messages": USER, "shift": True}),
     ("/api/generate", {"prompt": "p", "num_predict": 50, "width": 512}),
     (OPENAI, {"messages": USER, "keep_alive": "10m"}),
     (OPENAI, {"messages": USER, "colour": "red", "_debug_render_only": True}),

@@ -206,7 +206,7 @@ def test_a_stored_model_is_shown_by_its_name(tiny, store):
     assert reported["architecture"] == "llama"
     assert said("show", "ollama://Tiny:small", store=store)["stored"] == reported["stored"]
     shown = run("show", "tiny:small", "--store", store.root).stdout
-    for words in ("stored as      tiny:small, ", "Be brief.", "Go template"):
+    for words in ("stored as      tiny:small, ", "Be brief.", "own template   used instead"):
         assert words in shown
 
 

@@ -12,18 +12,19 @@ from model_zoo.chat.messages import Message
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, Conversation, merge
+from serve_app.gateway.file_headers import listed_model
+from serve_app.gateway.tasks import ChatTask, Conversation, RawText, merge
 from serve_app.replica.loading import check_model, load_replica
 from serve_app.replica.model_files import local_files, pulled_files
 from tests.checkout import DEMO_MODEL
-from tests.loopback import Server, serving
+from tests.loopback import Server, digest, serving
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
 
 LAYERS = [
     ("model", DEMO_MODEL.read_bytes()),
-    ("template", b"{{ .Prompt }}"),
+    ("template", b"{{ .Prompt }}{{ .Color }}"),
     ("params", b'{"temperature": 0.25, "num_ctx": 128, "stop": ["<end>"], "mirostat": 2}'),
     ("system", b"Be brief."),
     ("license", b"MIT"),
@@ -52,7 +53,10 @@ def settings(server: Server | None = None, **change) -> ModelSettings:
 
 def prompt_tokens(replica, *messages) -> int:
     task = ChatTask("t", "demo", Conversation(messages), SamplingParams(seed=1), max_tokens=1)
+    return prompt_tokens_of(replica, task)
 
+
+def prompt_tokens_of(replica, task: ChatTask) -> int:
     async def answer() -> int:
         async with aclosing(replica.generate(task)) as deltas:
             whole = merge([delta async for delta in deltas])
@@ -74,15 +78,33 @@ def test_a_pulled_model_is_served_with_its_own_parameters(registry, capsys) -> N
     replica.close()
     assert card.options.said() == {"temperature": 0.25, "stop": ("<end>",)}
     assert (card.system, card.license, card.context_tokens) == ("Be brief.", "MIT", 128)
-    assert "{{ .Prompt }}" not in (card.chat_template or "")
+    assert "{{ .Prompt }}" not in (card.chat_template or "")  # it is not supported
     written = capsys.readouterr().err.splitlines()
     lines = [json.loads(line) for line in written if line.startswith("{")]
     unused = " ".join(line["what"] for line in lines if line["event"] == "not used")
     assert 'option "mirostat" is not known' in unused
-    assert "Go template; the template of the GGUF file is used" in unused
+    assert "template: line 1: the field .Color is not supported" in unused
     pulled = [line for line in lines if line["event"] == "pull"]
     assert pulled[-1]["status"] == "success"
     assert {line["percent"] for line in pulled if "percent" in line} >= {0, 100}
+
+
+def test_a_pulled_go_template_is_used_and_listed() -> None:
+    source = "{{ if .Suffix }}{{ .Suffix }}{{ else }}ab{{ .Prompt }}{{ end }}<think></think>"
+    published = Registry()
+    published.publish("library/demo:latest", [LAYERS[0], ("template", source.encode())])
+    with serving(published) as server:
+        stated = settings(server, context_tokens=128)
+        replica = load_replica(stated)
+        card = replica.describe()
+        raw = RawText("abhi<think></think>")
+        task = ChatTask("t", "demo", raw, SamplingParams(seed=1), max_tokens=1)
+        assert prompt_tokens(replica, Message("user", "hi")) == prompt_tokens_of(replica, task)
+        replica.close()
+        listed = listed_model(stated, os.environ)
+    assert card.chat_template == source
+    assert {"insert", "thinking"} <= set(card.capabilities)
+    assert listed is not None and listed.capabilities == card.capabilities
 
 
 def test_the_configuration_overrides_the_models_own_settings(registry) -> None:
@@ -204,3 +226,18 @@ def test_an_unsupported_projector_of_a_pulled_model_is_not_used_and_logged(
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     (unused,) = [line["what"] for line in lines if line["event"] == "not used"]
     assert unused.startswith("projector: ") and "architecture gemma3, not llama" in unused
+
+
+def test_the_template_beside_a_renderer_of_ollama_is_not_used() -> None:
+    """Ollama uses the renderer, which is code, and the template is a stand-in."""
+    config = json.dumps({"model_format": "gguf", "renderer": "speaker"}).encode()
+    published = Registry()
+    layers = [LAYERS[0], ("template", b"{{ .Prompt }}")]
+    manifest = published.publish("library/demo:latest", layers)
+    manifest["config"] |= {"digest": digest(config), "size": len(config)}
+    published.blobs[digest(config)] = config
+    published.manifests["library/demo:latest"] = json.dumps(manifest).encode()
+    with serving(published) as server:
+        files = pulled_files(settings(server), os.environ)
+    assert files.template is None
+    assert any("the renderer speaker" in each for each in files.unused)

@@ -91,7 +91,13 @@ class FakeModel:
         images = tuple(IMAGE for part in parts if isinstance(part, ImagePart))
         spans = tuple(ImageSpan(begin + 2 * i, 2, True, b"d") for i in range(len(images)))
         placeholders = (9,) * 2 * len(images)
-        return Prompt((100, *tokens, *placeholders, int(thinking is False)), spans, images[:1])
+        return Prompt(
+            (100, *tokens, *placeholders, int(thinking is False)),
+            spans,
+            images[:1],
+            reply_format=self.reply_format,
+            markup=self.markup,
+        )
 
     def prepare_text(self, text: str, images=(), *, at_most=None, lease=None) -> Prompt:
         return Prompt(tuple(map(ord, text)))

@@ -6,7 +6,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from runtime.engine.request import ResumeState, SamplingParams
-from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, Infill, RawText, TokenIds
 from serve_app.routing.prefix_hashes import IMAGE_TOKENS, WHOLE_BYTES, prefix_hashes_of
 
 SYSTEM = Message("system", "You know the desert and all who cross it. " * 20)
@@ -54,6 +54,8 @@ def test_different_conversations_share_their_system_message_only():
         talk(Message("developer", SYSTEM.text), QUESTION),
         talk(QUESTION, SYSTEM),
         chat(RawText(SYSTEM.text + QUESTION.text)),
+        chat(Infill(SYSTEM.text, QUESTION.text)),
+        chat(Conversation((SYSTEM, QUESTION), template="{{ .Prompt }}")),
     ],
 )
 def test_prompts_that_differ_at_their_start_share_nothing(other):

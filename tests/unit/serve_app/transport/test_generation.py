@@ -11,7 +11,16 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
 from runtime.errors import OverloadedError, PromptTooLongError
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, TokenIds, merge
+from serve_app.gateway.tasks import (
+    ChatDelta,
+    ChatTask,
+    Conversation,
+    Infill,
+    RawText,
+    TokenIds,
+    Truncation,
+    merge,
+)
 from serve_app.transport import wire
 from serve_app.transport.client import StreamClient
 from serve_app.transport.connection import BUFFER_BYTES, FramedConnection
@@ -48,11 +57,13 @@ async def collected(client: StreamClient, address: wire.Address, task=TASK) -> l
         Conversation((Message("user", "hi"),), variables={"a": {"b": [1, None, 2**62, "🐪", 0.5]}}),
         RawText("text"),
         TokenIds((1, 2, 3)),
+        Infill("before", "after", "template"),
     ],
 )
 async def test_a_task_is_received_as_it_was_sent(prompt):
     replica = PretendReplica()
-    task = dataclasses.replace(TASK, prompt=prompt, max_tokens=5)
+    truncation = Truncation(keep=-1)
+    task = dataclasses.replace(TASK, prompt=prompt, max_tokens=5, truncation=truncation)
     async with connected(replica) as (_, address, client):
         await collected(client, address, task)
     assert replica.tasks == [task]

@@ -1,0 +1,46 @@
+"""Chat templates that requests bring instead of the model's."""
+
+import threading
+from collections import OrderedDict
+
+from model_zoo.chat_model import ChatModel
+from runtime.errors import ModelFileError, RequestError
+
+# Compiled templates are kept for further requests; each has up to two processes.
+MAX_KEPT = 4
+# Compiling takes time, which every client may cause; published templates have half of it at most.
+MAX_CHARACTERS = 1 << 15
+
+
+class RequestTemplates:
+    """One model with the templates of requests. Thread-safe."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self._model = model
+        self._kept: OrderedDict[str, ChatModel] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def model(self, template: str) -> ChatModel:
+        """The model with this template, or as it is for an empty one. RequestError for a template
+        that is too long or does not compile."""
+        if not template:
+            return self._model
+        with self._lock:
+            model = self._kept.get(template)
+            if model is not None:
+                self._kept.move_to_end(template)
+                return model
+        if len(template) > MAX_CHARACTERS:
+            raise RequestError(
+                f'field "template" has {len(template):,} characters; {MAX_CHARACTERS:,} is the '
+                "limit"
+            )
+        try:
+            model = self._model.with_template(template, origin="the request")
+        except ModelFileError as error:
+            raise RequestError(f"template error: {error}") from None
+        with self._lock:
+            self._kept[template] = model
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return model

@@ -1,0 +1,106 @@
+"""Shortens prompts that exceed the context, as Ollama does: chats by turns, other texts by tokens.
+
+Both depend on the task and the model only, so every replica makes the same prompt.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from model_zoo.chat.messages import Message
+from model_zoo.chat_model import Prompt
+from runtime.errors import PromptTooLongError
+from serve_app.gateway.tasks import ChatTask, Truncation
+
+_SYSTEM_ROLES = ("system", "developer")
+# A shortened prompt leaves this share of the context to the answer, or less if the answer is
+# limited to less.
+_ANSWER_SHARE = 4
+
+Prepare = Callable[[Sequence[Message]], Prompt]
+LeastTokens = Callable[[Sequence[Message]], int]
+
+
+def shortened_tokens(task: ChatTask, max_tokens: int) -> int:
+    """The most tokens of a shortened prompt. `max_tokens`: of prompt and answer."""
+    room = max_tokens // _ANSWER_SHARE
+    if task.max_tokens is not None:
+        room = min(room, task.max_tokens)
+    return max_tokens - max(1, room)
+
+
+def with_recent_turns(
+    messages: Sequence[Message], prepare: Prepare, *, limit: int, shortened: int, least: LeastTokens
+) -> Prompt:
+    """The prompt with as many of the last turns as fit, all system messages included.
+
+    A turn begins with a user's message. If the whole conversation has more than `limit` tokens, it
+    is shortened to at most `shortened`, but never below its last turn. `prepare` is called about
+    2 log2(turns) times. `least`: a lower bound of the tokens of messages; what exceeds it is not
+    prepared. PromptTooLongError if the last turn does not fit.
+    """
+    starts = _turn_starts(messages)
+
+    def attempt(turns: int, most: int) -> Prompt | None:
+        begin = starts[len(starts) - turns]
+        kept = [m for at, m in enumerate(messages) if at >= begin or m.role in _SYSTEM_ROLES]
+        if least(kept) > most:
+            return None
+        try:
+            prompt = prepare(kept)
+        except PromptTooLongError:  # by its images
+            return None
+        return prompt if len(prompt.tokens) <= most else None
+
+    found = attempt(len(starts), limit)
+    if found is not None:
+        return found
+    fitting, excessive = 1, len(starts)
+    found = attempt(1, limit) if excessive > 1 else None
+    if found is None:
+        raise PromptTooLongError(
+            "the input length exceeds the context length: the system prompt and the last turn "
+            f"alone have more than {limit:,} tokens. Shorten them or raise `num_ctx`."
+        )
+    step = 2
+    while excessive - fitting > 1:
+        turns = min(step, (fitting + excessive) // 2)
+        prompt = attempt(turns, shortened)
+        if prompt is None:
+            excessive = turns
+        else:
+            found, fitting, step = prompt, turns, 2 * turns
+    return found
+
+
+def _turn_starts(messages: Sequence[Message]) -> list[int]:
+    """Index of the first message of each turn; what precedes the first user belongs to its turn."""
+    starts: list[int] = []
+    asked = False
+    for at, message in enumerate(messages):
+        if message.role in _SYSTEM_ROLES:
+            continue
+        if message.role == "user" and not asked:
+            starts.append(at)
+        asked = message.role == "user"
+    return [0, *starts[1:]]
+
+
+def with_tokens_cut(prompt: Prompt, *, limit: int, shortened: int, keep: int) -> Prompt:
+    """A prompt of more than `limit` tokens with `shortened` of them: the first `keep` and the last
+    ones. `keep` below 0: as many as possible. Only for prompts without images."""
+    if len(prompt.tokens) <= limit:
+        return prompt
+    assert not prompt.spans
+    first = min(shortened if keep < 0 else keep, shortened - 1)
+    last = len(prompt.tokens) - (shortened - first)
+    return dataclasses.replace(prompt, tokens=prompt.tokens[:first] + prompt.tokens[last:])
+
+
+def cut_text(text: str, truncation: Truncation, *, most_tokens: int, longest_token: int) -> str:
+    """The text without characters whose tokens `with_tokens_cut` would remove in any case.
+
+    It bounds the work of the tokenizer. `longest_token`: in characters.
+    """
+    keep = most_tokens if truncation.keep < 0 else min(truncation.keep, most_tokens)
+    first, last = longest_token * (keep + 1), longest_token * (most_tokens + 1)
+    return text if len(text) <= first + last else text[:first] + text[-last:]

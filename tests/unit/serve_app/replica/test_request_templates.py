@@ -1,0 +1,128 @@
+"""Templates, texts to insert and long chats of requests, on a real model of the store's kind."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from model_zoo.chat.messages import Message
+from model_zoo.chat_model import ChatModel
+from runtime.engine.request import SamplingParams
+from runtime.errors import PromptTooLongError, RequestError
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.tasks import (
+    ChatDelta,
+    ChatTask,
+    Conversation,
+    Infill,
+    PromptSource,
+    RawText,
+    Truncation,
+    merge,
+)
+from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
+from serve_app.replica.request_templates import MAX_KEPT, RequestTemplates
+from tests.checkout import DEMO_MODEL
+
+HI = (Message("user", "hi"),)
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory):
+    stated = {"name": "demo", "source": str(DEMO_MODEL), "device": "cpu", "context_tokens": 64}
+    replica = load_replica(ModelSettings(**stated, max_sequences=2, threads=1))
+    yield replica
+    replica.close()
+
+
+def answer(replica: ModelReplica, source: PromptSource, **task) -> ChatDelta:
+    given = {"max_tokens": 1, "prompt_wanted": True, **task}
+    whole = ChatTask("t", "demo", source, SamplingParams(seed=1), **given)
+
+    async def collected() -> ChatDelta:
+        async with aclosing(replica.generate(whole)) as deltas:
+            return merge([delta async for delta in deltas])
+
+    return asyncio.run(collected())
+
+
+def test_the_template_of_a_request_replaces_the_models(replica) -> None:
+    template = "{{ .System }}ab{{ .Prompt }}<think></think>"
+    said = answer(replica, Conversation(HI, template=template, thinking=False))
+    assert said.prompt == answer(replica, RawText("abhi<think></think>")).prompt
+    assert said.opening is not None and said.opening.format.thinking is not None
+    own = answer(replica, Conversation(HI))
+    assert own.prompt != said.prompt
+    inserted = answer(replica, Infill("a", "b", "{{ .Suffix }}{{ .Prompt }}"))
+    assert inserted.prompt == answer(replica, RawText("ba")).prompt
+    assert inserted.opening is None
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (Conversation(HI, template="{{ .Color }}"), r"template error: line 1: the field \.Color"),
+        (Conversation(HI, template="{% for %}"), "template error: .*broken"),
+        (Conversation(HI, template="x" * 200_000), "200,000 characters; 32,768 is the limit"),
+        (Conversation(HI, template="x", thinking=True), '"demo" does not support thinking'),
+        (Infill("a", "b"), '"demo" does not support insert'),
+        (Infill("a", "b", "{{ .Prompt }}"), '"demo" does not support insert'),
+    ],
+)
+def test_what_the_template_does_not_support_is_refused(replica, source, reason) -> None:
+    with pytest.raises(RequestError, match=reason):
+        answer(replica, source)
+
+
+def test_few_templates_of_requests_are_kept() -> None:
+    compiled = []
+
+    class Model:
+        def with_template(self, source: str, *, origin: str) -> str:
+            compiled.append(source)
+            return f"with {source}"
+
+    model: ChatModel = Model()  # type: ignore[assignment]
+    templates = RequestTemplates(model)
+    assert templates.model("") is model
+    for name in ["a", *map(str, range(MAX_KEPT - 1)), "a", "new", "a", "0"]:
+        assert templates.model(name) == f"with {name}"
+    assert compiled == ["a", *map(str, range(MAX_KEPT - 1)), "new", "0"]
+
+
+TURNS = tuple(
+    Message(role, f"{role} {number} says something")
+    for number in range(9)
+    for role in ("user", "assistant")
+)
+
+
+def test_a_long_chat_loses_its_oldest_turns(replica) -> None:
+    messages = (Message("system", "Be brief."), *TURNS, *HI)
+    said = answer(replica, Conversation(messages), truncation=Truncation(turns=True))
+    again = answer(replica, Conversation(messages), truncation=Truncation(turns=True))
+    assert again.prompt == said.prompt and len(said.prompt) < 64
+    shorter = [(messages[0], *messages[begin:]) for begin in range(1, len(messages), 2)]
+    fitting = [answer(replica, Conversation(each)).prompt for each in shorter[-2:]]
+    assert said.prompt in fitting
+    with pytest.raises(PromptTooLongError, match="exceeds the context length"):
+        answer(replica, Conversation(messages))
+    alone = (Message("system", "x y " * 99), *HI)
+    with pytest.raises(PromptTooLongError, match="the system prompt and the last turn"):
+        answer(replica, Conversation(alone), truncation=Truncation(turns=True))
+
+
+@pytest.mark.parametrize("length", [70, 50_000])
+def test_a_long_text_loses_tokens_after_the_first(replica, length: int) -> None:
+    text = " ".join(str(number % 10) for number in range(length))
+    with pytest.raises(PromptTooLongError):
+        answer(replica, RawText(text))
+    cut = answer(replica, RawText(text), truncation=Truncation(keep=4), max_tokens=None)
+    begin = answer(replica, RawText(text[:20])).prompt
+    assert len(cut.prompt) == 48 and cut.prompt[:4] == begin[:4]
+    end = answer(replica, RawText(text[-40:])).prompt
+    assert cut.prompt[-12:] == end[-12:]
+    asked = Conversation((Message("user", text),), after=(7, 8))
+    said = answer(replica, asked, truncation=Truncation(keep=2), max_tokens=None)
+    assert said.prompt[:2] == (7, 8) and len(said.prompt) == 48
