@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
-from tests.reference_data import reference_data
+from tests.reference_data import reference_data, reference_files
 
 TEMPLATES = (
     "Mistral-Small-3.2-24B-Instruct-2506",
@@ -31,6 +31,11 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 class Talk:
     messages: Sequence[Message]
     tools: Sequence[dict[str, Any]] | None = None
+
+
+def every_template() -> list[str]:
+    """The names of all templates at hand, and of those that other tests need."""
+    return sorted({*TEMPLATES, *(path.stem for path in reference_files("templates", "*.jinja"))})
 
 
 def template_source(name: str) -> str:

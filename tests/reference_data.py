@@ -28,10 +28,20 @@ _STRING, _ARRAY = 8, 9
 
 def reference_data(name: str) -> Path:
     """A file or folder of the reference data; skips the test where there is none."""
-    for folder in (os.environ.get("CARAVAN_TEST_DATA"), ROOT.parent / "shared" / "data"):
-        if folder and (path := Path(folder) / name).exists():
+    for folder in _folders():
+        if (path := folder / name).exists():
             return path
     pytest.skip(f"no {name} in $CARAVAN_TEST_DATA nor in ../shared/data")
+
+
+def reference_files(folder: str, pattern: str) -> list[Path]:
+    """All files of a folder of the reference data, in every place that has it."""
+    return [path for place in _folders() for path in (place / folder).glob(pattern)]
+
+
+def _folders() -> list[Path]:
+    given = os.environ.get("CARAVAN_TEST_DATA")
+    return [*([Path(given)] if given else []), ROOT.parent / "shared" / "data"]
 
 
 @cache

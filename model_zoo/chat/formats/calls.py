@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_zoo.chat.formats.events import CallAborted, CallArguments, CallBegin, CallEnd, Text
-from model_zoo.chat.formats.source import Malformed, Source, Steps
+from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
@@ -80,11 +80,11 @@ def json_object(source: Source, calls: Calls) -> Steps[None]:
     The arguments are passed on as they arrive if the name precedes them.
     """
     found: dict[str, Any] = {}
-    yield from _members(source, calls, found)
+    yield from _members(source, calls, found, nested=False)
     if "ended" not in found:
         arguments = found.get("arguments", {})
         if isinstance(arguments, str):
-            arguments = _parsed(arguments)
+            arguments = decoded(arguments)
         if not isinstance(arguments, dict):
             raise Malformed
         calls.begin(found.get("name"), found.get("id"))
@@ -92,7 +92,7 @@ def json_object(source: Source, calls: Calls) -> Steps[None]:
     calls.end()
 
 
-def _members(source: Source, calls: Calls, found: dict[str, Any]) -> Steps[None]:
+def _members(source: Source, calls: Calls, found: dict[str, Any], *, nested: bool) -> Steps[None]:
     yield from source.expect("{")
     yield from source.space()
     if (yield from source.starts_with(("}",))):
@@ -107,13 +107,13 @@ def _members(source: Source, calls: Calls, found: dict[str, Any]) -> Steps[None]
             calls.begin(found["name"], found.get("id"))
             yield from source.json(calls.arguments)
             found["ended"] = True
-        elif key == "function" and first == "{":
-            yield from _members(source, calls, found)
+        elif key == "function" and first == "{" and not nested:
+            yield from _members(source, calls, found, nested=True)
         else:
             value = yield from _value(source)
             if key in ARGUMENTS:
                 found["arguments"] = value
-            elif key in NAMES or key == "function":
+            elif key in NAMES or (key == "function" and not nested):
                 found["name"] = value
             elif key in IDS:
                 found["id"] = value
@@ -140,6 +140,34 @@ def json_calls(source: Source, calls: Calls) -> Steps[None]:
     yield from source.space()
     first = yield from source.peek()
     yield from (json_list if first == "[" else json_object)(source, calls)
+
+
+def json_sequence(source: Source, calls: Calls) -> Steps[None]:
+    """A list of JSON objects, or one or more of them with white space between."""
+    yield from json_calls(source, calls)
+    yield from source.space()
+    while (yield from source.peek()) == "{":
+        yield from json_object(source, calls)
+        yield from source.space()
+
+
+def json_by_name(source: Source, calls: Calls) -> Steps[None]:
+    """`[{NAME: {…}}, …]`, with at least one call."""
+    yield from source.expect("[")
+    yield from source.space()
+    while True:
+        yield from source.expect("{")
+        yield from source.space()
+        name = yield from _string(source)
+        yield from source.space()
+        yield from source.expect(":")
+        yield from arguments_of(source, calls, name)
+        yield from source.space()
+        yield from source.expect("}")
+        yield from source.space()
+        if (yield from source.expect(",", "]")) == "]":
+            return
+        yield from source.space()
 
 
 def arguments_of(
@@ -176,18 +204,11 @@ def _string(source: Source) -> Steps[str]:
 def _value(source: Source) -> Steps[Any]:
     if (yield from source.peek()) in ("{", "[", '"'):
         return (yield from source.json(_ignore))
-    return _parsed((yield from source.while_in(_in_scalar)))
+    return decoded((yield from source.while_in(_in_scalar)))
 
 
 def _in_scalar(char: str) -> bool:
     return char.isalnum() or char in "+-."
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Malformed from None
 
 
 def _ignore(piece: str) -> None:

@@ -1,14 +1,30 @@
 """Grammars of the calls of single families."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
+from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls, arguments_of, json_calls, json_list
+from model_zoo.chat.formats.parameters import Parameters
 from model_zoo.chat.formats.source import Malformed, Source, Steps
 
 DEEPSEEK_CALL, DEEPSEEK_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 DEEPSEEK_CALL_END, DEEPSEEK_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+DEEPSEEK_MARKERS = (DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END, DEEPSEEK_END)
+KIMI_CALL, KIMI_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
+KIMI_CALL_END, KIMI_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+KIMI_MARKERS = (KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END, KIMI_END)
+SOLAR_CALL, SOLAR_NAME = "<|tool_call:begin|>", "<|tool_call:name|>"
+SOLAR_ARGUMENTS, SOLAR_CALL_END = "<|tool_call:args|>", "<|tool_call:end|>"
+SOLAR_MARKERS = (SOLAR_CALL, SOLAR_NAME, SOLAR_ARGUMENTS, SOLAR_CALL_END)
+
+QWEN_PARAMETERS = Parameters(
+    begin="<function=",
+    name_end=">",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    end="</function>",
+    closer="</tool_call>",
+    padded=True,
+)
 
 
 def mistral(source: Source, calls: Calls) -> Steps[None]:
@@ -29,48 +45,15 @@ def mistral(source: Source, calls: Calls) -> Steps[None]:
 
 
 def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
-    """After `<tool_call>`: JSON (Hermes, Qwen 2.5 and 3), or `<function=NAME>` with one
-    `<parameter=KEY>` for each argument (Qwen 3 Coder, Qwen 3.5)."""
+    """After `<tool_call>`: JSON (Hermes, Qwen 2.5 and 3), or one parameter at a time (Qwen 3 Coder,
+    Qwen 3.5)."""
     yield from source.space()
-    if (yield from source.starts_with(("<function=",))):
-        yield from _parameters(source, calls)
+    if (yield from source.peek()) == "<":
+        yield from QWEN_PARAMETERS.read(source, calls)
     else:
         yield from json_calls(source, calls)
-    yield from source.space()
-    yield from source.starts_with(("</tool_call>",))
-
-
-def _parameters(source: Source, calls: Calls) -> Steps[None]:
-    name = yield from _up_to(source, ">")
-    calls.begin(name.strip())
-    schema = calls.tools.get(name.strip(), {})
-    separator = "{"
-    while True:
         yield from source.space()
-        if (yield from source.expect("<parameter=", "</function>")) == "</function>":
-            break
-        key = (yield from _up_to(source, ">")).strip()
-        text = yield from _up_to(source, "</parameter>")
-        value = _typed(text.removeprefix("\n").removesuffix("\n"), schema, key)
-        member = json.dumps({key: value}, ensure_ascii=False)[1:-1]
-        calls.arguments(separator + member)
-        separator = ", "
-    calls.arguments("{}" if separator == "{" else "}")
-    calls.end()
-
-
-def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
-    """The value of a parameter that is written without quotes: a string, unless the schema says
-    otherwise and the text is JSON."""
-    properties = schema.get("properties")
-    declared = properties.get(key) if isinstance(properties, Mapping) else None
-    kind = declared.get("type") if isinstance(declared, Mapping) else None
-    if kind in (None, "string"):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        yield from source.starts_with(("</tool_call>",))
 
 
 def deepseek(source: Source, calls: Calls) -> Steps[None]:
@@ -94,6 +77,65 @@ def deepseek(source: Source, calls: Calls) -> Steps[None]:
             yield from source.expect(DEEPSEEK_CALL_END)
         else:
             return
+
+
+def kimi(source: Source, calls: Calls) -> Steps[None]:
+    """After `<|tool_calls_section_begin|>`: ids such as `functions.NAME:0` with JSON."""
+    while True:
+        yield from source.space()
+        if (yield from source.expect(KIMI_CALL, KIMI_END)) == KIMI_END:
+            return
+        identity = (yield from _up_to(source, KIMI_ARGUMENTS)).strip()
+        name = identity.removeprefix("functions.").rsplit(":", 1)[0]
+        yield from arguments_of(source, calls, name, identity)
+        yield from source.space()
+        yield from source.starts_with((KIMI_CALL_END,))
+        yield from source.space()
+        if (yield from source.peek()) != "<":
+            return
+
+
+def solar(source: Source, calls: Calls) -> Steps[None]:
+    """After `<|tool_calls|>`: ids, names and JSON, each after a marker of its own."""
+    yield from source.space()
+    yield from source.expect(SOLAR_CALL)
+    while True:
+        identity = (yield from _up_to(source, SOLAR_NAME)).strip()
+        name = (yield from _up_to(source, SOLAR_ARGUMENTS)).strip()
+        yield from arguments_of(source, calls, name, identity)
+        yield from source.space()
+        yield from source.starts_with((SOLAR_CALL_END,))
+        yield from source.space()
+        if (yield from source.starts_with((SOLAR_CALL,))) is None:
+            return
+
+
+def function_tag(source: Source, calls: Calls) -> Steps[None]:
+    """After `<function=`: a name, `>` and JSON (Functionary 3.1)."""
+    name = yield from source.while_in(lambda char: char not in "> \n")
+    yield from source.expect(">")
+    yield from arguments_of(source, calls, name)
+    yield from source.space()
+    yield from source.starts_with(("</function>",))
+
+
+def llama4(source: Source, calls: Calls) -> Steps[None]:
+    """After `<|python_start|>` or `<|python_end|>`: Python or JSON, or neither."""
+    yield from source.space()
+    first = yield from source.peek()
+    if first == "[":
+        yield from pythonic.call_list(source, calls)
+    elif first == "{":
+        yield from json_calls(source, calls)
+
+
+def tool_code(source: Source, calls: Calls) -> Steps[None]:
+    """After `` ```tool_code ``: one call of Python or a list of them."""
+    yield from source.space()
+    first = yield from source.peek()
+    yield from (pythonic.call_list if first == "[" else pythonic.call)(source, calls)
+    yield from source.space()
+    yield from source.starts_with(("```",))
 
 
 def command_r(source: Source, calls: Calls) -> Steps[None]:

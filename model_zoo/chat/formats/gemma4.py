@@ -1,74 +1,82 @@
 """Gemma 4's tool calls: `call:NAME{key:value,...}`, with strings between `<|"|>` marks."""
 
 import json
-from typing import Any
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import Malformed, Source, Steps
+from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps, decoded
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+MAX_DEPTH = 32  # of objects and lists within each other
 
 
 def read_call(source: Source, calls: Calls) -> Steps[None]:
     yield from source.expect("call:")
     name = yield from source.while_in(lambda char: char not in "{<")
     calls.begin(name)
-    arguments = yield from _object(source)
-    calls.arguments(json.dumps(arguments, ensure_ascii=False))
+    yield from _object(source, calls.arguments, 0)
     calls.end()
     yield from source.starts_with((CLOSE,))
 
 
-def _object(source: Source) -> Steps[dict[str, Any]]:
-    result: dict[str, Any] = {}
-    yield from source.expect("{")
+def _object(source: Source, emit: Emit, depth: int) -> Steps[None]:
+    emit((yield from source.expect("{")))
     if (yield from source.starts_with(("}",))):
-        return result
+        emit("}")
+        return
     while True:
-        key = yield from _key(source)
-        result[key] = yield from _value(source)
+        emit(_json((yield from _key(source))) + ": ")
+        yield from _value(source, emit, depth)
         if (yield from source.expect(",", "}")) == "}":
-            return result
+            emit("}")
+            return
+        emit(", ")
 
 
 def _key(source: Source) -> Steps[str]:
     if (yield from source.starts_with((QUOTE,))):
-        key = yield from _quoted(source)
-        yield from source.expect(":")
-        return key
-    key = yield from source.while_in(lambda char: char not in ":{}[],<")
+        pieces: list[str] = []
+        yield from _quoted(source, pieces.append)
+        key = "".join(pieces)
+    else:
+        key = (yield from source.while_in(lambda char: char not in ":{}[],<")).strip()
     yield from source.expect(":")
-    return key.strip()
+    return key
 
 
-def _value(source: Source) -> Steps[Any]:
+def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
     if (yield from source.starts_with((QUOTE,))):
-        return (yield from _quoted(source))
+        emit('"')
+        yield from _quoted(source, lambda text: emit(_json(text)[1:-1]))
+        emit('"')
+        return
     first = yield from source.peek()
-    if first == "{":
-        return (yield from _object(source))
-    if first == "[":
-        return (yield from _list(source))
+    if first in ("{", "["):
+        if depth == MAX_DEPTH:
+            raise Malformed
+        yield from (_object if first == "{" else _list)(source, emit, depth + 1)
+        return
     text = yield from source.while_in(lambda char: char not in ",}]<")
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise Malformed from None
+    decoded(text)
+    emit(text)
 
 
-def _list(source: Source) -> Steps[list[Any]]:
-    result: list[Any] = []
-    yield from source.expect("[")
+def _list(source: Source, emit: Emit, depth: int) -> Steps[None]:
+    emit((yield from source.expect("[")))
     if (yield from source.starts_with(("]",))):
-        return result
+        emit("]")
+        return
     while True:
-        result.append((yield from _value(source)))
+        yield from _value(source, emit, depth)
         if (yield from source.expect(",", "]")) == "]":
-            return result
+            emit("]")
+            return
+        emit(", ")
 
 
-def _quoted(source: Source) -> Steps[str]:
-    pieces: list[str] = []
-    if (yield from source.until((QUOTE,), pieces.append)) is None:
+def _quoted(source: Source, emit: Emit) -> Steps[None]:
+    if (yield from source.until((QUOTE,), emit)) is None:
         raise Malformed
-    return "".join(pieces)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,21 +1,57 @@
 """The reply format of a model, chosen from the text of its chat template."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from model_zoo.chat.formats import gemma4, harmony
-from model_zoo.chat.formats.calls import Grammar, Tools, closed_by, json_calls
-from model_zoo.chat.formats.family_calls import command_r, deepseek, mistral, tool_call_tag
-from model_zoo.chat.formats.parser import ReplyParser
-from model_zoo.chat.formats.tagged import BareCalls, BareJson, BareNames, TaggedReply, ThinkingTags
-
-_THINKING = (
-    ThinkingTags("<think>", "</think>"),
-    ThinkingTags("[THINK]", "[/THINK]"),
-    ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>"),
-    ThinkingTags("<|channel>thought", "<channel|>"),
+from model_zoo.chat.formats import family_calls, gemma4, harmony, minimax_m3, pythonic, recipients
+from model_zoo.chat.formats.calls import (
+    Grammar,
+    Tools,
+    closed_by,
+    json_by_name,
+    json_calls,
+    json_list,
+    json_sequence,
 )
+from model_zoo.chat.formats.family_calls import QWEN_PARAMETERS, tool_call_tag
+from model_zoo.chat.formats.parameters import Parameters
+from model_zoo.chat.formats.parser import ReplyParser
+from model_zoo.chat.formats.source import Steps
+from model_zoo.chat.formats.tagged import (
+    BareCalls,
+    BareJson,
+    BareNames,
+    BarePython,
+    TaggedReply,
+    ThinkingTags,
+)
+
+_THINK, _THINK_END = "<think>", "</think>"
+# Signs and tags: the first one whose signs are all in the template. Templates that only remove
+# thinking from earlier turns mention the closing tag alone.
+_THINKING = (
+    (("[/THINK]",), ThinkingTags("[THINK]", "[/THINK]")),
+    (("<|START_THINKING|>",), ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>")),
+    (("<|channel>thought",), ThinkingTags("<|channel>thought", "<channel|>")),
+    (("<seed:think>",), ThinkingTags("<seed:think>", "</seed:think>")),
+    (("<mm:think>",), ThinkingTags("<mm:think>", "</mm:think>")),
+    (("<think{}>", ":opensource"), ThinkingTags("<think:opensource>", "</think:opensource>")),
+    (("<|inner_prefix|>",), ThinkingTags("<|inner_prefix|>", "<|inner_suffix|>")),
+    (("<|think|>", "<|begin|>assistant"), ThinkingTags("<|think|>", "<|end|>")),
+    (("<|open|>", "<|end_of_msg|>"),
+     ThinkingTags("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
+    (("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+     ThinkingTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]",
+                  answer_close="[END FINAL RESPONSE]")),
+    (("Here is my thought process:", "Here is my response:"),
+     ThinkingTags("Here is my thought process:", "Here is my response:")),
+    ((_THINK_END, "<response>"), ThinkingTags(_THINK, _THINK_END, "<response>", "</response>")),
+    ((_THINK_END, "<answer>"), ThinkingTags(_THINK, _THINK_END, "<answer>", "</answer>")),
+    ((_THINK_END,), ThinkingTags(_THINK, _THINK_END)),
+    (("</thought>",), ThinkingTags("<thought>", "</thought>")),
+    (("</thinking>",), ThinkingTags("<thinking>", "</thinking>")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +69,134 @@ class CallSyntax:
     dropped: tuple[str, ...] = ()
 
 
-_LIST = "<|tool_call|>"
-# The first one whose signs are all in the template.
+def _written(
+    name: str,
+    signs: tuple[str, ...],
+    opener: str,
+    parameters: Parameters,
+    markup: tuple[str, ...] = (),
+    dropped: tuple[str, ...] = (),
+) -> CallSyntax:
+    """Calls whose arguments are written one by one."""
+    markup = (*parameters.markers, *markup)
+    return CallSyntax(name, signs, {opener: parameters.read}, None, markup, dropped)
+
+
+def _invocations(prefix: str, closer: str) -> Parameters:
+    """`<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`, with `prefix` before
+    each tag's name."""
+    begin, key = f'<{prefix}invoke name="', f'<{prefix}parameter name="'
+    value_end, end = f"</{prefix}parameter>", f"</{prefix}invoke>"
+    return Parameters('">', key, '">', value_end, end, begin, closer=closer)
+
+
+def _pairs(suffix: str = "", name_end: str = "", begin: str = "", closer: str = "") -> Parameters:
+    """`NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`, with `suffix` after
+    each tag's name."""
+    key, key_end = f"<arg_key{suffix}>", f"</arg_key{suffix}>"
+    value, value_end = f"<arg_value{suffix}>", f"</arg_value{suffix}>"
+    end = f"</tool_call{suffix}>"
+    return Parameters(name_end, key, key_end, value_end, end, begin, value, closer)
+
+
+_TAG, _LIST, _CODE = "<tool_call>", "<|tool_call|>", "```tool_code"
+_ACTION, _PREFIX = "<|START_ACTION|>", "<|tools_prefix|>"
+_KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
+_GIGACHAT, _MESSAGE_SEP = "<|function_call|>", "<|message_sep|>"
+_PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
+_LFM2 = {"<|tool_call_start|>": closed_by("<|tool_call_end|>", pythonic.call_list)}
+_LLAMA4 = {_PYTHON: family_calls.llama4, _PYTHON_END: family_calls.llama4}
+# The first one whose signs are all in the template, so the general ones are last. Rows of one name
+# differ in their signs only.
 _SYNTAXES = (
     CallSyntax("gemma4", (gemma4.OPEN,), {gemma4.OPEN: gemma4.read_call},
                markup=(gemma4.OPEN, gemma4.CLOSE, gemma4.QUOTE)),
-    CallSyntax("mistral", ("[TOOL_CALLS]",), {"[TOOL_CALLS]": mistral},
+    CallSyntax("mistral", ("[TOOL_CALLS]",), {"[TOOL_CALLS]": family_calls.mistral},
                markup=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")),
-    CallSyntax("deepseek", ("<｜tool▁calls▁begin｜>",), {"<｜tool▁calls▁begin｜>": deepseek}),
-    CallSyntax("command-a", ("<|START_ACTION|>",),
-               {"<|START_ACTION|>": closed_by("<|END_ACTION|>", json_calls)},
-               dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    CallSyntax("deepseek", ("<｜tool▁calls▁begin｜>",),
+               {"<｜tool▁calls▁begin｜>": family_calls.deepseek},
+               markup=family_calls.DEEPSEEK_MARKERS),
+    _written("deepseek-v3.2", ("｜DSML｜", "function_calls"), "<｜DSML｜function_calls>",
+             _invocations("｜DSML｜", "</｜DSML｜function_calls>")),
+    _written("deepseek-v4", ("｜DSML｜",), "<｜DSML｜tool_calls>",
+             _invocations("｜DSML｜", "</｜DSML｜tool_calls>")),
+    CallSyntax("kimi-k2", (_KIMI,), {_KIMI: family_calls.kimi}, markup=family_calls.KIMI_MARKERS),
+    _written("kimi-k3", ("<|open|>", "<|end_of_msg|>"), "<|open|>tools<|sep|>",
+             Parameters("<|sep|>", '<|open|>argument key="', "<|sep|>",
+                        "<|close|>argument<|sep|>", "<|close|>call<|sep|>",
+                        '<|open|>call tool="', closer="<|close|>tools<|sep|>"),
+             ("<|open|>", "<|close|>", "<|sep|>"),
+             ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")),
+    CallSyntax("solar", (_SOLAR, family_calls.SOLAR_CALL), {_SOLAR: family_calls.solar},
+               markup=family_calls.SOLAR_MARKERS,
+               dropped=("<|begin|>assistant", "<|content|>", "<|end|>", "<|calls|>")),
+    CallSyntax("command-a", (_ACTION,), {_ACTION: closed_by("<|END_ACTION|>", json_calls)},
+               dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>",
+                        "<|END_TEXT|>")),
     CallSyntax("list", (_LIST,), {_LIST: closed_by("<|/tool_call|>", json_calls)}),
-    CallSyntax("tag", ("<tool_call>",), {"<tool_call>": tool_call_tag}),
-    CallSyntax("command-r", ("Action:", "```json"), {"Action:": command_r}),
+    CallSyntax("lfm2", ("<|tool_call_start|>",), _LFM2),
+    CallSyntax("lfm2", ("<|tool_list_start|>",), _LFM2),
+    CallSyntax("lfm2", ("List of tools: [", "keep_past_thinking"), _LFM2),
+    CallSyntax("apertus", (_PREFIX,), {_PREFIX: closed_by("<|tools_suffix|>", json_by_name)}),
+    CallSyntax("gigachat", (_GIGACHAT,), {_GIGACHAT: json_calls}, dropped=(_MESSAGE_SEP,)),
+    CallSyntax("gigachat-3", (_MESSAGE_SEP, "<|role_sep|>"),
+               {"function call<|role_sep|>": json_calls},
+               markup=("<|role_sep|>",), dropped=(_MESSAGE_SEP,)),
+    CallSyntax("tool-calls", ("<tool_calls>",),
+               {"<tool_calls>": closed_by("</tool_calls>", json_sequence)}),
+    CallSyntax("nemotron", ("<TOOLCALL>",),
+               {"<TOOLCALL>": closed_by("</TOOLCALL>", json_calls)}),
+    _written("minimax-m2", ("<minimax:tool_call>",), "<minimax:tool_call>",
+             _invocations("", "</minimax:tool_call>")),
+    _written("seed", ("<seed:tool_call>",), "<seed:tool_call>",
+             replace(QWEN_PARAMETERS, closer="</seed:tool_call>", padded=False)),
+    _written("hunyuan-3", ("<tool_calls{}>", ":opensource"), "<tool_calls:opensource>",
+             _pairs(":opensource", "<tool_sep:opensource>", "<tool_call:opensource>",
+                    "</tool_calls:opensource>")),
+    _written("minicpm5", ('<function name="', '<param name="'), '<function name="',
+             Parameters('">', '<param name="', '">', "</param>", "</function>")),
+    _written("glm", (_TAG, "<arg_key>"), _TAG, _pairs()),
+    CallSyntax("minimax-m3", ("]<]minimax[>[",), {minimax_m3.OPEN: minimax_m3.read_calls},
+               markup=(minimax_m3.TOKEN,)),
+    CallSyntax("tag", (_TAG,), {_TAG: tool_call_tag}),
+    CallSyntax("functionary-3.1", ("<function=",), {"<function=": family_calls.function_tag}),
+    CallSyntax("functools", (" functools[",), {"functools": json_list}),
+    CallSyntax("command-r", ("Action:", "```json"), {"Action:": family_calls.command_r}),
+    CallSyntax("tool-code", (_CODE,), {_CODE: family_calls.tool_code}),
+    CallSyntax("pythonic", ("[func_name1(",), _LLAMA4, BarePython()),
+    CallSyntax("llama4", (_PYTHON,), _LLAMA4, BareJson()),
     CallSyntax("llama", ("<|python_tag|>",), {"<|python_tag|>": json_calls}, BareJson()),
-    CallSyntax("llama", ('{"name": function name, "parameters"',), {}, BareJson()),
+    CallSyntax("llama", ('{"name": function name, "parameters"',),
+               {"<|python_tag|>": json_calls}, BareJson()),
     CallSyntax("glm4", ("[gMASK]", "<|observation|>"), {}, BareNames()),
 )  # fmt: skip
 # For templates that render no tools: the form that `generic_instructions` asks for.
-_GENERIC = CallSyntax("generic", (), {"<tool_call>": tool_call_tag}, BareJson())
+_GENERIC = CallSyntax("generic", (), {_TAG: tool_call_tag}, BareJson())
+_BY_NAME = {syntax.name: syntax for syntax in (*_SYNTAXES, _GENERIC)}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSyntax:
+    """How a family writes replies of several messages. A template that contains all of `signs`
+    belongs to it. `thinks`: whether some of the messages are thinking. `markup`: texts of control
+    tokens that `read` needs to see.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    read: Callable[..., Steps[None]]
+    thinks: bool
+    markup: tuple[str, ...] = ()
+
+
+_MESSAGE_SYNTAXES = (
+    MessageSyntax("harmony", (harmony.CHANNEL, harmony.MESSAGE), harmony.read_harmony, True,
+                  harmony.MARKERS),
+    MessageSyntax("muse", (recipients.MUSE_CALLS, "<|eom|>"), recipients.read_muse, True,
+                  recipients.MUSE_MARKERS),
+    MessageSyntax("functionary", (">>>all", ">>>${recipient}"), recipients.read_functionary, False),
+)  # fmt: skip
+_MESSAGES_BY_NAME = {syntax.name: syntax for syntax in _MESSAGE_SYNTAXES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +214,8 @@ class ReplyFormat:
 
     @property
     def thinks(self) -> bool:
-        return self.thinking is not None or self.name == "harmony"
+        messages = _MESSAGES_BY_NAME.get(self.name)
+        return self.thinking is not None if messages is None else messages.thinks
 
     def opens_thinking(self, prompt: str) -> bool:
         """Whether the prompt ends with the tag that opens thinking."""
@@ -79,10 +224,10 @@ class ReplyFormat:
     def parser(self, tools: Tools, *, thinks: bool = False) -> ReplyParser:
         """A parser for one reply. `tools`: the JSON schemas of the declared tools' parameters by
         name; without tools, calls are text. `thinks`: the prompt ends within thinking."""
-        if self.name == "harmony":
-            read = harmony.read_harmony
+        if self.name in _MESSAGES_BY_NAME:
+            read = _MESSAGES_BY_NAME[self.name].read
         else:
-            syntax = next((each for each in _SYNTAXES if each.name == self.name), _GENERIC)
+            syntax = _BY_NAME[self.name]
             read = TaggedReply(self.thinking, syntax.openers, syntax.bare, syntax.dropped).read
         return ReplyParser(partial(read, tools=tools, thinks=thinks))
 
@@ -91,14 +236,18 @@ class ReplyFormat:
 def format_of(template: str | None) -> ReplyFormat:
     """The format of a model with this chat template; the generic one without a template."""
     source = template or ""
-    if harmony.CHANNEL in source and harmony.MESSAGE in source:
-        return ReplyFormat("harmony", True, None, frozenset(harmony.MARKERS))
-    thinking = next((t for t in _THINKING if t.open in source and t.close in source), None)
-    syntax = _GENERIC
-    if "tools" in source:
-        found = (each for each in _SYNTAXES if all(sign in source for sign in each.signs))
-        syntax = next(found, _GENERIC)
+    messages = next((m for m in _MESSAGE_SYNTAXES if _has_all(source, m.signs)), None)
+    if messages is not None:
+        return ReplyFormat(messages.name, True, None, frozenset(messages.markup))
+    thinking = next((tags for signs, tags in _THINKING if _has_all(source, signs)), None)
+    tools = "tools" in source
+    found = (each for each in _SYNTAXES if tools and _has_all(source, each.signs))
+    syntax = next(found, _GENERIC)
     markup = {*syntax.openers, *syntax.markup, *syntax.dropped}
     if thinking is not None:
-        markup |= {thinking.open, thinking.close}
-    return ReplyFormat(syntax.name, "tools" in source, thinking, frozenset(markup))
+        markup |= thinking.texts
+    return ReplyFormat(syntax.name, tools, thinking, frozenset(markup))
+
+
+def _has_all(source: str, signs: tuple[str, ...]) -> bool:
+    return all(sign in source for sign in signs)

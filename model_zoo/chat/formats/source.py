@@ -5,6 +5,7 @@ than its grammar requires.
 """
 
 import json
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -122,7 +123,7 @@ class Source:
             if piece:
                 emit(piece)
             if extent.complete:
-                return _decoded(text)
+                return decoded(text)
             if self.ended or extent.broken:
                 raise Malformed
             yield
@@ -189,8 +190,23 @@ class Extent:
             self.complete = not self.broken and not self._closers
 
 
-def _decoded(text: str) -> Any:
+def decoded(text: str) -> Any:
+    """The value of a JSON text; Malformed if it has none that can be written as JSON in UTF-8."""
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise Malformed from None
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError
+    return value

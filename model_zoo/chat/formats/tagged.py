@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls, Grammar, Tools, arguments_of, json_calls
 from model_zoo.chat.formats.events import Text, Thinking
 from model_zoo.chat.formats.source import Source, Steps
@@ -12,10 +13,17 @@ from model_zoo.chat.formats.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class ThinkingTags:
-    """The texts before and after thinking."""
+    """The texts before and after thinking, and those that may enclose the answer after it."""
 
     open: str
     close: str
+    answer_open: str = ""
+    answer_close: str = ""
+
+    @property
+    def texts(self) -> frozenset[str]:
+        found = (self.open, self.close, self.answer_open, self.answer_close)
+        return frozenset(text for text in found if text)
 
 
 class BareCalls(Protocol):
@@ -45,24 +53,28 @@ class TaggedReply:
         White space beside thinking and calls is dropped, as templates render it again.
         """
         calls = Calls(source, tools)
-        blank = ""
-        if thinks:
-            yield from self._think(source)
-        else:
-            blank = yield from source.while_in(str.isspace)
-            if self.thinking and (yield from source.starts_with((self.thinking.open,))):
+        blank = "" if thinks else (yield from source.while_in(str.isspace))
+        if not thinks and self.thinking:
+            tags = (self.thinking.open, self.thinking.close)
+            found = yield from source.starts_with(tags)
+            thinks = found == self.thinking.open
+            if found == self.thinking.close:  # how some models say that they do not think
                 blank = ""
-                yield from self._think(source)
+                yield from source.space()
+        if thinks:
+            blank = ""
+            yield from self._think(source)
         if tools and self.bare:
             blank = yield from _read_bare(source, calls, self.bare, blank)
         _say(source, blank)
-        yield from self._read_text(source, calls)
+        yield from self._read_text(source, calls, thought=thinks)
 
-    def _read_text(self, source: Source, calls: Calls) -> Steps[None]:
+    def _read_text(self, source: Source, calls: Calls, *, thought: bool) -> Steps[None]:
         openers = self.openers if calls.tools else {}
         thinking = [self.thinking.open] if self.thinking else []
-        markers = (*openers, *thinking, *self.dropped)
         while True:
+            answer = [self.thinking.answer_close] if self.thinking and thought else []
+            markers = tuple(filter(None, (*openers, *thinking, *answer, *self.dropped)))
             found = yield from source.until(
                 markers, lambda text: _say(source, text), trim=bool(markers)
             )
@@ -74,6 +86,7 @@ class TaggedReply:
                     yield from source.space()
             elif marker in thinking:
                 yield from self._think(source)
+                thought = True
 
     def _think(self, source: Source) -> Steps[None]:
         assert self.thinking is not None
@@ -82,6 +95,10 @@ class TaggedReply:
             (self.thinking.close,), lambda text: source.events.append(Thinking(text)), trim=True
         )
         yield from source.space()
+        if self.thinking.answer_open and (
+            yield from source.starts_with((self.thinking.answer_open,))
+        ):
+            yield from source.space()
 
 
 def _read_bare(source: Source, calls: Calls, bare: BareCalls, blank: str) -> Steps[str]:
@@ -115,6 +132,16 @@ class BareJson:
 
     def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
         yield from json_calls(source, calls)
+
+
+class BarePython:
+    """A list of calls as Python writes them. A list that begins with no tool's name is text."""
+
+    def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
+        return (yield from source.starts_with([f"[{name}(" for name in tools]))
+
+    def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
+        yield from pythonic.calls_after(source, calls, opener[1:-1])
 
 
 class BareNames:

@@ -1,70 +1,15 @@
 """Replies of every format, parsed whole and cut anywhere, against what they were written from."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_zoo.chat.formats.events import (
-    CallAborted,
-    CallArguments,
-    CallBegin,
-    CallEnd,
-    Event,
-    Text,
-    Thinking,
-)
-from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
-from tests.chat_templates import template_source
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {}},
-}
-TOOLS = {"get_weather": SCHEMA, "get_time": SCHEMA}
-PARIS = {"city": 'Paris "{}" <é>', "days": 3}
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """A reply. `calls`: name, arguments and id of each that was completed."""
-
-    text: str = ""
-    thinking: str = ""
-    calls: tuple[tuple[str, Any, str | None], ...] = ()
-
-
-def parsed(events: list[Event]) -> Parsed:
-    text, thinking, calls = "", "", []
-    begun: dict[int, CallBegin] = {}
-    arguments: dict[int, str] = {}
-    for event in events:
-        match event:
-            case Text():
-                text += event.text
-            case Thinking():
-                thinking += event.text
-            case CallBegin():
-                assert event.index == len(begun), "calls are counted from 0"
-                begun[event.index], arguments[event.index] = event, ""
-            case CallArguments():
-                arguments[event.index] += event.json
-            case CallEnd():
-                call = begun[event.index]
-                calls.append((call.name, json.loads(arguments[event.index]), call.id))
-            case CallAborted():
-                text += event.text
-    return Parsed(text, thinking, tuple(calls))
-
-
-def replied(form: ReplyFormat, pieces: list[str], *, tools=TOOLS, thinks=False) -> list[Event]:
-    parser = form.parser(tools, thinks=thinks)
-    events = [event for piece in pieces for event in parser.feed(piece)]
-    return events + parser.finish()
+from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
+from model_zoo.chat.formats.reply_format import format_of
+from tests.reply_parsing import PARIS, TOOLS, Parsed, parsed, replied
 
 
 def call(name: str = "get_weather", identity: str | None = None, **arguments: Any):
@@ -322,50 +267,3 @@ def test_no_text_is_lost_or_added(template, data):
     assert cut == once
     if not once.calls and form.thinking is None:
         assert once.text == whole
-
-
-PUBLISHED = (
-    "Mistral-Small-3.2-24B-Instruct-2506",
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-    "Qwen-Qwen2.5-7B-Instruct",
-    "Qwen-Qwen3-0.6B",
-    "google-gemma-4-31B-it",
-    "meta-llama-Llama-3.1-8B-Instruct",
-    "meta-llama-Llama-3.2-3B-Instruct",
-    "mistralai-Mistral-Nemo-Instruct-2407",
-    "openai-gpt-oss-120b",
-)
-FUNCTIONS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "A city."},
-                    "days": {"type": "integer", "description": "Days."},
-                },
-                "required": ["city"],
-            },
-        },
-    }
-]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_what_a_published_template_renders_of_a_call_is_parsed_as_that_call(name):
-    source = template_source(name)
-    template, form = ChatTemplate(source, bos_token="<s>", eos_token="</s>"), format_of(source)
-    question, variables = Message("user", "How is it?"), {"enable_thinking": True}
-    calls = (ToolCall("get_weather", PARIS, "abcdef123"),)
-    turns = [question, Message("assistant", "", tool_calls=calls)]
-    turns += [Message("tool", "Fine.", tool_name="get_weather", tool_call_id="abcdef123")]
-    prompt = template.render([question], tools=FUNCTIONS, **variables)
-    whole = template.render(turns, tools=FUNCTIONS, add_generation_prompt=False, **variables)
-    assert whole.startswith(prompt)
-    reply = whole.removeprefix(prompt).partition("Fine.")[0]
-    (found,) = parsed(replied(form, list(reply))).calls
-    assert found[:2] == ("get_weather", PARIS)
-    assert form.tools

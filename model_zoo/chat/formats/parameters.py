@@ -1,0 +1,198 @@
+"""Calls whose arguments are written one by one between markers, as in XML."""
+
+import ast
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_zoo.chat.formats.calls import Calls
+from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps, decoded
+
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+MAX_LITERAL = 1 << 14  # characters of a list or dict of Python: reading one is slow
+# What some models write for JSON's constants.
+_PYTHON = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Markers of `BEGIN name NAME_END KEY key KEY_END VALUE value VALUE_END … END`, and `closer`
+    after the last call. A marker may be empty: without `begin` there is one call.
+
+    `padded`: a value has a line break at each end that is not part of it. Attributes may follow a
+    name or a key after a quotation mark; those of a key say whether its value is text or JSON,
+    otherwise the schema of the tool does.
+    """
+
+    name_end: str
+    key: str
+    key_end: str
+    value_end: str
+    end: str
+    begin: str = ""
+    value: str = ""
+    closer: str = ""
+    padded: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What the grammar needs to see."""
+        names = (self.begin, self.name_end, self.end)
+        found = (*names, self.key, self.key_end, self.value, self.value_end)
+        return tuple(marker for marker in found if marker)
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        """The calls between the opener and `closer`, which may be missing."""
+        yield from source.space()
+        if self.begin:
+            yield from source.expect(self.begin)
+        while True:
+            yield from self._read_call(source, calls)
+            yield from source.space()
+            following = tuple(marker for marker in (self.closer, self.begin) if marker)
+            if (yield from source.starts_with(following)) != (self.begin or None):
+                return
+            if not self.begin:
+                return
+
+    def _read_call(self, source: Source, calls: Calls) -> Steps[None]:
+        name = yield from source.while_in(_in_name)
+        if self.name_end:
+            yield from source.until((self.name_end,), _ignore)
+        calls.begin(name)
+        schema = calls.tools.get(name, {})
+        separator = "{"
+        while True:
+            yield from source.space()
+            if (yield from source.expect(self.key, self.end)) == self.end:
+                break
+            key, attributes = yield from self._read_key(source)
+            calls.arguments(f"{separator}{_text(key)}: ")
+            yield from self._read_value(source, calls.arguments, _reader(schema, key, attributes))
+            separator = ", "
+        calls.arguments("{}" if separator == "{" else "}")
+        calls.end()
+
+    def _read_key(self, source: Source) -> Steps[tuple[str, str]]:
+        pieces: list[str] = []
+        if (yield from source.until((self.key_end,), pieces.append)) is None:
+            raise Malformed
+        key, _, attributes = "".join(pieces).strip().partition('"')
+        return key, attributes
+
+    def _read_value(
+        self, source: Source, emit: Emit, convert: Callable[[str], Any] | None
+    ) -> Steps[None]:
+        """A value of which only the whole can be converted, or a text (`convert` is None)."""
+        if self.value:
+            yield from source.space()
+            yield from source.expect(self.value)
+        value = _Value(emit, padded=self.padded, passes=convert is None)
+        cdata = yield from source.starts_with((_CDATA,))
+        end = self.value_end if cdata is None else _CDATA_END
+        if (yield from source.until((end,), value.add)) is None:
+            raise Malformed
+        if cdata is not None:
+            yield from source.expect(self.value_end)
+        value.finish(convert or str)
+
+
+class _Value:
+    """The text of a value; with `passes`, it is emitted as a JSON string while it arrives."""
+
+    def __init__(self, emit: Emit, *, padded: bool, passes: bool) -> None:
+        self._emit = emit
+        self._padded = padded
+        self._passes = passes
+        self._begun = False
+        self._held = ""
+        if passes:
+            emit('"')
+
+    def add(self, piece: str) -> None:
+        if self._padded and piece and not self._begun:
+            piece = piece.removeprefix("\n")
+            self._begun = True
+        self._held += piece
+        if self._passes:
+            kept = self._held.removesuffix("\n") if self._padded else self._held
+            self._emit(_text(kept)[1:-1])
+            self._held = self._held[len(kept) :]
+
+    def finish(self, convert: Callable[[str], Any]) -> None:
+        if self._passes:
+            self._emit('"')
+        else:
+            held = self._held.removesuffix("\n") if self._padded else self._held
+            self._emit(json.dumps(convert(held), ensure_ascii=False))
+
+
+def _reader(schema: Mapping[str, Any], key: str, attributes: str) -> Callable[[str], Any] | None:
+    if attributes:
+        return None if 'string="true"' in attributes or 'type="string"' in attributes else _json
+    properties = schema.get("properties")
+    return reader_of(properties.get(key) if isinstance(properties, Mapping) else None)
+
+
+def reader_of(schema: object) -> Callable[[str], Any] | None:
+    """How to read the text of a value with this schema; None: it is the value."""
+    types = _types(schema)
+    if not types:
+        return None
+    if "string" not in types:
+        return _json
+    return _text_or_null if "null" in types else None
+
+
+def _types(declared: object, depth: int = 0) -> frozenset[str]:
+    """The types that the schema of a parameter allows; empty if it does not say."""
+    if not isinstance(declared, Mapping) or depth > 4:
+        return frozenset()
+    kind = declared.get("type")
+    if isinstance(kind, str):
+        return frozenset((kind,))
+    if isinstance(kind, list):
+        return frozenset(each for each in kind if isinstance(each, str))
+    options = declared.get("anyOf", declared.get("oneOf"))
+    if not isinstance(options, list):
+        return frozenset()
+    return frozenset().union(*(_types(option, depth + 1) for option in options))
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text, or of what Python writes for it; else the text itself."""
+    text = text.strip()
+    if text in _PYTHON:
+        return _PYTHON[text]
+    try:
+        return decoded(text)
+    except Malformed:
+        return _literal(text) if text.startswith(("[", "{")) else text
+
+
+def _literal(text: str) -> Any:
+    if len(text) > MAX_LITERAL:
+        return text
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value
+
+
+def _text_or_null(text: str) -> str | None:
+    return None if text.strip() in ("null", "None") else text
+
+
+def _in_name(char: str) -> bool:
+    return not char.isspace() and char not in "<>\"'{}[]|"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _ignore(piece: str) -> None:
+    """Takes the attributes of a call."""

@@ -1,0 +1,182 @@
+"""Calls as Python writes them: `[name(key=value, …), …]`. Values are literals of Python or JSON."""
+
+import json
+
+from model_zoo.chat.formats.calls import Calls
+from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps
+
+MAX_DEPTH = 32  # of lists and dicts within each other
+_CONSTANTS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "0": "\0",
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "/": "/",
+}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+def call_list(source: Source, calls: Calls) -> Steps[None]:
+    """`[name(key=value, …), …]`, with at least one call."""
+    yield from source.expect("[")
+    yield from source.space()
+    yield from calls_after(source, calls, (yield from _opened_name(source)))
+
+
+def calls_after(source: Source, calls: Calls, name: str) -> Steps[None]:
+    """The rest of a list of calls after `[name(`."""
+    while True:
+        yield from _arguments(source, calls, name)
+        yield from source.space()
+        if (yield from source.expect(",", "]")) == "]":
+            return
+        yield from source.space()
+        name = yield from _opened_name(source)
+
+
+def call(source: Source, calls: Calls) -> Steps[None]:
+    """`name(key=value, …)`."""
+    yield from _arguments(source, calls, (yield from _opened_name(source)))
+
+
+def _opened_name(source: Source) -> Steps[str]:
+    name = yield from source.while_in(_in_name)
+    yield from source.expect("(")
+    return name
+
+
+def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
+    """The rest of a call after `name(`. The arguments are passed on as they arrive."""
+    calls.begin(name)
+    calls.arguments("{")
+    separator = ""
+    yield from source.space()
+    while not (yield from source.starts_with((")",))):
+        key = yield from source.while_in(_in_identifier)
+        yield from source.space()
+        yield from source.expect("=")
+        yield from source.space()
+        if not key:
+            raise Malformed
+        calls.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        separator = ", "
+        yield from _value(source, calls.arguments, 0)
+        yield from source.space()
+        if (yield from source.expect(",", ")")) == ")":
+            break
+        yield from source.space()
+    calls.arguments("}")
+    calls.end()
+
+
+def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
+    first = yield from source.peek()
+    if first in ("'", '"'):
+        yield from _string(source, emit)
+    elif first in ("[", "{", "("):
+        if depth == MAX_DEPTH:
+            raise Malformed
+        yield from _container(source, emit, depth)
+    else:
+        emit(_scalar((yield from source.while_in(_in_scalar))))
+
+
+def _container(source: Source, emit: Emit, depth: int) -> Steps[None]:
+    opener = yield from source.expect("[", "{", "(")
+    closer = {"[": "]", "{": "}", "(": ")"}[opener]
+    emit("{" if opener == "{" else "[")
+    separator = ""
+    yield from source.space()
+    while not (yield from source.starts_with((closer,))):
+        emit(separator)
+        separator = ", "
+        if opener == "{":
+            yield from _string(source, emit)
+            yield from source.space()
+            yield from source.expect(":")
+            yield from source.space()
+            emit(": ")
+        yield from _value(source, emit, depth + 1)
+        yield from source.space()
+        if (yield from source.expect(",", closer)) == closer:
+            break
+        yield from source.space()
+    emit("}" if opener == "{" else "]")
+
+
+def _string(source: Source, emit: Emit) -> Steps[None]:
+    """A text between single or double quotes, with Python's escapes; emitted as a JSON string."""
+    quote = yield from source.expect("'", '"')
+    emit('"')
+    while True:
+        found = yield from source.until(
+            (quote, "\\"), lambda text: emit(json.dumps(text, ensure_ascii=False)[1:-1])
+        )
+        if found is None:
+            raise Malformed
+        if found[1] == quote:
+            break
+        emit(json.dumps((yield from _escaped(source)))[1:-1])
+    emit('"')
+
+
+def _escaped(source: Source) -> Steps[str]:
+    """The character that follows a backslash; an unknown escape stands for itself."""
+    kind = yield from source.peek()
+    if not kind:
+        raise Malformed
+    source.take(1)
+    if kind not in _HEX_DIGITS:
+        return _ESCAPES.get(kind, "\\" + kind)
+    digits = ""
+    while len(digits) < _HEX_DIGITS[kind]:
+        digit = yield from source.peek()
+        if not digit or digit not in "0123456789abcdefABCDEF":
+            raise Malformed
+        digits += source.take(1)
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:  # not a character
+        raise Malformed
+    return chr(code)
+
+
+def _scalar(text: str) -> str:
+    """The JSON of a number or constant."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    try:
+        value = int(text.replace("_", "")) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        raise Malformed from None
+    written = json.dumps(value)
+    if written[-1].isalpha():  # NaN and Infinity are not JSON
+        raise Malformed
+    return written
+
+
+def _in_name(char: str) -> bool:
+    return _in_identifier(char) or char in ".-:/"
+
+
+def _in_identifier(char: str) -> bool:
+    return char.isalnum() or char == "_"
+
+
+def _in_scalar(char: str) -> bool:
+    return char.isalnum() or char in "+-._"

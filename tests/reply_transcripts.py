@@ -1,0 +1,347 @@
+"""Replies as published templates render them: those of llama.cpp's models/templates and of vLLM's
+examples, and others that refuse to be calls."""
+
+import json
+
+from tests.reply_parsing import PARIS, Parsed
+
+JSON = json.dumps(PARIS, ensure_ascii=False)
+CITY = PARIS["city"]
+TIME = ("get_time", {"city": "x"}, None)
+BOTH = (("get_weather", PARIS, None), TIME)
+
+# Texts by which a family's templates are known, a reply, and what it says.
+REPLIES: dict[str, tuple[str, str, Parsed]] = {
+    "glm-4.6": (
+        "tools <tool_call> <arg_key> <think> </think>",
+        "\n<think>RR</think>\nTT\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_val"
+        f"ue>{CITY}"
+        "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>"
+        "get_time\n<arg_key>city</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+        Parsed("TT", "RR", BOTH),
+    ),
+    "glm-4.7": (
+        "tools <tool_call> <arg_key> <think> </think>",
+        f"</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>{CITY}</arg_value>"
+        "<arg_key>"
+        "days</arg_key><arg_value>3</arg_value></tool_call><tool_call>get_time</tool_call>",
+        Parsed(calls=(BOTH[0], ("get_time", {}, None))),
+    ),
+    "kimi-k2": (
+        "tools <|tool_calls_section_begin|>",
+        f"TT<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_call_begin|>functions.ge"
+        "t_time:1"
+        '<|tool_call_argument_begin|>{"city": "x"}<|tool_call_end|><|tool_calls_section_end|>',
+        Parsed(
+            "TT",
+            calls=(
+                ("get_weather", PARIS, "functions.get_weather:0"),
+                ("get_time", {"city": "x"}, "functions.get_time:1"),
+            ),
+        ),
+    ),
+    "kimi-k3": (
+        "tools <|open|> <|end_of_msg|>",
+        "<|open|>think<|sep|>RR<|close|>think<|sep|><|open|>response<|sep|>TT<|close|>respon"
+        "se<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argumen'
+        't key="ci'
+        f'ty" type="string"<|sep|>{CITY}<|close|>argument<|sep|><|open|>argument key="days" '
+        'type="num'
+        'ber"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="get_time'
+        '" index="'
+        '2"<|sep|><|open|>argument key="city" type="string"<|sep|>x<|close|>argument<|sep|><'
+        "|close|>c"
+        "all<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        Parsed("TT", "RR", BOTH),
+    ),
+    "lfm2": (
+        "tools <|tool_list_start|>",
+        '<|tool_call_start|>[get_weather(city=\'Paris "{}" <é>\', days=3), get_time(city="x")]'
+        "<|tool_call_end|>",
+        Parsed(calls=BOTH),
+    ),
+    "lfm2.5": (
+        "tools <|tool_call_start|> </think>",
+        "<think>RR</think>TT<|tool_call_start|>[get_time(a=-1.5, b=[True, None, ('x',)], "
+        "c={'k': {\"l\": false}}, d='it\\'s\\n\\u00e9', e=())]<|tool_call_end|>",
+        Parsed(
+            "TT",
+            "RR",
+            (
+                (
+                    "get_time",
+                    {
+                        "a": -1.5,
+                        "b": [True, None, ["x"]],
+                        "c": {"k": {"l": False}},
+                        "d": "it's\né",
+                        "e": [],
+                    },
+                    None,
+                ),
+            ),
+        ),
+    ),
+    "llama3.2-pythonic": (
+        "tools [func_name1(params_name1=params_value1)]",
+        f'[get_weather(city={json.dumps(CITY)}, days=3), get_time(city="x")]',
+        Parsed(calls=BOTH),
+    ),
+    "llama4-pythonic": (
+        "tools [func_name1(param1=value1)]",
+        "<|python_start|>[get_time()]<|python_end|>",
+        Parsed(calls=(("get_time", {}, None),)),
+    ),
+    "llama4": (
+        "tools <|python_start|> <|python_end|>",
+        f'<|python_start|>TT<|python_end|>{{"name": "get_weather", "parameters": {JSON}}}',
+        Parsed("TT", calls=BOTH[:1]),
+    ),
+    "llama4-bare": (
+        "tools <|python_start|> <|python_end|>",
+        f'{{"name": "get_weather", "parameters": {JSON}}}',
+        Parsed(calls=BOTH[:1]),
+    ),
+    "gemma3-pythonic": (
+        "tools Example Format: [func_name1(params_name1=params_value1...), func_name2(params)]",
+        f"[get_weather(city={json.dumps(CITY, ensure_ascii=False)}, days=3)]",
+        Parsed(calls=BOTH[:1]),
+    ),
+    "gemma3-tool-code": (
+        "tools ```tool_code",
+        "TT\n```tool_code\nget_time(city='x')\n```",
+        Parsed("TT", calls=(TIME,)),
+    ),
+    "minimax-m1": (
+        "tools <tool_calls>",
+        f'<tool_calls>\n{{"name": "get_weather", "arguments": {JSON}}}\n'
+        '{"name": "get_time", "arguments": {"city": "x"}}\n</tool_calls>',
+        Parsed(calls=BOTH),
+    ),
+    "minimax-m2": (
+        "tools <minimax:tool_call> <think> </think>",
+        '<think>\nRR\n</think>\n\nTT\n<minimax:tool_call>\n<invoke name="get_weather">\n<par'
+        "ameter name"
+        f'="city">{CITY}</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n<invo'
+        'ke name="get'
+        '_time">\n<parameter name="city">x</parameter>\n</invoke>\n</minimax:tool_call>',
+        Parsed("TT", "RR", BOTH),
+    ),
+    "minimax-m3": (
+        "tools ]<]minimax[>[ <mm:think> </mm:think>",
+        '</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]min'
+        "imax[>[<cit"
+        f"y>{CITY}]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[<"
+        "/invoke>\n]"
+        '<]minimax[>[<invoke name="get_time">]<]minimax[>[<deep>]<]minimax[>[<list>]<]minima'
+        "x[>[<item>1"
+        "]<]minimax[>[</item>]<]minimax[>[<item>b]<]minimax[>[</item>]<]minimax[>[</list>]<]"
+        "minimax[>[<"
+        "/deep>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        Parsed(calls=(BOTH[0], ("get_time", {"deep": {"list": ["1", "b"]}}, None))),
+    ),
+    "seed": (
+        "tools <seed:tool_call> <seed:think> </seed:think>",
+        "<seed:think>RR</seed:think>\nTT\n\n<seed:tool_call>\n<function=get_weather>\n<param"
+        "eter=city>"
+        f"{CITY}</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n"
+        "<seed:tool_call>\n<function=get_time>\n<parameter=city>x</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        Parsed("TT", "RR", BOTH),
+    ),
+    "hunyuan-3": (
+        "tools <tool_calls{}> ':opensource' <think{}>",
+        "<think:opensource>RR</think:opensource>TT<tool_calls:opensource>\n<tool_call:opensource>"
+        "get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n"
+        f"<arg_value:opensource>{CITY}</arg_value:opensource>\n<arg_key:opensource>days"
+        "</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
+        "</tool_call:opensource>\n<tool_call:opensource>get_time<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>x"
+        "</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+        Parsed("TT", "RR", BOTH),
+    ),
+    "deepseek-v3.2": (
+        "tools ｜DSML｜ function_calls </think>",
+        "</think>TT\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="get_weather">\n'
+        f'<｜DSML｜parameter name="city" string="true">{CITY}</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="get_time">\n'
+        '<｜DSML｜parameter name="city" string="true">x</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        Parsed("TT", calls=BOTH),
+    ),
+    "deepseek-v4": (
+        "tools ｜DSML｜ tool_calls </think>",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_time">\n'
+        '<｜DSML｜parameter name="deep" string="false">{"a": [1]}</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        Parsed(calls=(("get_time", {"deep": {"a": [1]}}, None),)),
+    ),
+    "nemotron-v2": (
+        "tools <TOOLCALL> <think> </think>",
+        f'TT\n<TOOLCALL>[{{"name": "get_weather", "arguments": {JSON}}}]</TOOLCALL>\n',
+        Parsed("TT", calls=BOTH[:1]),
+    ),
+    "apriel": (
+        "tools <tool_calls> Here are my reasoning steps: [BEGIN FINAL RESPONSE]",
+        "Here are my reasoning steps:\nRR\n[BEGIN FINAL RESPONSE]\nTT\n[END FINAL RESPONSE]\n"
+        f'<tool_calls>[{{"name": "get_weather", "arguments": {JSON}}}]</tool_calls>',
+        Parsed("TT", "RR", BOTH[:1]),
+    ),
+    "apertus": (
+        "tools <|tools_prefix|> <|inner_prefix|>",
+        f'<|inner_prefix|>RR<|inner_suffix|>TT<|tools_prefix|>[{{"get_weather": {JSON}}}, '
+        '{"get_time": {"city": "x"}}]<|tools_suffix|>',
+        Parsed("TT", "RR", BOTH),
+    ),
+    "gigachat-3": (
+        "tools <|message_sep|> <|role_sep|>",
+        f'TT<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "get_weather", "argument'
+        f's": {JSON}}}'
+        "<|message_sep|>",
+        Parsed("TT", calls=BOTH[:1]),
+    ),
+    "gigachat-3.1": (
+        "tools <|message_sep|> <|role_sep|> <|function_call|>",
+        f'TT<|function_call|>{{"name": "get_weather", "arguments": {JSON}}}<|message_sep|>',
+        Parsed("TT", calls=BOTH[:1]),
+    ),
+    "granite-3.3": (
+        "tools <|tool_call|> Write your thoughts between <think></think> and <response></response>",
+        "<think>RR</think>\n\n<response>TT</response>",
+        Parsed("TT", "RR"),
+    ),
+    "granite-3.2": (
+        "tools <|tool_call|> 'Here is my thought process:' 'Here is my response:'",
+        f"Here is my thought process:\nRR\nHere is my response:\nTT<|tool_call|>"
+        f'[{{"name": "get_weather", "arguments": {JSON}}}]',
+        Parsed("TT", "RR", BOTH[:1]),
+    ),
+    "granite-4": (
+        "tools <tool_call>",
+        f'TT\n<tool_call>\n{{"name": "get_weather", "arguments": {JSON}}}\n</tool_call>',
+        Parsed("TT", calls=BOTH[:1]),
+    ),
+    "command-a-moe": (
+        "tools <|START_ACTION|> <|START_TEXT|> <|START_THINKING|>",
+        "<|START_THINKING|>RR<|END_THINKING|><|START_TEXT|>TT<|END_TEXT|>",
+        Parsed("TT", "RR"),
+    ),
+    "solar": (
+        "tools <|tool_calls|> <|tool_call:begin|> <|begin|>assistant <|think|>",
+        f"<|think|>RR<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>c1<|tool_call:name|>"
+        f"get_weather<|tool_call:args|>{JSON}<|tool_call:end|><|tool_call:begin|>c2<|tool_ca"
+        "ll:name|>"
+        'get_time<|tool_call:args|>{"city": "x"}<|tool_call:end|><|calls|>',
+        Parsed("", "RR", (("get_weather", PARIS, "c1"), ("get_time", {"city": "x"}, "c2"))),
+    ),
+    "solar-text": (
+        "tools <|tool_calls|> <|tool_call:begin|> <|begin|>assistant <|think|>",
+        "<|think|>RR<|end|><|begin|>assistant<|content|>TT<|end|>",
+        Parsed("TT", "RR"),
+    ),
+    "minicpm5": (
+        'tools <function name=" <param name=" <think> </think>',
+        '<think>\nRR\n</think>\n\nTT\n<function name="get_weather"><param name="city"><![CD'
+        f"ATA[{CITY}]]>"
+        '</param><param name="days">3</param></function>\n<function name="get_time"><param n'
+        'ame="city">'
+        "x</param></function>",
+        Parsed("TT", "RR", BOTH),
+    ),
+    "functionary-3.1": (
+        "tools <function= <|python_tag|>",
+        f'TT<function=get_weather>{JSON}</function><function=get_time>{{"city": "x"}}</function>',
+        Parsed("TT", calls=BOTH),
+    ),
+    "functionary-3.2": (
+        ">>>all >>>${recipient}",
+        f'all\nTT>>>get_weather\n{JSON}>>>get_time\n{{"city": "x"}}',
+        Parsed("TT", calls=BOTH),
+    ),
+    "functionary-3.2-text": (
+        ">>>all >>>${recipient}",
+        "Write >>> print(1)",
+        Parsed("Write >>> print(1)"),
+    ),
+    "firefunction": (
+        "functions functools[ functools[",
+        f'TT functools[{{"name": "get_weather", "arguments": {JSON}}}, '
+        '{"name": "get_time", "arguments": {"city": "x"}}]',
+        Parsed("TT", calls=BOTH),
+    ),
+    "muse": (
+        "<atem:function_calls> <|eom|>",
+        " to=self<|message|>RR<|eom|><|start|>assistant to=get_weather<|message|><atem:funct"
+        "ion_calls>\n"
+        f'<atem:invoke name="get_weather">\n<atem:parameter name="city">{CITY}</atem:paramet'
+        "er>\n<atem:pa"
+        'rameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom'
+        "|><|start|>as"
+        'sistant to=get_time<|message|><atem:function_calls>\n<atem:invoke name="get_time">'
+        "\n<atem:parame"
+        'ter name="city">x</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
+        Parsed("", "RR", BOTH),
+    ),
+    "muse-text": (
+        "<atem:function_calls> <|eom|>",
+        " to=self<|message|>RR<|eom|><|start|>assistant to=user<|message|>TT<|eot|>",
+        Parsed("TT", "RR"),
+    ),
+    "qwen3-coder": (
+        "tools <tool_call> <function= <parameter=",
+        "TT\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\n\nlines\n\n</parameter>\n"
+        "<parameter=days>\nNone\n</parameter>\n</function>\n"
+        "</tool_call>",
+        Parsed(
+            "TT",
+            calls=(("get_weather", {"city": "\nlines\n", "days": None}, None),),
+        ),
+    ),
+    "magistral": (
+        "tools [TOOL_CALLS] [THINK] [/THINK]",
+        f"[THINK]RR[/THINK]TT[TOOL_CALLS]get_weather[ARGS]{JSON}",
+        Parsed("TT", "RR", BOTH[:1]),
+    ),
+    "hunyuan-a13b": (
+        "</think> <answer>",
+        "<think>\nRR\n</think>\n<answer>\nTT\n</answer>",
+        Parsed("TT", "RR"),
+    ),
+    "exaone-deep": ("</thought>", "<thought>\nRR\n</thought>\n\nTT", Parsed("TT", "RR")),
+}
+MALFORMED = {
+    "glm: no key": ("glm-4.6", "<tool_call>get_time\ntext</tool_call>"),
+    "glm: no name": ("glm-4.6", "<tool_call>\n<arg_key>a</arg_key></tool_call>"),
+    "glm: JSON": ("glm-4.6", '<tool_call>{"name": "get_time"}</tool_call>'),
+    "kimi: text": ("kimi-k2", "<|tool_calls_section_begin|>none"),
+    "kimi: no arguments": ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>a:0"),
+    "lfm2: position": ("lfm2", "<|tool_call_start|>[get_time('x')]<|tool_call_end|>"),
+    "lfm2: variable": ("lfm2", "<|tool_call_start|>[get_time(city=x)]<|tool_call_end|>"),
+    "lfm2: not a number": ("lfm2", "<|tool_call_start|>[get_time(city=nan)]<|tool_call_end|>"),
+    "lfm2: surrogate": ("lfm2", "<|tool_call_start|>[get_time(city='\\ud800')]"),
+    "lfm2: cut": ("lfm2", "<|tool_call_start|>[get_time(city='x\\u00"),
+    "lfm2: deep": ("lfm2", "<|tool_call_start|>[get_time(city=" + "[" * 5000),
+    "pythonic: cut": ("llama3.2-pythonic", "[get_time(city="),
+    "pythonic: other list": ("llama3.2-pythonic", "[1, 2]"),
+    "pythonic: other function": ("llama3.2-pythonic", "[print(city='x')]"),
+    "minimax: no name": ("minimax-m2", '<minimax:tool_call><invoke name="">'),
+    "minimax-m3: deep": (
+        "minimax-m3",
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_time">' + "]<]minimax[>[<a>" * 999,
+    ),
+    "cdata": ("minicpm5", '<function name="get_time"><param name="city"><![CDATA[x]]> </param>'),
+    "apertus": ("apertus", '<|tools_prefix|>[{"get_time": 1}]'),
+    "functions": ("functionary-3.1", "<function=get_time>none</function>"),
+    "solar": ("solar", "<|tool_calls|>none"),
+    "nested functions": (
+        "granite-4",
+        "<tool_call>" + '{"function": ' * 999 + "{}" + "}" * 999 + "</tool_call>",
+    ),
+    "NaN": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": NaN}}</tool_call>'),
+    "infinity": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": 1e999}}'),
+    "surrogate": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": "\\ud800"}}'),
+}

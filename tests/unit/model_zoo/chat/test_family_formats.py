@@ -1,0 +1,130 @@
+"""The formats of single families: replies cut anywhere, malformed calls, arguments in pieces."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
+from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
+from tests.reply_parsing import TOOLS, Parsed, parsed, replied
+from tests.reply_transcripts import MALFORMED, REPLIES
+
+
+def form_of(name: str) -> ReplyFormat:
+    return format_of(REPLIES[name][0])
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_reply_is_parsed_the_same_however_it_is_cut(name):
+    template, text, expected = REPLIES[name]
+    form = format_of(template)
+    assert parsed(replied(form, [text])) == expected
+    assert parsed(replied(form, list(text))) == expected
+    for cut in range(1, len(text)):
+        assert parsed(replied(form, [text[:cut], text[cut:]])) == expected
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_model_that_writes_thinking_has_that_capability(name):
+    _, _, expected = REPLIES[name]
+    assert form_of(name).thinks or not expected.thinking
+
+
+@pytest.mark.parametrize("name", ["lfm2", "kimi-k2", "granite-4", "functionary-3.2", "llama4"])
+def test_a_model_whose_template_knows_no_thinking_lacks_that_capability(name):
+    assert not form_of(name).thinks
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_call_becomes_text(case):
+    name, text = MALFORMED[case]
+    for pieces in ([text], list(text)):
+        assert parsed(replied(form_of(name), pieces)) == Parsed(text)
+
+
+# Formats without thinking and without markers that are dropped.
+PLAIN = ("kimi-k2", "lfm2", "gemma3-tool-code", "minimax-m1", "functionary-3.1", "firefunction")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@given(data=st.data())
+def test_no_text_is_lost_or_added(name, data):
+    _, reply, _ = REPLIES[name]
+    pieces = data.draw(
+        st.lists(
+            st.one_of(
+                st.tuples(st.integers(0, len(reply)), st.integers(0, len(reply))).map(
+                    lambda ends: reply[slice(*sorted(ends))]
+                ),
+                st.sampled_from(sorted(form_of(name).markup)),
+                st.text(max_size=5),
+            ),
+            max_size=4,
+        )
+    )
+    cut, once = (
+        parsed(replied(form_of(name), pieces)),
+        parsed(replied(form_of(name), ["".join(pieces)])),
+    )
+    assert cut == once
+    if not once.calls:
+        assert once.text == "".join(pieces)
+
+
+def test_a_text_argument_is_passed_on_as_it_arrives():
+    parser = form_of("glm-4.6").parser(TOOLS)
+    assert parser.feed("<tool_call>get_time\n<arg_key>ci") == [CallBegin(0, "get_time")]
+    assert parser.feed("ty</arg_key>\n<arg_value>Par") == [CallArguments(0, '{"city": "Par')]
+    assert parser.feed('is "') == [CallArguments(0, 'is \\"')]
+    assert parser.feed("</arg_value>") == [CallArguments(0, '"')]
+    assert parser.feed("</tool_call>") == [CallArguments(0, "}"), CallEnd(0)]
+
+
+def test_python_arguments_are_passed_on_as_they_arrive():
+    parser = form_of("lfm2").parser(TOOLS)
+    assert parser.feed("So<|tool_call_start|>[get_time(ci") == [
+        Text("So"),
+        CallBegin(0, "get_time"),
+        CallArguments(0, "{"),
+    ]
+    assert parser.feed("ty='Par") == [CallArguments(0, '"city": "Par')]
+    assert parser.feed("is', days=1") == [CallArguments(0, 'is", "days": ')]
+    assert parser.feed("2)]") == [CallArguments(0, "12}"), CallEnd(0)]
+
+
+def test_gemma_4s_arguments_are_passed_on_as_they_arrive():
+    parser = format_of("tools <|tool_call>").parser(TOOLS)
+    assert parser.feed('<|tool_call>call:get_time{city:<|"|>Par') == [
+        CallBegin(0, "get_time"),
+        CallArguments(0, '{"city": "Par'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "value"),
+    [
+        ({"type": "string"}, "3", "3"),
+        ({"type": "integer"}, "3", 3),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["string", "null"]}, "3", "3"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "3", "3"),
+        ({"type": "array"}, "['a', 1]", ["a", 1]),
+        ({"type": "array"}, "[open('/etc/passwd')]", "[open('/etc/passwd')]"),
+        ({"type": "object"}, "{1, 2}", "{1, 2}"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"enum": ["3"]}, "3", "3"),
+        ({}, "3", "3"),
+        ("nonsense", "3", "3"),
+    ],
+)
+def test_the_schema_says_whether_a_value_is_text(kind: Any, written: str, value: Any):
+    tools = {"get_time": {"type": "object", "properties": {"city": kind}}}
+    reply = (
+        f"<tool_call>get_time<arg_key>city</arg_key><arg_value>{written}</arg_value></tool_call>"
+    )
+    (call,) = parsed(replied(form_of("glm-4.6"), [reply], tools=tools)).calls
+    assert call[1] == {"city": value}
