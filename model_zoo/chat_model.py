@@ -7,6 +7,7 @@ from typing import Any
 
 from model_zoo.chat.formats.generic import generic_messages
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
+from model_zoo.chat.formats.written_calls import with_written_calls
 from model_zoo.chat.messages import (
     ChatTemplate,
     ImagePart,
@@ -15,6 +16,7 @@ from model_zoo.chat.messages import (
 )
 from model_zoo.chat.template_choice import template_of
 from model_zoo.chat.template_language import as_jinja
+from model_zoo.chat.thinking import thinking_variables
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.multimodal.image_cache import ImageLease
 from model_zoo.multimodal.image_tags import tagged
@@ -26,8 +28,6 @@ from runtime.engine.request import ImageSpan
 from runtime.errors import RequestError
 from runtime.vision.encoder import PreparedImage, VisionTower
 from runtime.worker.model import DecoderModel
-
-EFFORTS = ("low", "medium", "high", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ class ChatModel:
         """The prompt of a conversation, ready for the model's answer.
 
         tools: function schemas; rendered by the variant "tool_use" if the file has one. A template
-        that reads no tools gets them as text (`formats.generic`).
-        thinking: whether to think, or one of `EFFORTS`; None: the template's default.
+        that reads no tools or no calls gets them as text (`formats.generic`, `written_calls`).
+        thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
         variables: additional template variables. They override those of `thinking` and contain none
         of the names that are set here.
         at_most: token budget of the prompt, by default the file's context length. Images beyond it
@@ -154,8 +154,7 @@ class ChatModel:
         Raises RequestError for what the template or the model does not support.
         """
         template = self._template_for(tools)
-        if not template.supports_tools:
-            messages, tools = generic_messages(messages, tools), ()
+        messages, tools = self._readable(template, messages, tools)
         images = [part for message in messages for part in message.images]
         self._refuse_unseen(images)
         placeholders = None if self.vision is None else self.vision.placeholders
@@ -163,7 +162,7 @@ class ChatModel:
             template,
             self.tokenizer,
             messages,
-            {**_thinking_variables(thinking), **(variables or {}), "tools": tools or None},
+            {**thinking_variables(thinking, template), **(variables or {}), "tools": tools or None},
             image=None if placeholders is None else placeholders.spelled,
             reserved=() if placeholders is None else placeholders.reserved,
             now=now,
@@ -183,6 +182,19 @@ class ChatModel:
         replies = self.reply_format
         thinks = replies.opens_thinking(text)
         return replace(prompt, thinks=thinks, reply_format=replies, markup=self.markup)
+
+    def _readable(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
+        """Messages and tools, with those that the template does not read as text."""
+        if not template.supports_tools:
+            return generic_messages(messages, tools), ()
+        if not template.reads("tool_calls"):
+            return with_written_calls(messages, self.reply_format.name), tools
+        return messages, tools
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         if self.template is None:
@@ -271,14 +283,3 @@ class ChatModel:
     def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
         if images and self.vision is None:
             raise RequestError("The model sees no images; send texts only.")
-
-
-def _thinking_variables(thinking: bool | str | None) -> dict[str, Any]:
-    """The choice under each name that published templates use."""
-    if thinking is None:
-        return {}
-    if isinstance(thinking, bool):
-        return {"enable_thinking": thinking, "thinking": thinking}
-    if thinking not in EFFORTS:
-        raise RequestError(f'The thinking effort "{thinking}" is not one of {", ".join(EFFORTS)}.')
-    return {"enable_thinking": True, "thinking": True, "reasoning_effort": thinking}

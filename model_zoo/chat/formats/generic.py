@@ -30,12 +30,12 @@ def generic_messages(
 def _plain(message: Message) -> Message:
     if message.role == "tool":
         result = f"<tool_response>\n{message.text}\n</tool_response>"
-        return Message("user", _joined(result, message.images))
+        return Message("user", with_images(result, message.images))
     if not message.tool_calls:
         return message
     calls = "\n".join(map(_call, message.tool_calls))
     text = f"{message.text}\n{calls}" if message.text else calls
-    return dataclasses.replace(message, content=_joined(text, message.images), tool_calls=())
+    return dataclasses.replace(message, content=with_images(text, message.images), tool_calls=())
 
 
 def _call(call: ToolCall) -> str:
@@ -67,12 +67,13 @@ def _with_instructions(
     text = _INSTRUCTIONS.format(signatures=signatures)
     if messages and messages[0].role in ("system", "developer"):
         first = messages[0]
-        content = _joined(f"{first.text}\n\n{text}", first.images)
+        content = with_images(f"{first.text}\n\n{text}", first.images)
         return [dataclasses.replace(first, content=content), *messages[1:]]
     return [Message("system", text), *messages]
 
 
-def _joined(text: str, images: tuple[ImagePart, ...]) -> str | tuple[str | ImagePart, ...]:
+def with_images(text: str, images: tuple[ImagePart, ...]) -> str | tuple[str | ImagePart, ...]:
+    """The content of a message with these images before the text."""
     return (*images, text) if images else text
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, Message
+from model_zoo.chat.formats.reply_format import format_of
+from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from model_zoo.chat.template_language import as_jinja
-from model_zoo.chat_model import EFFORTS, ChatModel
+from model_zoo.chat.thinking import EFFORTS
+from model_zoo.chat_model import ChatModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError, RequestError
 from tests.chat_templates import (
@@ -24,6 +26,7 @@ from tests.chat_templates import (
     rendered_by_transformers,
     template_source,
 )
+from tests.reply_parsing import parsed, replied
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 HI = [Message("user", "hi")]
@@ -103,6 +106,51 @@ def test_the_choice_to_think_has_the_names_that_templates_read(thinking: Any, to
     names = ("enable_thinking", "thinking", "reasoning_effort")
     source = " ".join(f"{{{{ {name} | default('unset') }}}}" for name in names)
     assert prompt_of(model_with(source), thinking=thinking) == told
+
+
+@pytest.mark.parametrize(
+    ("source", "thinking", "told"),
+    [
+        # As ByteDance-Seed-OSS, MiniMax-M3, Cohere2MoE, Hy3 and Solar-Open have it.
+        ("{{ thinking_budget is defined and thinking_budget == 0 }}", False, "True"),
+        ("{{ thinking_budget is defined }}", True, "False"),
+        ("{{ thinking_mode == 'disabled' }}", False, "True"),
+        ("{{ thinking_mode == 'enabled' }}", "high", "True"),
+        ("{{ reasoning_effort | lower == 'none' }}", False, "True"),
+        ("{{ reasoning_effort is defined and reasoning_effort == 'none' }}", True, "False"),
+        ("{{ reasoning_effort in ['high', 'low', 'no_think'] }}{{ reasoning_effort }}", True,
+         "Truehigh"),
+        ("{{ reasoning_effort in ['high', 'low', 'no_think'] }}{{ reasoning_effort }}", False,
+         "Trueno_think"),
+        ("{{ reasoning_effort in ['low', 'minimal'] }}", False, "True"),
+        ("{{ reasoning_strength }}", "low", "low"),
+    ],
+)  # fmt: skip
+def test_templates_that_have_their_own_names_for_thinking_get_them(
+    source: str, thinking: Any, told: str
+) -> None:
+    assert prompt_of(model_with(source), thinking=thinking) == told
+
+
+# Templates that render tools but no calls, by what tells their formats.
+CALLS_UNRENDERED = ("<|tool_call|>", "<|tool_list_start|>", "<tool_call>")
+
+
+@pytest.mark.parametrize("sign", CALLS_UNRENDERED)
+def test_calls_become_text_for_a_template_that_renders_none(sign: str) -> None:
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    source = f"{{{{ tools | length }}}} {sign}{turns}"
+    call = ToolCall("weather", {"city": "Zürich's \"„…", "days": [1, None], "deep": {"a": True}})
+    asked = [*HI, Message("assistant", "So.", tool_calls=(call, call)), RESULT]
+    prompt = prompt_of(model_with(source), asked, tools=TOOLS)
+    _, _, reply = prompt.partition("[assistant]")
+    text, _, result = reply.partition("[tool]")
+    assert result == RESULT.text
+    found = parsed(replied(format_of(source), [text]))
+    assert found.text == "So."
+    assert [(name, arguments) for name, arguments, _ in found.calls] == [
+        (call.name, call.arguments)
+    ] * 2
 
 
 def test_an_effort_reaches_the_template_that_asks_for_one() -> None:

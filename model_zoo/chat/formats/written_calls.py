@@ -1,0 +1,56 @@
+"""Tool calls of earlier turns as text, for templates that render tools but no calls.
+
+They are written as the model writes them, so that the next call follows the same form.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from model_zoo.chat.formats.generic import with_images
+from model_zoo.chat.messages import Message, ToolCall
+
+Write = Callable[[Sequence[ToolCall]], str]
+
+
+def with_written_calls(messages: Sequence[Message], format_name: str) -> list[Message]:
+    """The conversation with its calls after the texts of their turns. `format_name`: that of the
+    model's `ReplyFormat`."""
+    write = _WRITERS.get(format_name, _tags)
+    return [_written(message, write) if message.tool_calls else message for message in messages]
+
+
+def _written(message: Message, write: Write) -> Message:
+    text = message.text + write(message.tool_calls)
+    return dataclasses.replace(message, content=with_images(text, message.images), tool_calls=())
+
+
+def _list(calls: Sequence[ToolCall]) -> str:
+    """Granite 3."""
+    return "<|tool_call|>" + _json([_named(call) for call in calls])
+
+
+def _python(calls: Sequence[ToolCall]) -> str:
+    """LFM2."""
+    return f"<|tool_call_start|>[{', '.join(map(_python_call, calls))}]<|tool_call_end|>"
+
+
+def _python_call(call: ToolCall) -> str:
+    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+
+
+def _tags(calls: Sequence[ToolCall]) -> str:
+    """Hermes."""
+    return "".join(f"\n<tool_call>\n{_json(_named(call))}\n</tool_call>" for call in calls)
+
+
+def _named(call: ToolCall) -> Mapping[str, Any]:
+    return {"name": call.name, "arguments": dict(call.arguments)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_WRITERS: Mapping[str, Write] = {"list": _list, "lfm2": _python}
