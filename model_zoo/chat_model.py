@@ -18,6 +18,7 @@ from model_zoo.chat.template_choice import template_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import thinking_variables
 from model_zoo.gguf.header import MetadataValue
+from model_zoo.layers.ranking_head import RankingHead
 from model_zoo.multimodal.image_cache import ImageLease
 from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
@@ -56,7 +57,7 @@ class ModelDescription:
     modified_at: unix seconds.
     chat_template: the template in use, as it was written. template_source: its origin, such as
     "file" or "fallback (chatml)". Both None if there is none.
-    pooling: "mean", "cls" or "last", in files made for embedding.
+    pooling: "mean", "cls" or "last" in files made for embedding, "rank" in rerankers.
     sees: whether the model accepts images.
     projector: metadata of a separate projector file, with its `general.parameter_count`.
     """
@@ -89,7 +90,8 @@ class ChatModel:
 
     template: None if the file has none; the model cannot chat. variants: further templates of the
     file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first: a
-    text is inserted by tokens in the order text after, text before, answer.
+    text is inserted by tokens in the order text after, text before, answer. ranking: the head of a
+    reranker.
     """
 
     decoder: DecoderModel
@@ -99,6 +101,7 @@ class ChatModel:
     variants: Mapping[str, ChatTemplate] = field(default_factory=dict)
     vision: VisionModel | None = None
     suffix_first: bool = False
+    ranking: RankingHead | None = None
 
     @property
     def reply_format(self) -> ReplyFormat:

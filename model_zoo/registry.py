@@ -22,6 +22,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
+from model_zoo.layers.ranking_head import RANK, RankingHead
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.vision_loading import PREFIXES, VisionFile, build_vision, find_vision
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -32,8 +33,10 @@ from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
 # `pooling_type`: how an embedding model pools the states of a text.
-_POOLINGS = MappingProxyType({1: "mean", 2: "cls", 3: "last"})
-_NONE, _RANK = 0, 4
+_POOLINGS = MappingProxyType({1: "mean", 2: "cls", 3: "last", RANK: "rank"})
+_NONE = 0
+# Architectures whose rerankers are served.
+_RANKING = ("bert",)
 _FILE_TYPES = {
     kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
     for kind in LlamaFileType
@@ -96,7 +99,7 @@ def load(
     outline = recipe.check()
     if options.place is not None:
         recipe = replace(recipe, layer_placement=options.place(file, outline))
-    decoder, parts = recipe.built(device, options.vision_device or device)
+    decoder, ranking, parts = recipe.built(device, options.vision_device or device)
     vision = None
     if parts is not None and source is not None:
         vision = build_vision(parts, source, decoder, options.image_limits)
@@ -107,6 +110,7 @@ def load(
         describe(file, metadata, decoder, chosen, source),
         {} if chosen is None else chosen.alternatives,
         vision,
+        ranking=ranking,
     )
 
 
@@ -192,8 +196,11 @@ def _refuse_what_is_no_text_model(metadata: Metadata) -> None:
         reason = "is the image projector of a model; name it as `projector` beside the text model"
     elif kind != "model":
         reason = f"has `general.type` {kind}; only whole models can be served"
-    elif pooling == _RANK:
-        reason = "ranks texts (`pooling_type` 4), which is not served"
+    elif pooling == RANK and metadata.architecture not in _RANKING:
+        reason = (
+            f"ranks texts (`pooling_type` {RANK}), which is served for the architecture "
+            f"{', '.join(_RANKING)} only"
+        )
     elif pooling != _NONE and pooling not in _POOLINGS:
         reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is not known"
     if reason is not None:
@@ -217,7 +224,7 @@ class _Recipe:
     def check(self) -> DecoderModel:
         """Builds the model without data: a bad file is refused before gigabytes are read."""
         scopes = self._scopes((META, META), None)
-        decoder, _ = self._from(*scopes)
+        decoder, _, _ = self._from(*scopes)
         for scope in dict.fromkeys(scopes):
             scope.check()
         causal = decoder.causal
@@ -232,16 +239,17 @@ class _Recipe:
 
     def built(
         self, device: torch.device, vision_device: torch.device
-    ) -> tuple[DecoderModel, MultimodalSpec | None]:
+    ) -> tuple[DecoderModel, RankingHead | None, MultimodalSpec | None]:
         return self._from(*self._scopes((device, vision_device), self.options.progress))
 
     def _from(
         self, w: TensorScope, vision: TensorScope
-    ) -> tuple[DecoderModel, MultimodalSpec | None]:
+    ) -> tuple[DecoderModel, RankingHead | None, MultimodalSpec | None]:
         decoder = self.decoder_class(w, self.metadata)
+        ranking = RankingHead.read(w.undivided(), self.metadata)
         if self.vision is None:
-            return decoder, None
-        return decoder, self.vision.build(vision.undivided(), self.tokenizer, decoder)
+            return decoder, ranking, None
+        return decoder, ranking, self.vision.build(vision.undivided(), self.tokenizer, decoder)
 
     def _scopes(
         self, devices: tuple[torch.device, torch.device], progress: Progress | None

@@ -122,12 +122,15 @@ def write_tiny_folder(
     seed: int = 0,
     padding_rows: int = 0,
     maker: Any = None,
+    pad_token_id: int | None = None,
 ) -> Any:
     """The same as a folder that `transformers` saves: weights, settings, tokenizer, template."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     text.vocab_size = tiny_tokenizer().get_vocab_size() + padding_rows
     text.bos_token_id = text.pad_token_id = tiny_tokenizer().token_to_id(END_OF_TEXT)
+    if pad_token_id is not None:
+        text.pad_token_id = pad_token_id
     text.eos_token_id = tiny_tokenizer().token_to_id(END)
     model = _random_model(config, seed, maker)
     model.save_pretrained(folder)

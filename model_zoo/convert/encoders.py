@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.decoders import SHARED_SIZES
 from model_zoo.convert.mapping import Key, Rule
+from runtime.errors import UnsupportedModelError
 
 # Training heads, and buffers that old software stored.
 UNUSED = (
@@ -32,7 +34,18 @@ KEYS = (
     Key("attention.causal", lambda c: False),
     Key("tokenizer.ggml.token_type_count", "type_vocab_size", optional=True),
 )
+RANKING_UNUSED = tuple(name for name in UNUSED if name != "pooler.**")
 EMBEDDINGS = (
     Rule("embeddings.word_embeddings.weight", "token_embd.weight"),
     Rule("embeddings.token_type_embeddings.weight", "token_types.weight", optional=True),
 )
+
+
+def check_one_score(config: Configuration) -> None:
+    """Refuses a classifier with several labels, which is no reranker."""
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
+    if count != 1:
+        raise UnsupportedModelError(
+            f"{config.path}: classifies texts by {count} labels; rerankers have one."
+        )

@@ -1,4 +1,4 @@
-"""The pooling of an embedding model, from the files of its sentence transformer."""
+"""The pooling of an embedding model or reranker, from the files of its sentence transformer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from model_zoo.convert.configuration import Configuration, optional_json
 from model_zoo.convert.mapping import Key
+from model_zoo.layers.ranking_head import RANK
 from runtime.errors import UnsupportedModelError
 
 # `pooling_type` by the settings of a pooling module; newer ones state a single mode by name.
@@ -17,10 +18,12 @@ _OTHERS = ("*_Dense", "*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM"
 
 
 def pooling_type(config: Configuration) -> int | None:
-    """1: mean, 2: first token, 3: last token; None if no module states it.
+    """1: mean, 2: first token, 3: last token, 4: a reranker's head; None if no module states it.
 
     UnsupportedModelError for other modes, and for further modules.
     """
+    if any(name.endswith("ForSequenceClassification") for name in config.architectures):
+        return RANK
     folder = config.path.parent
     for path in (path for pattern in _OTHERS for path in sorted(folder.glob(pattern))):
         raise UnsupportedModelError(f"{path}: is a further module, which files cannot represent.")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Embedding
+from model_zoo.layers.ranking_head import RANK
 from model_zoo.layers.stack import LayerStack, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.workspace import workspace_bytes
@@ -15,8 +16,12 @@ from runtime.worker.model import Batch, KVCache
 
 
 class TextEncoder:
-    """Embeddings of tokens, token types (the first one, if the file has any) and, with `places`,
-    positions; a norm; layers. Implements runtime.worker.model.DecoderModel without logits."""
+    """Embeddings of tokens, token types (if the file has any) and, with `places`, positions; a
+    norm; layers. Implements runtime.worker.model.DecoderModel without logits.
+
+    The token type is the first one, and in rerankers the second one after the first separator, as
+    BertTokenizer has it of pairs.
+    """
 
     def __init__(
         self, w: TensorScope, sizes: TextSizes, layers: Sequence[TextLayer], *, places: bool
@@ -27,6 +32,7 @@ class TextEncoder:
         self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden))
         self.vocab_size = self._token_embd.rows
         self._token_types = _token_types(w, sizes)
+        self._separator = _separator(sizes, self._token_types)
         shape = (sizes.context_length, sizes.hidden)
         self._places = w.embedding("position_embd", shape=shape) if places else None
         w.need_biases("token_embd_norm")
@@ -54,10 +60,20 @@ class TextEncoder:
         """[outputs, hidden_size]."""
         x = self._token_embd(batch.tokens)
         if self._token_types is not None:
-            x = x + self._token_types(torch.zeros_like(batch.tokens[:1]))
+            x = x + self._token_types(self._types(batch))
         if self._places is not None:
             x = x + self._places(batch.positions)
         return self._layers(self._norm(x), batch, cache)
+
+    def _types(self, batch: Batch) -> Tensor:
+        """[tokens], or [1] if all have the same type. The rows of a prompt are in one step."""
+        if self._separator is None:
+            return torch.zeros_like(batch.tokens[:1])
+        separators = (batch.tokens == self._separator).long()
+        before = separators.cumsum(0) - separators
+        rows = torch.arange(len(batch.tokens), device=batch.tokens.device)
+        first = (rows - batch.positions).clamp_(min=0)
+        return (before > before[first]).long()
 
     def logits(self, states: Tensor) -> Tensor:
         raise AssertionError("a text encoder computes no logits")
@@ -77,3 +93,11 @@ def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
     if not count and not w.has("token_types"):
         return None
     return w.embedding("token_types", shape=(count or None, sizes.hidden))
+
+
+def _separator(sizes: TextSizes, types: Embedding | None) -> int | None:
+    """The token that ends the query of a reranker with two token types."""
+    ranks = sizes.metadata.get("pooling_type", int, 0) == RANK
+    if not ranks or types is None or types.rows < 2:
+        return None
+    return sizes.metadata.get("tokenizer.ggml.seperator_token_id", int)

@@ -83,6 +83,7 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
         add_eos=framed.eos if add_eos is None else add_eos,
         prefix=prefix_space(metadata, architecture) if kind == "llama" else PrefixSpace.NEVER,
         stripping=stripping(vocabulary, architecture=architecture, kind=kind, pre=pre),
+        add_separator=_separates(metadata, kind, framed),
     )
 
 
@@ -113,6 +114,14 @@ def _codec(
     return SentencePieceBPE(metadata, vocabulary), _Framed(bos=True)
 
 
+def _separates(metadata: Mapping[str, Any], kind: str, framed: _Framed) -> bool:
+    """Whether a second end token stands between the texts of a pair, as in RoBERTa."""
+    if kind == "bert":  # there the key says whether one ends a text
+        return False
+    stated = flag(metadata, "add_sep_token")
+    return framed.bos and framed.eos if stated is None else stated
+
+
 def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
     """The first of these flags that the file states."""
     flags = (flag(metadata, name) for name in names)
@@ -125,6 +134,7 @@ class Tokenizer:
     User-defined tokens are found in any text, control tokens only on request, so that text cannot
     steer the model. `add_eos` applies to documents only; prompts never end with an end token.
     `prefix` and `stripping`: how the family's tokenizer treats white space at special tokens.
+    `add_separator`: the texts of a pair have a further end token between them.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class Tokenizer:
         add_eos: bool,
         prefix: PrefixSpace,
         stripping: Stripping,
+        add_separator: bool = False,
     ) -> None:
         self.vocabulary = vocabulary
         self.bos_id = vocabulary.bos_id
@@ -143,6 +154,7 @@ class Tokenizer:
         self.end_tokens = vocabulary.end_tokens
         self.add_bos = add_bos and vocabulary.bos_id is not None
         self.add_eos = add_eos
+        self.add_separator = add_separator and vocabulary.eos_id is not None
         self._codec, self._prefix = codec, prefix
         self._control_ids = frozenset(vocabulary.control.values())
         self._specials = SpecialTexts(
@@ -169,14 +181,22 @@ class Tokenizer:
         """Ids of a raw prompt: with control tokens, and BOS once if the file requires it."""
         return self.with_bos(self.encode(text, parse_special=True))
 
-    def encode_document(self, text: str, *, at_most: int | None = None) -> list[int]:
+    def encode_document(
+        self, text: str, *, at_most: int | None = None, parse_special: bool = True
+    ) -> list[int]:
         """Ids of a document with BOS and EOS as the file requires; truncated to `at_most` ids."""
-        tokens = self.encode_prompt(text)
+        tokens = self.with_bos(self.encode(text, parse_special=parse_special))
         end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
         while end and tokens and tokens[-1] == self.eos_id:
             tokens.pop()
         room = None if at_most is None else max(0, at_most - len(end))
         return tokens[:room] + end
+
+    def pair(self, first: list[int], second: list[int]) -> list[int]:
+        """Two documents as one, whose second part has no BOS: a query and a text to rank."""
+        separator = [self.eos_id] if self.add_separator and self.eos_id is not None else []
+        begins = second[:1] == [self.bos_id]
+        return [*first, *separator, *second[begins:]]
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """`tokens` with exactly one BOS, if they begin with one or the file requires it."""

@@ -83,7 +83,7 @@ class Embeddings:
             return JSONResponse(reply(merge_embeddings([])))
         context = self._bodies.options(body.options).over(model.options).num_ctx
         tasks = _tasks(model, inputs, body.truncate, context, keep_s, tenant=tenant_id(request))
-        return Reply(self._vectors(tasks), _native(reply), stream=False)
+        return Reply(computed(self._backend, tasks), _native(reply), stream=False)
 
     async def older(self, request: Request) -> Response:
         body = await self._bodies.read(OlderBody, request)
@@ -95,7 +95,7 @@ class Embeddings:
         context = self._bodies.options(body.options).over(model.options).num_ctx
         text = RawText(body.prompt)
         tasks = _tasks(model, [text], True, context, keep_s, tenant=tenant_id(request))
-        return Reply(self._vectors(tasks), _native(older_reply), stream=False)
+        return Reply(computed(self._backend, tasks), _native(older_reply), stream=False)
 
     async def openai(self, request: Request) -> Response:
         body = await self._bodies.read(OpenAIBody, request)
@@ -120,25 +120,28 @@ class Embeddings:
         encoder = VectorEncoder(
             lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
         )
-        return Reply(self._vectors(tasks), encoder, stream=False)
+        return Reply(computed(self._backend, tasks), encoder, stream=False)
 
-    async def _vectors(self, tasks: Sequence[EmbeddingTask]) -> AsyncGenerator[ChatDelta, None]:
-        """One delta with all vectors. The first failure cancels the other tasks and becomes the
-        response.
-        """
-        at_once = asyncio.Semaphore(GROUPS_AT_ONCE)
 
-        async def answer(task: EmbeddingTask) -> ChatDelta:
-            async with at_once:
-                return merge_embeddings([delta async for delta in self._backend.generate(task)])
+async def computed(
+    backend: ChatBackend, tasks: Sequence[EmbeddingTask]
+) -> AsyncGenerator[ChatDelta, None]:
+    """One delta with all vectors. The first failure cancels the other tasks and becomes the
+    response.
+    """
+    at_once = asyncio.Semaphore(GROUPS_AT_ONCE)
 
-        asked = [asyncio.create_task(answer(task)) for task in tasks]
-        try:
-            yield merge_embeddings(await asyncio.gather(*asked))
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+    async def answer(task: EmbeddingTask) -> ChatDelta:
+        async with at_once:
+            return merge_embeddings([delta async for delta in backend.generate(task)])
+
+    asked = [asyncio.create_task(answer(task)) for task in tasks]
+    try:
+        yield merge_embeddings(await asyncio.gather(*asked))
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
+from serve_app.api.reranking import Reranking
 from serve_app.api.tenant import TenantByAddress
 from serve_app.api.through_proxy import ThroughProxy
 from serve_app.config.settings import AppSettings
@@ -202,10 +203,13 @@ def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
     completions = OpenAICompletions(backend, bodies)
     models = OpenAIModels(backend)
     embeddings = Embeddings(backend, bodies)
+    reranking = Reranking(backend, bodies)
     return [
         Route("/v1/chat/completions", chat.complete, methods=["POST"]),
         Route("/v1/completions", completions.complete, methods=["POST"]),
         Route("/v1/embeddings", embeddings.openai, methods=["POST"]),
+        Route("/v1/rerank", reranking.rerank, methods=["POST"]),
+        Route("/v1/score", reranking.score, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.one),
     ]

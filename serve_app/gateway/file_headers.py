@@ -8,6 +8,7 @@ from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.layers.ranking_head import RANK
 from model_zoo.registry import quantization
 from model_zoo.store.store import StoredModel
 from model_zoo.tokenizers.infill import INFILL_KEYS
@@ -87,6 +88,7 @@ def _capabilities(
     embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
         metadata.get("pooling_type", int, 0)
     )
+    ranks = metadata.get("pooling_type", int, 0) == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)
     replies = format_of(own or named)
@@ -98,6 +100,7 @@ def _capabilities(
         "tools": not embeds and replies.tools,
         "insert": not embeds and inserts,
         "thinking": not embeds and replies.thinks,
-        "embedding": embeds,
+        "embedding": embeds and not ranks,
+        "rerank": ranks,
     }
     return tuple(name for name, holds in found.items() if holds)

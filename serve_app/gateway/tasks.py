@@ -115,7 +115,8 @@ class EmbeddingTask:
     """Texts to embed with one model. They are not cached.
 
     `truncate`: texts longer than the context are cut at their end, otherwise rejected.
-    `context_tokens`, `keep_alive_s` and `tenant` as in `ChatTask`.
+    `context_tokens`, `keep_alive_s` and `tenant` as in `ChatTask`. With `queries`, one for each
+    text or one for all, the texts are ranked: a vector is then one score.
     """
 
     id: str
@@ -125,6 +126,7 @@ class EmbeddingTask:
     context_tokens: int | None = None
     keep_alive_s: float | None = None
     tenant: str = ""
+    queries: tuple[RawText, ...] = ()
 
 
 Task = ChatTask | EmbeddingTask

@@ -260,7 +260,9 @@ def verbose_card(card: ModelCard, model: ChatModel) -> ModelCard:
 
 
 def _capabilities(model: ChatModel) -> tuple[str, ...]:
-    """Any decoder computes embeddings on request; only embedding models list them."""
+    """Any decoder computes embeddings on request; only embedding models list them. Ollama knows no
+    rerankers and calls them embedding models, whose vectors they do not compute."""
+    ranks = model.ranking is not None
     completes = model.decoder.generates and model.description.pooling is None
     chats = completes and model.template is not None
     holds = {
@@ -269,7 +271,8 @@ def _capabilities(model: ChatModel) -> tuple[str, ...]:
         "tools": chats and model.reply_format.tools,
         "insert": completes and model.inserts,
         "thinking": chats and model.reply_format.thinks,
-        "embedding": model.description.pooling is not None or not model.decoder.generates,
+        "embedding": not ranks and (model.description.pooling is not None or not completes),
+        "rerank": ranks,
     }
     return tuple(name for name, held in holds.items() if held)
 

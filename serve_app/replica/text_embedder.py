@@ -1,10 +1,17 @@
-"""Embedding texts on one model's engine."""
+"""Embedding and ranking texts on one model's engine."""
 
 import asyncio
+import dataclasses
 import itertools
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import cached_property, partial
+
+import numpy as np
+import torch
 
 from model_zoo.chat_model import ChatModel
+from model_zoo.layers.ranking_head import RankingHead
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.request import (
     FinishReason,
@@ -44,14 +51,14 @@ class TextEmbedder:
         )
 
     async def embed(self, task: EmbeddingTask, *, max_tokens: int) -> ChatDelta:
-        """One delta with all vectors. An error of one text fails the task.
+        """One delta with all vectors, or scores if the task has queries. An error of one text fails
+        the task.
 
-        `max_tokens`: of each text.
+        `max_tokens`: of each text, together with its query.
         """
+        self._refuse_other_tasks(task)
         async with self._tokenizing.place(task.tenant):
-            prompts = await asyncio.to_thread(
-                lambda: [self._tokens(text, max_tokens, task.truncate) for text in task.texts]
-            )
+            prompts = await asyncio.to_thread(self._prompts, task, max_tokens)
 
         async def vector(tokens: tuple[int, ...]) -> ChatDelta:
             async with self._computing.place(task.tenant):
@@ -59,11 +66,64 @@ class TextEmbedder:
 
         vectors = [asyncio.create_task(vector(tokens)) for tokens in prompts]
         try:
-            return merge_embeddings(await asyncio.gather(*vectors))
+            merged = merge_embeddings(await asyncio.gather(*vectors))
         finally:
             for each in vectors:
                 each.cancel()
             await asyncio.gather(*vectors, return_exceptions=True)
+        if self._model.ranking is None:
+            return merged
+        scores = await asyncio.to_thread(_scores, self._model.ranking, merged.vectors)
+        return dataclasses.replace(merged, vectors=scores)
+
+    def _refuse_other_tasks(self, task: EmbeddingTask) -> None:
+        if task.queries and self._model.ranking is None:
+            raise RequestError(
+                f'"{self._name}" does not support rerank: its file has no ranking head '
+                "(`pooling_type` 4)"
+            )
+        if not task.queries and self._model.ranking is not None:
+            raise RequestError(
+                f'"{self._name}" does not support embedding: it ranks texts; use /v1/rerank'
+            )
+
+    def _prompts(self, task: EmbeddingTask, limit: int) -> list[tuple[int, ...]]:
+        if not task.queries:
+            return [self._tokens(text, limit, task.truncate) for text in task.texts]
+        queries = [self._tokens(query, limit, False) for query in task.queries]
+        if len(queries) == 1:
+            queries *= len(task.texts)
+        return [
+            self._pair(query, text, limit, task.truncate)
+            for query, text in zip(queries, task.texts, strict=True)
+        ]
+
+    def _pair(
+        self, query: tuple[int, ...], text: RawText | TokenIds, limit: int, truncate: bool
+    ) -> tuple[int, ...]:
+        """Query and text; what is too long is cut off the text, whose end token stays."""
+        tokenizer = self._model.tokenizer
+        frame = len(tokenizer.pair(list(query), self._framing))
+        room = limit - frame
+        if room < 1:
+            raise PromptTooLongError(
+                f"the input length exceeds the context length: the query has {len(query):,} tokens "
+                f"and leaves none of the {limit:,} of model '{self._name}' to a document"
+            )
+        text_tokens = self._tokens(text, room + len(self._framing), truncate)
+        return tuple(tokenizer.pair(list(query), list(text_tokens)))
+
+    @cached_property
+    def _framing(self) -> list[int]:
+        """The tokens around a text."""
+        return self._encode("")
+
+    @cached_property
+    def _encode(self) -> Callable[..., list[int]]:
+        """A document's tokens. As in llama.cpp, a text to rank has no special tokens: it could say
+        itself where it ends."""
+        encode = self._model.tokenizer.encode_document
+        return encode if self._model.ranking is None else partial(encode, parse_special=False)
 
     def _tokens(self, text: RawText | TokenIds, limit: int, truncate: bool) -> tuple[int, ...]:
         match text:
@@ -86,15 +146,14 @@ class TextEmbedder:
         The prefix grows until it exceeds the limit, because some tokenizers drop spaces or encode
         any word as one unknown token. Its last word, which may be cut, is beyond the limit.
         """
-        tokenizer = self._model.tokenizer
-        length = (limit + 1) * tokenizer.longest_token
+        length = (limit + 1) * self._model.tokenizer.longest_token
         longest = MAX_LENGTH_FACTOR * length
-        tokens = tokenizer.encode_document(text[:length])
+        tokens = self._encode(text[:length])
         while len(tokens) <= limit + MAX_WORD_TOKENS and length < min(len(text), longest):
             length *= 2
-            tokens = tokenizer.encode_document(text[:length])
+            tokens = self._encode(text[:length])
         if truncate and len(tokens) > limit:
-            return tokenizer.encode_document(text[:length], at_most=limit)
+            return self._encode(text[:length], at_most=limit)
         if not truncate and length < len(text) and len(tokens) <= limit:
             raise PromptTooLongError(
                 f"the input length exceeds the context length: a text has {len(text):,} "
@@ -117,6 +176,8 @@ class TextEmbedder:
         """As the file states. By default the last token of a causal model, since only that one
         attends to the whole text, else the mean, as in sentence-transformers."""
         model = self._model
+        if model.ranking is not None:
+            return Pooling.CLS
         default = Pooling.LAST if model.decoder.causal else Pooling.MEAN
         return Pooling(model.description.pooling or default)
 
@@ -139,3 +200,9 @@ class TextEmbedder:
                     raise failure(self._engine, delta)
         assert delta.vector is not None
         return ChatDelta(finish=delta.finish, usage=delta.usage, vectors=(delta.vector,))
+
+
+def _scores(head: RankingHead, states: Sequence[bytes]) -> tuple[bytes, ...]:
+    rows = np.stack([np.frombuffer(state, dtype="<f4") for state in states])
+    scores = head.scores(torch.from_numpy(rows)).numpy()
+    return tuple(score.astype("<f4").tobytes() for score in scores)

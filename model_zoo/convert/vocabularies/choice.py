@@ -12,6 +12,7 @@ from model_zoo.convert.vocabularies.sentencepiece import (
 )
 from model_zoo.convert.vocabularies.templates import template_keys
 from model_zoo.convert.vocabularies.tokens import TokenTable
+from model_zoo.convert.vocabularies.unigram import unigram
 from model_zoo.convert.vocabularies.wordpiece import wordpiece
 from runtime.errors import UnsupportedModelError
 
@@ -42,6 +43,8 @@ def _table(
         return byte_level(files, architecture)
     if model == "BPE" and kind == "gemma4":
         return from_ranked_merges(files)
+    if model == "Unigram" and architecture == "bert":
+        return unigram(files)
     if model in ("BPE", "Unigram", None) and files.sentencepiece is not None:
         return from_model_file(files)
     if model == "BPE":

@@ -50,7 +50,7 @@ def from_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
     table = _ordinary(files, TokenTable(scores=[]))
     table.scores = [-float(ranks.get(text, len(pairs))) for text in table.texts]
     _add(table, files)
-    return table, {"model": "llama", "add_space_prefix": _prefixes(files)}
+    return table, {"model": "llama", "add_space_prefix": prefixes(files)}
 
 
 def from_ranked_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
@@ -94,7 +94,7 @@ def _refuse_others(
                 )
 
 
-def _prefixes(files: TokenizerFiles) -> bool:
+def prefixes(files: TokenizerFiles) -> bool:
     """Whether texts get a prefix space."""
     normalizers = parts(files.json.get("normalizer"), "normalizers")
     splitters = parts(files.json.get("pre_tokenizer"), "pretokenizers")

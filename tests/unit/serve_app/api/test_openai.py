@@ -327,8 +327,8 @@ async def test_an_endpoint_that_is_not_served_is_named_with_those_that_are(metho
     unserved, served = error["message"].split("; ")
     assert f"{method} /v1/responses is not served" in unserved
     assert served == (
-        "the endpoints are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, "
-        "/v1/models/{model}, /v1/messages"
+        "the endpoints are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, "
+        "/v1/score, /v1/models, /v1/models/{model}, /v1/messages"
     )
     assert len(long.json()["error"]["message"]) < 400
 

@@ -71,6 +71,7 @@ def replica_over(
 ) -> ModelReplica:
     model = SimpleNamespace(
         decoder=SimpleNamespace(causal=causal, generates=generates),
+        ranking=None,
         tokenizer=tokenizer or FakeTokenizer(),
         description=SimpleNamespace(name="demo", pooling=pooling),
     )
@@ -131,6 +132,14 @@ async def test_a_bidirectional_model_computes_a_text_in_one_step_and_uses_the_me
     await embedded(engine, TokenIds((5, 6, 7)), causal=False)
     assert engine.requests[0].pooling == Pooling.MEAN
     assert engine.requests[0].spans == (ImageSpan(0, 3, whole=True, digest=b""),)
+
+
+async def test_a_model_without_a_ranking_head_ranks_nothing():
+    task = EmbeddingTask("t1", "demo", (RawText("a"),), queries=(RawText("q"),))
+    engine = FakeEngine()
+    with pytest.raises(RequestError, match="does not support rerank: its file has no ranking head"):
+        await anext(replica_over(engine).generate(task))
+    assert not engine.requests
 
 
 async def test_truncation_keeps_the_end_token():

@@ -1,0 +1,177 @@
+"""Rerankers from checkpoint to score: what the saved model and tokenizer make of the same pairs."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    XLMRobertaConfig,
+    XLMRobertaTokenizer,
+)
+
+from model_zoo.convert.convert_folder import convert
+from runtime.errors import UnsupportedModelError
+from serve_app.config.options import Options
+from serve_app.config.settings import ModelSettings
+from serve_app.gateway.file_headers import listed_file
+from serve_app.replica.loading import load_replica
+from tests.gguf_files import rewrite
+from tests.parity.test_embedding_models import CONTEXT, SIZES, save_word_pieces
+from tests.parity.test_embedding_models import TEXTS as ALL_TEXTS
+from tests.tiny_models import write_tiny_folder
+from tests.unit.serve_app.fake_replicas import http_client
+
+TOLERANCE = 1e-5
+# Texts of special tokens stay text here, as in llama.cpp.
+TEXTS = tuple(text for text in ALL_TEXTS if "[" not in text)
+QUERY = "which quick fox jumps?"
+LONG = "the quick brown fox jumps over the lazy dog. " * 40
+CORPUS = [*TEXTS, QUERY, LONG]
+
+
+def save_unigram(folder: Path) -> None:
+    """Pieces learned from the texts, as XLM-RoBERTa's tokenizer has them."""
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=90, show_progress=False, unk_token="<unk>")
+    trained.train_from_iterator(CORPUS, trainer)
+    head = [(text, 0.0) for text in ("<s>", "<pad>", "</s>", "<unk>")]
+    learned = [(text, -5.0 - id) for id, text in enumerate(sorted(trained.get_vocab()))]
+    rows = [*head, *(row for row in learned if row[0] != "<unk>"), ("<mask>", 0.0)]
+    XLMRobertaTokenizer(vocab=rows).save_pretrained(folder)
+
+
+# XLM-RoBERTa counts positions from `pad_token_id` + 1.
+MODELS: dict[str, tuple[Any, Any]] = {
+    "bert": (BertConfig(**SIZES, num_labels=1), save_word_pieces),
+    "xlm_roberta": (
+        XLMRobertaConfig(
+            **SIZES | {"max_position_embeddings": CONTEXT + 2}, num_labels=1, type_vocab_size=1
+        ),
+        save_unigram,
+    ),
+}
+
+
+class Original:
+    """A saved reranker as `transformers` runs it."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        config, save = MODELS[name]
+        self.folder, self.path = place / name, place / "model.gguf"
+        self.last = "out_proj." if name == "xlm_roberta" else ""
+        maker = AutoModelForSequenceClassification
+        write_tiny_folder(self.folder, config, maker=maker, pad_token_id=config.pad_token_id)
+        (self.folder / "chat_template.jinja").unlink()
+        (self.folder / "tokenizer.json").unlink()
+        save(self.folder)
+        self.model = AutoModelForSequenceClassification.from_pretrained(self.folder).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        convert(self.folder, self.path, type="f32")
+
+    def score(self, query: str, text: str) -> float:
+        pair = self.tokenizer(
+            query, text, truncation="only_second", max_length=CONTEXT, return_tensors="pt"
+        )
+        with torch.inference_mode():
+            return 1 / (1 + math.exp(-self.model(**pair).logits.item()))
+
+    def count(self, query: str, text: str) -> int:
+        return len(
+            self.tokenizer(query, text, truncation="only_second", max_length=CONTEXT).input_ids
+        )
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def original(request, tmp_path_factory) -> Original:
+    return Original(request.param, tmp_path_factory.mktemp("rerankers"))
+
+
+def ask(path: Path, route: str, **body: Any) -> httpx.Response:
+    """One request through all layers from HTTP to the engine."""
+
+    async def main() -> httpx.Response:
+        async with http_client(replica) as client:
+            return await client.post(route, json={"model": "demo", **body})
+
+    replica = load_replica(ModelSettings(name="demo", source=str(path), device="cpu", threads=1))
+    try:
+        return asyncio.run(main())
+    finally:
+        replica.close()
+
+
+def test_scores_are_those_of_transformers(original) -> None:
+    texts = [*TEXTS, LONG]
+    reply = ask(original.path, "/v1/score", text_1=QUERY, text_2=texts).json()
+    scores = [entry["score"] for entry in reply["data"]]
+    expected = [original.score(QUERY, text) for text in texts]
+    assert max(abs(a - b) for a, b in zip(scores, expected, strict=True)) <= TOLERANCE
+    assert max(expected) - min(expected) > 100 * TOLERANCE, "the texts can be told apart"
+    assert reply["usage"]["prompt_tokens"] == sum(original.count(QUERY, text) for text in texts)
+
+
+def test_a_file_may_have_the_last_layer_as_a_vector(original, tmp_path) -> None:
+    """And may lack the keys that later converters write."""
+    weight = original.model.state_dict()[f"classifier.{original.last}weight"].numpy()
+    path = rewrite(
+        original.path,
+        tmp_path / "older.gguf",
+        keys={"tokenizer.ggml.add_sep_token": None},
+        tensors={"cls.output.weight": weight[0]},
+    )
+    reply = ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
+    expected = original.score(QUERY, TEXTS[0])
+    assert abs(reply["data"][0]["score"] - expected) <= TOLERANCE
+
+
+def test_pairs_have_queries_of_their_own(original) -> None:
+    queries = list(reversed(TEXTS))
+    reply = ask(original.path, "/v1/score", text_1=queries, text_2=list(TEXTS)).json()
+    for entry, query, text in zip(reply["data"], queries, TEXTS, strict=True):
+        assert abs(entry["score"] - original.score(query, text)) <= TOLERANCE
+
+
+def test_documents_are_ranked_by_relevance(original) -> None:
+    body = {"query": QUERY, "documents": list(TEXTS), "top_n": 3, "return_documents": True}
+    results = ask(original.path, "/v1/rerank", **body).json()["results"]
+    expected = sorted(TEXTS, key=lambda text: -original.score(QUERY, text))[:3]
+    assert [result["document"]["text"] for result in results] == expected
+    assert [TEXTS[result["index"]] for result in results] == expected
+
+
+def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
+    response = ask(original.path, "/api/embed", input="hello")
+    assert response.status_code == 400
+    assert "does not support embedding" in response.json()["error"]
+    settings = ModelSettings(name="demo", source=str(original.path), device="cpu", threads=1)
+    replica = load_replica(settings)
+    try:
+        assert replica.describe().capabilities == ("rerank",)
+    finally:
+        replica.close()
+    listed = listed_file("demo", original.path, has_projector=False, options=Options(), stored=None)
+    assert listed.capabilities == ("rerank",)
+
+
+def test_a_query_that_fills_the_context_is_refused(original) -> None:
+    response = ask(original.path, "/v1/rerank", query=LONG, documents=["a"])
+    assert response.status_code == 400
+    assert "the input length exceeds the context length" in response.json()["error"]["message"]
+
+
+def test_a_classifier_of_several_labels_is_not_converted(tmp_path) -> None:
+    folder = tmp_path / "many"
+    config = BertConfig(**SIZES, num_labels=3)
+    write_tiny_folder(folder, config, maker=AutoModelForSequenceClassification)
+    save_word_pieces(folder)
+    with pytest.raises(UnsupportedModelError, match="3 labels; rerankers have one"):
+        convert(folder, tmp_path / "model.gguf", type="f32")
