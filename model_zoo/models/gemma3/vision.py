@@ -3,11 +3,11 @@
 from functools import partial
 from math import isqrt
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.vision_layer import (
     VisionLayer,
@@ -64,8 +64,8 @@ class GemmaTower:
         return 4 * result + self._vit.nbytes(images)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(CHANNELS, self._side, self._side)
-        return PreparedImage(pixels, (1, 1), bytes(16), self.limits.rows)
+        shape = (CHANNELS, self._side, self._side)
+        return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         return self._pooled_norm(self._mean(self._vit(pixels))) @ self._projection

@@ -2,11 +2,11 @@
 
 from math import prod, sqrt
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.shapes import rectangles
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotation
@@ -68,8 +68,8 @@ class PlaneTower:
     def largest(self) -> PreparedImage:
         rows, columns = grid = max(rectangles(self.limits.rows), key=prod)
         unit = self.pooled * self._sizes.patch
-        pixels = torch.zeros(CHANNELS, rows * unit, columns * unit)
-        return PreparedImage(pixels, grid, bytes(16), self.limits.rows)
+        shape = (CHANNELS, rows * unit, columns * unit)
+        return blank(ImageOutline(shape, grid, self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self.pooled for side in grid)

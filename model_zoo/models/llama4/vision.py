@@ -5,6 +5,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -73,8 +74,8 @@ class TileTower:
         return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(MOST_TILES, CHANNELS, self._side, self._side)
-        return PreparedImage(pixels, (1, MOST_TILES - 1), bytes(16), self.limits.rows)
+        shape = (MOST_TILES, CHANNELS, self._side, self._side)
+        return blank(ImageOutline(shape, (1, MOST_TILES - 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._places.shape

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.vision_layer import (
     VisionLayer,
@@ -84,8 +84,8 @@ class LlavaTower:
         return self._clip.nbytes(images)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(CHANNELS, self._clip.side, self._clip.side)
-        return PreparedImage(pixels, (1, 1), bytes(16), self.limits.rows)
+        shape = (CHANNELS, self._clip.side, self._clip.side)
+        return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         return self._clip(pixels)

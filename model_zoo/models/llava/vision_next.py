@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
 from model_zoo.layers.vision.vision_sizes import CHANNELS
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
@@ -49,8 +50,8 @@ class CanvasTower:
 
     def largest(self) -> PreparedImage:
         squares, side = 1 + prod(self._grid(self._largest)), self._clip.side
-        pixels = torch.zeros(squares, CHANNELS, side, side)
-        return PreparedImage(pixels, self._largest, bytes(16), self._rows(self._largest))
+        shape = (squares, CHANNELS, side, side)
+        return blank(ImageOutline(shape, self._largest, self._rows(self._largest)))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, across, width = len(pixels), self.across, self.limits.width

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -65,7 +65,7 @@ class PixtralTower:
     def largest(self) -> PreparedImage:
         side = self._most * self._merge * self._sizes.patch
         grid = (self._most, self._most)
-        return PreparedImage(torch.zeros(CHANNELS, side, side), grid, bytes(16), self.limits.rows)
+        return blank(ImageOutline((CHANNELS, side, side), grid, self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, rows, columns = len(pixels), *(s // self._sizes.patch for s in pixels.shape[2:])

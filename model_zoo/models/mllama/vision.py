@@ -6,6 +6,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.tiles import grids
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch, slabs, whole
 from model_zoo.layers.vision.names import LayerNames, first_table
@@ -71,8 +72,8 @@ class AspectTower:
         return 4 * (edges + places + kept + wide) + layers_bytes(self._device, sizes, layers, rows)
 
     def largest(self) -> PreparedImage:
-        pixels = torch.zeros(self._slots, CHANNELS, self._side, self._side)
-        return PreparedImage(pixels, (1, self._slots), bytes(16), self.limits.rows)
+        shape = (self._slots, CHANNELS, self._side, self._side)
+        return blank(ImageOutline(shape, (1, self._slots), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         images, hidden = len(pixels), self._sizes.hidden
