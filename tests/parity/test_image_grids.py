@@ -1,6 +1,6 @@
 """How image processors choose sizes and tiles: many shapes, against `transformers`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,19 +12,22 @@ from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from model_zoo.images.normalise import CLIP
+from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.tiles import best_grid, fitting
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.parity.llama4_pixels import original
 
-SMALL = np.zeros((200, 200, 3), np.uint8)
+Size = tuple[int, int]
+Grid = Callable[[int, int], Size]
 
 
-def shapes(count: int, most: int, *, tile: int = 336) -> Iterator[tuple[int, int]]:
+def shapes(count: int, most: int, *, tile: int = 336) -> Iterator[Size]:
     """Small ones, large ones, narrow ones; multiples of a tile and their neighbours."""
     draw = np.random.default_rng(5)
     for _ in range(count):
@@ -45,6 +48,15 @@ def test_tiles_and_the_size_on_them_are_those_of_mllama(side: int, most: int) ->
         assert fitting(height, width, grid=grid, side=side) == theirs
 
 
+@pytest.mark.parametrize("most", [1, 4, 6])
+def test_numbers_of_aspect_ratios_and_masks_of_tiles_are_those_of_mllama(most: int) -> None:
+    for grid in mllama.get_all_supported_aspect_ratios(most):
+        theirs = mllama.convert_aspect_ratios_to_ids_np([[grid]], most)
+        assert aspect_ratio_id(grid, most) == theirs[0, 0]
+        mask = mllama.build_aspect_ratio_mask_np([[grid]], most)[0, 0]
+        assert tile_mask(grid, most).tolist() == mask.astype(bool).tolist()
+
+
 def test_tiles_are_those_of_llama4() -> None:
     module = original()
     size = module.SizeDict(height=336, width=336)
@@ -55,55 +67,57 @@ def test_tiles_are_those_of_llama4() -> None:
         assert [rows * 336, columns * 336] == canvas.tolist()
 
 
-def test_qwen_resizes_to_the_sides_of_smart_resize_and_keeps_its_bound() -> None:
-    for least, most in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]:
-        processor = QwenVLProcessor(2, 2, 2, least, most, CLIP)
-        for height, width in shapes(150, 200, tile=28):
-            made = processor.prepare(SMALL[:height, :width], tower=b"")
-            theirs = smart_resize(height, width, 4, least, most)
-            assert (made.grid[0] * 4, made.grid[1] * 4) == theirs
-            assert made.rows <= processor.most_rows
+def gemma4_grid(height: int, width: int) -> Size:
+    high, wide = gemma4.get_aspect_ratio_preserving_size(height, width, 2, 70 * 9, 3)
+    return high // 6, wide // 6
 
 
-def test_pixtral_resizes_to_the_sides_of_the_reference() -> None:
-    processor = PixtralProcessor(longest_edge=100, patch=7)
-    for height, width in shapes(300, 200, tile=28):
-        image = SMALL[:height, :width]
-        made = processor.prepare(image, tower=b"")
-        theirs = pixtral.get_resize_output_image_size(image, 100, 7, "channels_last")
-        if 0 not in theirs:  # the reference fails
-            assert (made.grid[0] * 7, made.grid[1] * 7) == theirs
-        assert made.rows <= processor.most_rows
+def pixtral_grid(height: int, width: int) -> Size:
+    """A side of zero, for which the reference fails, is one here."""
+    image = np.broadcast_to(np.uint8(0), (height, width, 3))
+    high, wide = pixtral.get_resize_output_image_size(image, 100, 7, "channels_last")
+    return max(high // 7, 1), max(wide // 7, 1)
 
 
-def test_gemma4_resizes_to_the_sides_of_the_reference() -> None:
-    processor = Gemma4Processor(patch=2, pool=3, tokens=70)
-    for height, width in shapes(300, 200, tile=28):
-        made = processor.prepare(SMALL[:height, :width], tower=b"")
-        theirs = gemma4.get_aspect_ratio_preserving_size(height, width, 2, 70 * 9, 3)
-        assert (made.grid[0] * 6, made.grid[1] * 6) == theirs
-        assert made.rows <= processor.most_rows
-
-
-@pytest.mark.parametrize("tiles", [(1, 12), (1, 4), (4, 9)])
-def test_internvl_cuts_the_grid_of_the_reference(tiles: tuple[int, int]) -> None:
-    processor = InternVLProcessor(28, 4, CLIP, *tiles)
-    for height, width in shapes(300, 200, tile=28):
-        made = processor.prepare(SMALL[:height, :width], tower=b"")
+def internvl_grid(tiles: Size) -> Grid:
+    def grid(height: int, width: int) -> Size:
         columns, rows = got_ocr2.get_optimal_tiled_canvas((height, width), (28, 28), *tiles)
-        assert made.grid == (rows, columns)
-        assert made.rows <= processor.most_rows
+        return rows, columns
+
+    return grid
 
 
-@pytest.mark.parametrize("edge", [55, 56, 112, 113])
-def test_idefics3_keeps_its_bound(edge: int) -> None:
-    processor = Idefics3Processor(side=28, longest_edge=edge, tile_rows=4)
+def qwen_grid(least: int, most: int) -> Grid:
+    def grid(height: int, width: int) -> Size:
+        high, wide = smart_resize(height, width, 4, least, most)
+        return high // 4, wide // 4
+
+    return grid
+
+
+EDGES = (55, 56, 112, 113)
+CANVASES = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
+ROWS: list[tuple[ImageProcessor, Grid | None]] = [
+    (Gemma4Processor(patch=2, pool=3, tokens=70), gemma4_grid),
+    (PixtralProcessor(longest_edge=100, patch=7), pixtral_grid),
+    *(
+        (InternVLProcessor(28, 4, CLIP, *tiles), internvl_grid(tiles))
+        for tiles in [(1, 12), (1, 4), (4, 9)]
+    ),
+    *(
+        (QwenVLProcessor(2, 2, 2, *bounds, CLIP), qwen_grid(*bounds))
+        for bounds in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]
+    ),
+    *((Idefics3Processor(side=28, longest_edge=edge, tile_rows=4), None) for edge in EDGES),
+    (LlavaNextProcessor(side=28, tile_edge=4, canvases=CANVASES), None),
+]
+
+
+@pytest.mark.parametrize(("processor", "grid"), ROWS, ids=lambda each: type(each).__name__)
+def test_grids_are_those_of_the_reference_and_rows_keep_their_bound(
+    processor: ImageProcessor, grid: Grid | None
+) -> None:
     for height, width in shapes(300, 200, tile=28):
-        assert processor.prepare(SMALL[:height, :width], tower=b"").rows <= processor.most_rows
-
-
-def test_llava_next_keeps_its_bound() -> None:
-    canvases = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
-    processor = LlavaNextProcessor(side=28, tile_edge=4, canvases=canvases)
-    for height, width in shapes(300, 200, tile=28):
-        assert processor.prepare(SMALL[:height, :width], tower=b"").rows <= processor.most_rows
+        outline = processor.outline(height, width)
+        assert grid is None or outline.grid == grid(height, width)
+        assert outline.rows <= processor.most_rows

@@ -1,0 +1,219 @@
+"""The table of image processors: settings of ours, and the result of `transformers` for an image.
+
+`test_image_processors.py` checks every row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor as LlavaNextText
+from transformers.models.mllama.image_processing_pil_mllama import (
+    MllamaImageProcessorPil,
+    get_all_supported_aspect_ratios,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
+from model_zoo.images.prepared import ImageProcessor
+from model_zoo.images.resize import Filter
+from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.idefics3.image_processor import Idefics3Processor
+from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.llama4.image_processor import Llama4Processor
+from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.models.mllama.image_processor import MllamaProcessor
+from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from tests.parity.llama4_pixels import llama4_tiles
+
+SQUARE = {"height": 56, "width": 56}
+CANVASES = ((56, 112), (112, 56), (112, 112), (168, 56), (56, 168))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """`grid` is None where the processor of `transformers` does not tell it."""
+
+    pixels: Tensor
+    grid: tuple[int, int] | None
+    rows: int
+
+
+Image = np.ndarray  # [height, width, 3]
+Row = tuple[ImageProcessor, Callable[[Image], Expected]]
+
+
+def applied(processor: Any, image: Image) -> Any:
+    return processor(image, return_tensors="pt", input_data_format="channels_last")
+
+
+def square(ours: ImageProcessor, theirs: Any, rows: int) -> Row:
+    """Of every image one square, which has so many rows."""
+
+    def expected(image: Image) -> Expected:
+        return Expected(applied(theirs, image)["pixel_values"][0], (1, 1), rows)
+
+    return ours, expected
+
+
+def gemma4(tokens: int, patch: int, pool: int) -> Row:
+    options = {"max_soft_tokens": tokens, "patch_size": patch, "pooling_kernel_size": pool}
+
+    def expected(image: Image) -> Expected:
+        made = applied(Gemma4ImageProcessorPil(**options), image)
+        rows = int(made["num_soft_tokens_per_image"][0])
+        right, down = (made["image_position_ids"][0, rows * pool**2 - 1] + 1).tolist()
+        patches = made["pixel_values"][0, : down * right].view(down, right, patch, patch, 3)
+        pixels = patches.permute(4, 0, 2, 1, 3).reshape(3, down * patch, right * patch)
+        return Expected(pixels, (down // pool, right // pool), rows)
+
+    return Gemma4Processor(patch=patch, pool=pool, tokens=tokens), expected
+
+
+def idefics3(edge: int, *, split: bool = True) -> Row:
+    theirs = Idefics3ImageProcessorPil(
+        size={"longest_edge": edge},
+        max_image_size={"longest_edge": 56},
+        do_image_splitting=split,
+        return_row_col_info=True,
+    )
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        pixels = made["pixel_values"][0]
+        grid = made["rows"][0][0] or 1, made["cols"][0][0] or 1
+        return Expected(pixels, grid, 4 * len(pixels))
+
+    return Idefics3Processor(side=56, longest_edge=edge, tile_rows=4, split=split), expected
+
+
+def internvl(least: int, most: int) -> Row:
+    options = {"crop_to_patches": True, "min_patches": least, "max_patches": most}
+
+    def expected(image: Image) -> Expected:
+        made = applied(GotOcr2ImageProcessorPil(size=SQUARE, **options), image)
+        return Expected(made["pixel_values"], None, 4 * made["num_patches"][0])
+
+    return InternVLProcessor(56, 4, CLIP, min_tiles=least, max_tiles=most), expected
+
+
+def llama4(most: int) -> Row:
+    def expected(image: Image) -> Expected:
+        pixels, grid = llama4_tiles(image, side=56, max_tiles=most, resize="pillow")
+        return Expected(pixels, grid, 4 * len(pixels))
+
+    return Llama4Processor(side=56, tile_rows=4, max_tiles=most), expected
+
+
+def llava_next() -> Row:
+    theirs = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size=SQUARE, image_grid_pinpoints=[*map(list, CANVASES)]
+    )
+    text = SimpleNamespace(image_processor=theirs, patch_size=14, num_additional_image_tokens=0)
+    text._get_unpadded_features = partial(LlavaNextText._get_unpadded_features, text)
+
+    def expected(image: Image) -> Expected:
+        size = image.shape[:2]
+        rows = LlavaNextText._get_number_of_features(text, *size, 56, 56)
+        return Expected(applied(theirs, image)["pixel_values"][0], size, rows)
+
+    return LlavaNextProcessor(side=56, tile_edge=4, canvases=CANVASES), expected
+
+
+def mllama(most: int) -> Row:
+    """Slots without a tile are zeros."""
+    theirs = MllamaImageProcessorPil(
+        size=SQUARE, max_image_tiles=most, image_mean=list(CLIP.mean), image_std=list(CLIP.std)
+    )
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        grid = get_all_supported_aspect_ratios(most)[made["aspect_ratio_ids"][0, 0] - 1]
+        assert grid[0] * grid[1] == made["num_tiles"][0][0]
+        return Expected(made["pixel_values"][0, 0], grid, 17 * most)
+
+    return MllamaProcessor(side=56, tile_rows=17, max_tiles=most), expected
+
+
+def pixtral(merge: int) -> Row:
+    side = 14 * merge
+    theirs = PixtralImageProcessorPil(size={"longest_edge": 420}, patch_size=side)
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        height, width = made["image_sizes"][0]
+        grid = height // side, width // side
+        return Expected(made["pixel_values"][0], grid, grid[0] * grid[1])
+
+    return PixtralProcessor(longest_edge=420, patch=14, merge=merge), expected
+
+
+def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row:
+    theirs = Qwen2VLImageProcessorPil(
+        patch_size=patch,
+        size={"shortest_edge": least, "longest_edge": most},
+        image_mean=list(normalisation.mean),
+        image_std=list(normalisation.std),
+    )
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        rows, columns = (side // 2 for side in made["image_grid_thw"][0, 1:].tolist())
+        return Expected(made["pixel_values"], (rows, columns), rows * columns)
+
+    return QwenVLProcessor(patch, 2, 2, least, most, normalisation), expected
+
+
+CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
+PROCESSORS: Mapping[str, Row] = {
+    "clip": square(ClipProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
+    "gemma3": square(SquareProcessor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
+    "gemma4": gemma4(tokens=70, patch=4, pool=3),
+    "idefics3": idefics3(224),
+    "idefics3 of an odd edge": idefics3(205),
+    "idefics3 of one tile": idefics3(56),
+    "idefics3 without tiles": idefics3(224, split=False),
+    "internvl": internvl(1, 12),
+    "internvl of several tiles": internvl(2, 6),
+    "internvl of one tile": internvl(1, 1),
+    "llama4": llama4(16),
+    "llama4 of four tiles": llama4(4),
+    "llama4 of one tile": llama4(1),
+    "llava padded to a square": square(
+        ClipProcessor(side=56, rows=16, whole=True),
+        LlavaImageProcessorPil(**CROP, do_pad=True),
+        16,
+    ),
+    "llava_next": llava_next(),
+    "mllama": mllama(4),
+    "mllama of six tiles": mllama(6),
+    "mllama of one tile": mllama(1),
+    "pixtral": pixtral(merge=2),
+    "pixtral without merging": pixtral(merge=1),
+    "qwen2.5": qwen(14, CLIP, 3136, 200_000),
+    "qwen3": qwen(16, STANDARD, 65_536, 300_000),
+    "qwen of small images": qwen(14, IMAGENET, 1, 9_000),
+    "siglip": square(
+        SquareProcessor(side=56, rows=16, resample=Filter.BICUBIC),
+        SiglipImageProcessorPil(size=SQUARE),
+        16,
+    ),
+}
