@@ -138,7 +138,7 @@ def test_narrower_instructions_compute_the_same(
         pytest.skip("these instructions are of x86 processors")
     flags = tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS)
     flags = tuple(f"-march={architecture}" if "march" in flag else flag for flag in flags)
-    narrow = native.load(native.build(flags=flags, directory=tmp_path))
+    narrow = native.load(native.build(flags=flags))  # cached, as it takes 10 s
     monkeypatch.setattr(matmul_room, "library", lambda: narrow)
     monkeypatch.setattr(test_attention.room, "library", lambda: narrow)
     for type in (*BLOCK_TYPES.values(), MXFP4_PAIRS):
