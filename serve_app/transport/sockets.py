@@ -72,17 +72,16 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def accept_all(listening: socket.socket, serve: Callable[[socket.socket], object]) -> None:
-    """Calls `serve` with each connection until cancelled, which closes the listening socket."""
+    """Calls `serve` with each connection until cancelled."""
     loop = asyncio.get_running_loop()
-    with listening:
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:  # such as too many open files
-                logger.warning("no connection can be accepted: %s", error)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            serve(accepted)
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listening)
+        except OSError as error:  # such as too many open files
+            logger.warning("no connection can be accepted: %s", error)
+            await asyncio.sleep(_PAUSE_S)
+            continue
+        serve(accepted)
 
 
 async def _connected(address: Address) -> FramedConnection:

@@ -52,6 +52,8 @@ class StreamServer:
         listening = listening_socket(host, port)
         bound = listening.getsockname()
         self._accepting = asyncio.create_task(accept_all(listening, self._accept))
+        # By a callback: a task that is cancelled before its first step runs no `finally`.
+        self._accepting.add_done_callback(lambda _: listening.close())
         return wire.Address(host, bound[1], self._token, replica=secrets.token_hex(8))
 
     async def close(self, *, drain_s: float) -> None:

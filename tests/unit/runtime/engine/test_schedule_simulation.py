@@ -20,7 +20,7 @@ from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 VOCABULARY = 50
 LONGEST = 40
 IMAGES, IMAGE_ROWS = 3, 9
-SEEDS = 200
+SEEDS = 100
 TENANTS = ("one", "two", "three")
 
 Row = tuple[bytes, int]
@@ -400,4 +400,4 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert tally.preemptions > 0, "the trials never ran short of pages, so they show too little"
     assert (tally.reused > 0) == prefix_cache
     assert (tally.images_reused > 0) == prefix_cache
-    assert min(tally.encoded, tally.failed, tally.waits) > 10
+    assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25

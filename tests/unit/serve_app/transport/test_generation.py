@@ -160,9 +160,10 @@ async def test_draining_is_announced_at_once_and_idle_connections_are_not_used_a
 
 
 async def test_a_closed_port_is_a_lost_connection():
+    """Also if the server is closed before it has waited for a connection."""
     async with connected(PretendReplica()) as (server, address, client):
         await server.close(drain_s=0)
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLost, match="Connect call failed"):
             await collected(client, address)
 
 

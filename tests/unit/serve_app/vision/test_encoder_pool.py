@@ -137,7 +137,9 @@ async def test_an_image_of_an_encoder_that_stops_is_encoded_by_another() -> None
         assert pool.encoded == [[number], [number]]
 
 
-async def test_an_image_of_a_silent_encoder_is_encoded_by_another() -> None:
+async def test_an_image_of_a_silent_encoder_is_encoded_by_another(monkeypatch) -> None:
+    monkeypatch.setattr("serve_app.transport.authentication.CALLER_TIMEOUT_S", 0.3)
+
     async def silent(reader, writer):
         await reader.read()
         writer.close()
