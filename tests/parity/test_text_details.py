@@ -25,7 +25,7 @@ def test_the_served_context_chooses_the_factors_of_phi3(tmp_path) -> None:
     assert difference(pair_of(path, twin), tokens) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("check", ["whole_prompt", "two_chunks", "long_prompt"])
+@pytest.mark.parametrize("check", ["whole_prompt", "long_prompt"])
 def test_phi3_serves_the_context_of_the_file_by_default(tmp_path, check) -> None:
     path = tmp_path / "tiny.gguf"
     twin = TEXT_MODELS["phi3"].write(path, "beyond_the_original_context")
@@ -88,7 +88,7 @@ def test_mllama_without_a_size_of_images_agrees_and_caches_none(tmp_path) -> Non
     twin = write_tiny(tmp_path / "text.gguf", TEXT_MODELS["mllama"].config(), **OPTIONS)
     decoder = load_decoder(tmp_path / "text.gguf")
     assert decoder.cache_layers[1].kind.capacity(100) == 0
-    CHECKS["two_chunks"](Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
+    CHECKS["long_prompt"](Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
 
 
 def test_a_window_of_zero_means_global_layers_with_rotation_in_llama4(tmp_path) -> None:
