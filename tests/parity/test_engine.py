@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +16,10 @@ from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
+from tests.parity.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 CPU = torch.device("cpu")
-
-
 WINDOW = 16
 # Two layers of three see a window, which is shorter than nearly every prompt.
 SLIDING = Gemma3TextConfig(
@@ -36,6 +36,10 @@ SLIDING = Gemma3TextConfig(
 )
 
 
+# Families with recurrent layers, and their configurations.
+RECURRENT = {"qwen35moe": "plain", "qwen35": "recurrent_last_layer"}
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
@@ -50,9 +54,28 @@ def sliding(tmp_path_factory):
     return load(path, device=CPU, dtype=torch.float32), twin
 
 
-@pytest.fixture(params=["tiny", "sliding"])
-def either(request):
-    return request.getfixturevalue(request.param)
+def hybrid(family: str, config: str, folder: Path) -> tuple:
+    """A model with recurrent layers."""
+    path = folder / "hybrid.gguf"
+    twin = TEXT_MODELS[family].write(path, config)
+    return load(path, device=CPU, dtype=torch.float32), twin
+
+
+@pytest.fixture(scope="module", params=["tiny", "sliding", *RECURRENT])
+def each(request, tmp_path_factory) -> tuple:
+    """A model, its twin, and whether it has recurrent layers."""
+    if request.param in RECURRENT:
+        folder = tmp_path_factory.mktemp("models")
+        return *hybrid(request.param, RECURRENT[request.param], folder), True
+    return *request.getfixturevalue(request.param), False
+
+
+@pytest.fixture(scope="module")
+def alone(each) -> list[Delta]:
+    """The answer to each of the mixed requests alone, with few chunks."""
+    model, *_ = each
+    with running(model, prefix_cache=False, step_tokens=256) as engine:
+        return answers(engine, mixed_requests(model.tokenizer.vocab_size), together=False)
 
 
 @contextlib.contextmanager
@@ -110,8 +133,8 @@ def mixed_requests(vocab_size: int) -> list[GenerationRequest]:
     return requests
 
 
-def test_greedy_answers_are_those_of_transformers(either) -> None:
-    model, twin = either
+def test_greedy_answers_are_those_of_transformers(each) -> None:
+    model, twin, _ = each
     r = random.Random(3)
     prompts = [[r.randrange(model.tokenizer.vocab_size) for _ in range(n)] for n in (1, 9, 50, 90)]
     requests = [
@@ -124,30 +147,30 @@ def test_greedy_answers_are_those_of_transformers(either) -> None:
         results = answers(engine, requests, together=True)
     for prompt, delta in zip(prompts, results, strict=True):
         tokens = torch.tensor([prompt + list(delta.tokens)])
-        logprobs = torch.log_softmax(twin(tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
+        with torch.inference_mode():
+            logits = twin(tokens).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits, dim=-1)
         best = logprobs.max(dim=-1)
         assert list(delta.tokens) == best.indices.tolist()
         ours = torch.tensor([sampled.logprob for sampled in delta.logprobs])
         assert torch.allclose(ours, best.values, atol=1e-4)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("cache_tokens", [256, None])
+@pytest.mark.parametrize(("depth", "cache_tokens"), [(1, 256), (2, 256), (3, 256), (2, None)])
 def test_requests_in_a_batch_get_the_answers_they_get_alone(
-    either, depth: int, cache_tokens
+    each, alone, depth: int, cache_tokens: int | None
 ) -> None:
-    model, _ = either
-    requests = mixed_requests(model.tokenizer.vocab_size)
-    with running(model, prefix_cache=False, step_tokens=256) as engine:
-        alone = answers(engine, requests, together=False)
+    """Prompts share prefixes, steps cut them anywhere, and few pages make for preemption."""
+    model, _, recurrent = each
     with running(model, depth=depth, cache_tokens=cache_tokens) as engine:
-        crowd = answers(engine, requests, together=True)
-    statistics = engine.statistics()  # after closing: the loop has told its last
-    assert [d.tokens for d in crowd] == [d.tokens for d in alone]
-    assert [d.text for d in crowd] == [d.text for d in alone]
-    for one, other in zip(crowd, alone, strict=True):
+        together = answers(engine, mixed_requests(model.tokenizer.vocab_size), together=True)
+    statistics = engine.statistics()  # of the closed engine: the last step has retired
+    assert [d.tokens for d in together] == [d.tokens for d in alone]
+    assert [d.text for d in together] == [d.text for d in alone]
+    for one, other in zip(together, alone, strict=True):
         assert [s.token for s in one.logprobs] == [s.token for s in other.logprobs]
-    assert statistics.cached_tokens_total > 0
+        assert not recurrent or one.logprobs == other.logprobs
+    assert (statistics.cached_tokens_total > 0) == (not recurrent)
     assert (statistics.preemptions_total > 0) == (cache_tokens is not None)
     assert statistics.pages_owned == 0
 
