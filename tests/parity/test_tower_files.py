@@ -17,9 +17,10 @@ from runtime.vision.encoder import LocalEncoder
 from tests.fuzz.parsed_file import parse
 from tests.gguf_files import matrices
 from tests.parity.text_family import changed
-from tests.parity.tower_families import NEXT_SIDE, TOWERS
+from tests.parity.tower_families import TOWERS
 from tests.parity.towers import TOLERANCE, TowerPair, check_limits, encoded, load_tower, worst
 from tests.parity.towers import random_pixels as random
+from tests.parity.vision_configs import SIDE
 from tests.tiny_models import write_tiny_folder
 
 
@@ -200,7 +201,7 @@ def test_llava_next_with_impossible_canvases_is_refused(tmp_path, sides) -> None
 
 def test_llava_next_files_state_canvases_in_the_order_of_the_checkpoint(tmp_path) -> None:
     pair = TOWERS["llava_next"].write(tmp_path, canvases=[(1, 2), (3, 1)])
-    assert pair.tower.canvases == ((NEXT_SIDE, 2 * NEXT_SIDE), (3 * NEXT_SIDE, NEXT_SIDE))
+    assert pair.tower.canvases == ((SIDE, 2 * SIDE), (3 * SIDE, SIDE))
     newline = torch.from_numpy(matrices(pair.path)["model.image_newline"].copy())
     assert torch.equal(newline, pair.twin.model.image_newline)
 

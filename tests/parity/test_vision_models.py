@@ -56,4 +56,4 @@ def test_more_images_than_mllama_accepts_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_features_for_more_layers_than_the_text_model_has_are_refused(tmp_path, flavour) -> None:
     with pytest.raises(ConfigurationError, match=r"first 2 layers .* at least 3, .* has 2"):
-        VISION_MODELS["qwen3vl"].write(tmp_path, flavour=flavour, num_hidden_layers=2)
+        VISION_MODELS["qwen3vl"].write(tmp_path, flavour=flavour, text={"num_hidden_layers": 2})

@@ -1,0 +1,189 @@
+"""Tiny configurations of vision models, for the tables of towers and of whole models.
+
+Keyword arguments of a function that it does not name are settings of the vision part; `text` and
+`sizes` have settings of the text part.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import (
+    Gemma3Config,
+    Gemma4Config,
+    InternVLConfig,
+    Llama4Config,
+    LlavaConfig,
+    LlavaNextConfig,
+    Mistral3Config,
+    MllamaConfig,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3VLConfig,
+    SmolVLMConfig,
+)
+
+from model_zoo.models.gemma3 import placeholders as gemma3
+from model_zoo.models.gemma4 import placeholders as gemma4
+from model_zoo.models.idefics3 import placeholders as idefics3
+from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.llama4 import placeholders as llama4
+from model_zoo.models.llava import placeholders as llava
+from model_zoo.models.mistral3 import placeholders as mistral3
+from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.multimodal import qwen_placeholders as qwen
+from tests.parity.gemma_families import GEMMA4
+from tests.parity.text_family import SIZES, rope
+from tests.parity.vision_agreement import special_ids
+
+Settings = Mapping[str, Any]
+SIDE = 36
+CANVASES = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))  # in tiles
+HEADS_OF_16 = {"head_dim": 16}
+VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+FOUR_HEADS = VISION | {"num_attention_heads": 4, "image_size": SIDE, "patch_size": 6}
+THREE_HEADS = VISION | {"num_attention_heads": 3, "patch_size": 6}
+CLIP = {"model_type": "clip_vision_model"} | FOUR_HEADS | {"num_hidden_layers": 3}
+QWEN_VISION = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
+QWEN_TOKENS = (qwen.START, qwen.PLACE, qwen.END, "<|video_pad|>")
+GEMMA4_TOKENS = gemma4.Gemma4Placeholders.reserved
+GEMMA4_LARGE = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
+
+
+def gemma3_config(rows: int = 9, window: int = 32, **vision: Any) -> Gemma3Config:
+    text = SIZES | HEADS_OF_16 | {"num_hidden_layers": 6, "query_pre_attn_scalar": 16}
+    ids = special_ids((gemma3.START, gemma3.PLACE, gemma3.END))
+    return Gemma3Config(
+        text_config=text | {"sliding_window": window},
+        vision_config=FOUR_HEADS | {"image_size": 84, "patch_size": 14} | vision,
+        mm_tokens_per_image=rows,
+        image_token_index=ids[gemma3.PLACE],
+        image_token_id=ids[gemma3.PLACE],
+        boi_token_index=ids[gemma3.START],
+        eoi_token_index=ids[gemma3.END],
+    )
+
+
+def gemma4_config(text: Settings | None = None, **vision: Any) -> Gemma4Config:
+    ids = special_ids(GEMMA4_TOKENS)
+    sizes = THREE_HEADS | HEADS_OF_16 | {"num_key_value_heads": 3, "patch_size": 4}
+    sizes |= {"pooling_kernel_size": 3, "position_embedding_size": 900}
+    return Gemma4Config(
+        text_config=GEMMA4 | GEMMA4_LARGE | (text or {}),
+        vision_config=sizes | vision,
+        image_token_id=ids[gemma4.PLACE],
+        boi_token_id=ids[gemma4.START],
+        eoi_token_id=ids[gemma4.END],
+        video_token_id=ids["<|video|>"],
+        audio_token_id=ids["<|audio|>"],
+    )
+
+
+def idefics3_config(
+    make: type = SmolVLMConfig, shuffled: int = 3, **vision: Any
+) -> PreTrainedConfig:
+    place = special_ids(idefics3.Idefics3Placeholders.reserved)[idefics3.PLACE]
+    return make(
+        text_config={"model_type": "llama", **SIZES},
+        vision_config=FOUR_HEADS | vision,
+        scale_factor=shuffled,
+        image_token_id=place,
+    )
+
+
+def internvl_config(
+    text: str = "qwen2", ratio: float = 0.5, sizes: Settings | None = None, **vision: Any
+) -> InternVLConfig:
+    return InternVLConfig(
+        text_config={"model_type": text, **SIZES, **(sizes or {})},
+        vision_config=FOUR_HEADS | {"image_size": [SIDE, SIDE], "patch_size": [6, 6]} | vision,
+        downsample_ratio=ratio,
+        image_token_id=special_ids(internvl.InternVLPlaceholders.reserved)[internvl.PLACE],
+    )
+
+
+def llama4_config(ratio: float = 0.5, **vision: Any) -> Llama4Config:
+    text = SIZES | HEADS_OF_16 | {"num_hidden_layers": 4, "intermediate_size": 32}
+    text |= {"intermediate_size_mlp": 96, "num_local_experts": 2, "attention_chunk_size": 64}
+    sizes = THREE_HEADS | {"intermediate_size": int(48 / ratio**2), "image_size": 36}
+    sizes |= {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40}
+    place = special_ids(llama4.Llama4Placeholders.reserved)[llama4.PLACE]
+    return Llama4Config(
+        text_config=text,
+        vision_config=sizes | {"pixel_shuffle_ratio": ratio} | vision,
+        image_token_index=place,
+    )
+
+
+def llava_config(text: str = "llama", layer: int = -2, **vision: Any) -> LlavaConfig:
+    more = {"pad_token_id": 0} if text == "phi3" else {}
+    return LlavaConfig(
+        text_config={"model_type": text, **SIZES, **more},
+        vision_config=CLIP | vision,
+        vision_feature_layer=layer,
+        image_token_index=special_ids(llava.LlavaPlaceholders.reserved)[llava.PLACE],
+    )
+
+
+def llava_next_config(
+    text: str = "mistral", canvases: Sequence[tuple[int, int]] = CANVASES, **vision: Any
+) -> LlavaNextConfig:
+    return LlavaNextConfig(
+        text_config={"model_type": text, **SIZES},
+        vision_config=CLIP | {"patch_size": 9} | vision,
+        image_grid_pinpoints=[[SIDE * tiles for tiles in canvas] for canvas in canvases],
+        image_token_index=special_ids(llava.LlavaPlaceholders.reserved)[llava.PLACE],
+    )
+
+
+def mistral3_config(*, bias: bool = False, merge: int = 2, **vision: Any) -> Mistral3Config:
+    text = {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-3}
+    sizes = {"model_type": "pixtral", "image_size": 60, "hidden_act": "silu", **THREE_HEADS}
+    place = special_ids((mistral3.PLACE, mistral3.BREAK, mistral3.END))[mistral3.PLACE]
+    return Mistral3Config(
+        text_config=text | SIZES | {"head_dim": 32},
+        vision_config=sizes | vision,
+        multimodal_projector_bias=bias,
+        spatial_merge_size=merge,
+        image_token_id=place,
+    )
+
+
+def mllama_config(kept: Sequence[int] = (0, 2), **vision: Any) -> MllamaConfig:
+    text = SIZES | rope(10000.0) | {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]}
+    sizes = VISION | {"num_hidden_layers": 3, "attention_heads": 3, "num_global_layers": 2}
+    sizes |= {"image_size": 36, "patch_size": 6, "intermediate_layers_indices": list(kept)}
+    sizes |= {"vision_output_dim": 48 * (1 + len(kept))}
+    place = special_ids((mllama.PLACE,))[mllama.PLACE]
+    return MllamaConfig(text_config=text, vision_config=sizes | vision, image_token_index=place)
+
+
+def qwen_ids() -> dict[str, int]:
+    ids = special_ids(QWEN_TOKENS)
+    return {
+        "image_token_id": ids[qwen.PLACE],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids[qwen.START],
+        "vision_end_token_id": ids[qwen.END],
+    }
+
+
+def qwen25vl_config(**vision: Any) -> Qwen2_5_VLConfig:
+    sizes = QWEN_VISION | {"patch_size": 14, "window_size": 112, "out_hidden_size": 64}
+    return Qwen2_5_VLConfig(
+        text_config=SIZES | rope(1e6, mrope_section=[2, 3, 3]),
+        vision_config=sizes | {"fullatt_block_indexes": [1, 3]} | vision,
+        **qwen_ids(),
+    )
+
+
+def qwen3vl_config(
+    make: type = Qwen3VLConfig, text: Settings | None = None, **vision: Any
+) -> PreTrainedConfig:
+    texts = SIZES | HEADS_OF_16 | rope(5e6, mrope_section=[3, 3, 2]) | {"num_hidden_layers": 4}
+    sizes = QWEN_VISION | {"patch_size": 16, "num_position_embeddings": 49}
+    sizes |= {"out_hidden_size": 64, "deepstack_visual_indexes": [0, 2]}
+    return make(
+        text_config=texts | {"tie_word_embeddings": False} | (text or {}),
+        vision_config=sizes | vision,
+        **qwen_ids(),
+    )
