@@ -150,14 +150,19 @@ def report_of(module: str, *, timeout_s: float, **variables: str) -> Any:
     """Run a program of the tests and return the JSON that it writes to the file it is given.
 
     A process can drive one Ray cluster only, so tests that need another cluster are such programs.
-    Ray's files are in the folder of that file. `variables`: of the environment.
+    Ray's files are in the folder of that file, and Serve's ports are others than those of the
+    cluster that this process drives. `variables`: of the environment.
     """
+    ports = {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "31001",
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "32000",
+    }
     with short_folder() as folder:
         report = folder / "report.json"
         done = subprocess.run(
             [sys.executable, "-m", module, str(report)],
             cwd=ROOT,
-            env={**os.environ, "RAY_TMPDIR": str(folder), **variables},
+            env={**os.environ, "RAY_TMPDIR": str(folder), **ports, **variables},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -1,6 +1,7 @@
-"""One application for all tests that only send requests to it."""
+"""The application of most tests, and programs that run beside the tests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import ollama
@@ -17,13 +18,22 @@ from tests.serve.application import (
     ray_cluster,
 )
 from tests.serve.fragile_replicas import fragile_replicas
+from tests.serve.node_scaling import node_scaling_report
 from tests.serve.three_nodes import three_nodes_report
+
+# By the fixtures that return their reports. Each has a cluster of its own.
+PROGRAMS = {"node_scaling": node_scaling_report, "three_nodes": three_nodes_report}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/tests/serve/" in item.path.as_posix():
             item.add_marker(pytest.mark.serve)
+    items.sort(key=lambda item: bool(programs_of(item)))
+
+
+def programs_of(item: pytest.Item) -> set[str]:
+    return PROGRAMS.keys() & set(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="package")
@@ -35,9 +45,27 @@ def application() -> Iterator[Application]:
         yield application
 
 
+@pytest.fixture(scope="package", autouse=True)
+def programs(
+    request: pytest.FixtureRequest, application: Application
+) -> Iterator[Mapping[str, Future[dict[str, Any]]]]:
+    """The programs that tests need, one after the other while other tests wait for replicas."""
+    needed = set().union(*map(programs_of, request.session.items))
+    pool = ThreadPoolExecutor(1)
+    try:
+        yield {name: pool.submit(PROGRAMS[name]) for name in sorted(needed)}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.fixture(scope="package")
-def three_nodes() -> dict[str, dict[str, Any]]:
-    return three_nodes_report()
+def three_nodes(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return programs["three_nodes"].result()
+
+
+@pytest.fixture(scope="package")
+def node_scaling(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return programs["node_scaling"].result()
 
 
 @pytest.fixture

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from tests.serve.node_scaling import LIMIT_S, node_scaling_report
+from tests.serve.node_scaling import LIMIT_S
 
-pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 # Replicas that run, replicas that start, nodes.
 ASLEEP, CROWDED = [0, 0, 1], [2, 1, 2]
 
 
-@pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
-    return node_scaling_report()
+@pytest.fixture
+def report(node_scaling: dict[str, Any]) -> dict[str, Any]:
+    return node_scaling
 
 
 def test_a_node_is_added_for_a_pending_replica(report: dict[str, Any]) -> None:

@@ -12,62 +12,19 @@ import httpx
 import ollama
 import openai
 import pytest
-from ray import serve
 
-from serve_app.app import build
 from tests.patience import HANG_S
-from tests.serve.application import (
-    ENDLESS,
-    Application,
-    arguments,
-    await_http,
-    call_replicas,
-    eventually,
-)
-from tests.serve.fragile_replicas import CRASH_PROMPT, ReplicaReport, fragile_replicas
+from tests.serve.application import ENDLESS, eventually
+from tests.serve.fragile_replicas import CRASH_PROMPT
+from tests.serve.pair.application import MAX_RETRIES, both_run, call, deploy, reports
 
-NAME, PATH = "lasting", "/lasting"
-REPLICAS, CLIENTS = 2, 6
+CLIENTS = 6
 LONG = 150  # tokens, enough to be killed among
-MAX_RETRIES = 2
 HOT = {**ENDLESS, "num_predict": 300}
 
 # Text of a part of an answer, and the log-probabilities of its tokens where requested.
 Part = tuple[str, list[float]]
 Ask = Callable[[str, int], Iterator[Part]]
-
-
-def deploy(**change) -> None:
-    few = {"replicas": REPLICAS, "threads": 1, "num_cpus": 0.25, "max_sequences": 8}
-    args = arguments(**{**few, **change}) | {"failover": {"max_retries": MAX_RETRIES}}
-    serve.run(build(args), name=NAME, route_prefix=PATH)
-
-
-@pytest.fixture(scope="module")
-def url(application: Application) -> Iterator[str]:
-    with fragile_replicas():
-        try:
-            deploy()
-            await_http(f"{application.url}{PATH}")
-            yield f"{application.url}{PATH}"
-        finally:
-            serve.delete(NAME)
-
-
-def call(method: str, *args) -> list:
-    """The results of all replicas, as soon as Serve lists none that has just died."""
-    results: list = []
-
-    def answered() -> bool:
-        results[:] = call_replicas(method, *args, application=NAME)
-        return True
-
-    eventually(answered)
-    return results
-
-
-def reports() -> list[ReplicaReport]:
-    return call("report")
 
 
 @contextmanager
@@ -78,10 +35,6 @@ def slow_steps(step_s: float = 0.01) -> Iterator[None]:
         yield
     finally:
         call("pace", 0.0)
-
-
-def all_run() -> bool:
-    return len({report.pid for report in reports()}) == REPLICAS
 
 
 def native_stream(url: str, seed: int) -> Iterator[Part]:
@@ -113,14 +66,6 @@ def chat_stream(url: str, seed: int) -> Iterator[Part]:
         (choice,) = part.choices
         scores = choice.logprobs.content if choice.logprobs else []
         yield choice.delta.content or "", [each.logprob for each in scores]
-
-
-def completion_whole(url: str, seed: int) -> Iterator[Part]:
-    drawn = {"temperature": 2, "frequency_penalty": -2, "max_tokens": 300}
-    reply = oai(url).completions.create(model="demo", prompt="hello", seed=seed, **drawn)
-    assert reply.usage is not None
-    counts = f"{reply.usage.prompt_tokens} {reply.usage.completion_tokens}"
-    yield f"{reply.choices[0].text} {counts}", []
 
 
 def whole(ask: Ask, url: str, seed: int) -> Part:
@@ -157,9 +102,8 @@ def kill_answering_replica() -> int:
     return answering[0]
 
 
-@pytest.mark.parametrize("ask", [native_stream, native_whole, chat_stream, completion_whole])
+@pytest.mark.parametrize("ask", [native_whole, chat_stream])
 def test_a_killed_replica_changes_no_answer(url: str, ask: Ask):
-    eventually(all_run)
     seed = long_answer(ask, url)
     undisturbed = whole(ask, url, seed)
     with slow_steps(), answers_held(), ThreadPoolExecutor(1) as pool:
@@ -172,7 +116,6 @@ def test_a_killed_replica_changes_no_answer(url: str, ask: Ask):
 def test_a_request_that_crashes_replicas_ends_after_max_retries_and_the_others_continue(
     url: str, tmp_path: Path
 ):
-    eventually(all_run)
     seeds = range(CLIENTS)
     undisturbed = [whole(native_stream, url, seed) for seed in seeds]
     deaths = tmp_path / "deaths"
@@ -194,7 +137,6 @@ def test_a_request_that_crashes_replicas_ends_after_max_retries_and_the_others_c
 
 def test_a_new_version_changes_no_answer(url: str):
     """Clients send requests while all replicas and the ingress are replaced."""
-    eventually(all_run)
     seeds = range(CLIENTS)
     undisturbed = [whole(native_stream, url, seed) for seed in seeds]
     before = {report.pid for report in reports()}
@@ -209,8 +151,8 @@ def test_a_new_version_changes_no_answer(url: str):
     with slow_steps(), ThreadPoolExecutor(CLIENTS) as pool:
         asking = [pool.submit(ask_repeatedly, seed) for seed in seeds]
         try:
-            deploy(max_sequences=9)
-            eventually(lambda: all_run() and before.isdisjoint(report.pid for report in reports()))
+            deploy(max_sequences=7)
+            eventually(lambda: both_run() and before.isdisjoint(report.pid for report in reports()))
         finally:
             done.set()
         for seed, each in zip(seeds, asking, strict=True):

@@ -4,53 +4,25 @@ import asyncio
 import os
 import signal
 from base64 import b64encode
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
 import pytest
-from ray import serve
 
 from runtime.engine.engine import EngineStatistics
-from serve_app.app import build
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from serve_app.vision.encoder_replica import EncoderStatistics
 from tests.patience import HANG_S
-from tests.serve.application import Application, await_http, call_replicas, eventually
-from tests.tiny_vision_model import write_tiny_vision_model
+from tests.serve.application import call_replicas, eventually
+from tests.serve.vision.application import NAME, models
 from tests.unit.serve_app.replica.test_vision_replica import answer, likelihoods
 from tests.vision_prompts import png
 
-NAME, PATH = "pooled", "/pooled"
 MODEL, ENCODERS = "shared", "VisionEncoder:shared"
-WAIT_S = 280.0  # for an encoder, the most that a model may be given
 TOKENS = 6
 Likelihoods = list[tuple[str, float]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> dict:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    projector = write_tiny_vision_model(path, flavour="llama.cpp")
-    files = {"source": str(path), "projector": str(projector)}
-    limits = {"context_tokens": 128, "max_sequences": 8, "num_cpus": 0.1, "threads": 1}
-    limits |= {"image_cache_bytes": 2**20}  # for all images of a test, if they meet on one replica
-    return {"name": MODEL, "device": "cpu", **files, **limits}
-
-
-@pytest.fixture(scope="module")
-def url(application: Application, model: dict) -> Iterator[str]:
-    """Of an application with two replicas and two encoders."""
-    pool = {"replicas": 2, "num_cpus": 0.1, "threads": 1, "batch_images": 4, "timeout_s": WAIT_S}
-    try:
-        args = {"models": [{**model, "replicas": 2, "vision": pool}]}
-        serve.run(build(args), name=NAME, route_prefix=PATH)
-        await_http(f"{application.url}{PATH}")
-        yield f"{application.url}{PATH}"
-    finally:
-        serve.delete(NAME)
 
 
 def encoders() -> list[EncoderStatistics]:
@@ -104,8 +76,9 @@ def results(answers: list[Future[Likelihoods]]) -> list[Likelihoods]:
     return [answer.result(HANG_S) for answer in answers]
 
 
-def test_answers_are_those_of_a_replica_with_its_own_encoder(client, model) -> None:
+def test_answers_are_those_of_a_replica_with_its_own_encoder(client, tmp_path) -> None:
     image = png(30, 40)
+    (model,) = (each for each in models(tmp_path) if each["name"] == "with-vision")
     replica = load_replica(ModelSettings(**model))
     try:
         own = asyncio.run(answer(replica, image, "hello", max_tokens=TOKENS))

@@ -7,42 +7,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import pytest
 from ray import serve
 
-from serve_app.app import build
 from tests.patience import HANG_S
-from tests.serve.application import (
-    CALL_TIMEOUT_S,
-    Application,
-    arguments,
-    await_http,
-    eventually,
-)
+from tests.serve.application import CALL_TIMEOUT_S, eventually
+from tests.serve.many.application import NAME
 
 TIMEOUT = httpx.Timeout(HANG_S)
-NAME = "divided"
-
-
-@pytest.fixture(scope="module")
-def url(application: Application) -> Iterator[str]:
-    """The demo model once more, divided among two ranks of half a CPU each."""
-    args = arguments(name=NAME, parallel={"tensor": 2}, num_cpus=0.5, max_sequences=4)
-    serve.run(build(args), name=NAME, route_prefix=f"/{NAME}")
-    await_http(f"{application.url}/{NAME}")
-    yield f"{application.url}/{NAME}"
-    serve.delete(NAME)
+MODEL = "divided"
 
 
 def test_a_model_over_two_ranks_answers_and_is_replaced_when_one_dies(application, url) -> None:
     expected = answer(application.url, "demo")
-    assert answer(url, NAME) == expected
+    assert answer(url, MODEL) == expected
     (rank,), replica = ranks(), replica_pid()
     os.kill(rank, signal.SIGKILL)
     eventually(lambda: replica_pid() != replica)
     eventually(lambda: len(ranks()) == 1 and not Path(f"/proc/{replica}").exists())
     assert rank not in ranks()
-    assert answer(url, NAME) == expected
+    assert answer(url, MODEL) == expected
 
 
 def answer(url: str, model: str) -> str:
@@ -55,7 +38,7 @@ def answer(url: str, model: str) -> str:
 
 
 def replica_pid() -> int:
-    handle = serve.get_deployment_handle(NAME, NAME).options(method_name="describe")
+    handle = serve.get_deployment_handle(MODEL, NAME).options(method_name="describe")
     return handle.remote().result(timeout_s=CALL_TIMEOUT_S).pid
 
 
@@ -64,7 +47,9 @@ def ranks() -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         with suppress(OSError):
-            if (process / "cmdline").read_bytes().startswith(b"ray::_Rank"):
+            of_program = b"RAY_TMPDIR=" in (process / "environ").read_bytes()
+            named = (process / "cmdline").read_bytes().startswith(b"ray::_Rank")
+            if named and not of_program:
                 found.append(int(process.name))
     return [pid for pid in found if os.getpid() in ancestors(pid)]
 

@@ -4,45 +4,20 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import httpx
-import pytest
-from ray import serve
 
 from runtime.engine.engine import EngineStatistics
-from serve_app.app import build
 from serve_app.gateway.model_card import ModelCard
 from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S
-from tests.serve.application import (
-    Application,
-    arguments,
-    await_http,
-    call_replicas,
-    eventually,
-)
-from tests.serve.fragile_replicas import fragile_replicas
+from tests.serve.application import call_replicas, eventually
+from tests.serve.pair.application import NAME
 
-NAME, PATH = "routed", "/routed"
 PAUSE_S = 5 * REPORT_EVERY_S
-STEP_S = 0.2  # so a long prompt takes half a minute, in which the next request comes
+STEP_S = 0.2  # so a long prompt takes several seconds, in which the next request comes
 SYSTEM = "You are a guide in the desert and know all wells between here and the sea. " * 2
 GREEDY = {"temperature": 0, "num_predict": 3}
-
-
-@pytest.fixture(scope="module")
-def url(application: Application) -> Iterator[str]:
-    """Of an application with two replicas, whose steps are so short that prompts need many."""
-    limits = {"max_sequences": 4, "step_tokens": 4, "threads": 1, "num_cpus": 0.1}
-    args = arguments(replicas=2, context_tokens=1024, **limits)
-    with fragile_replicas():
-        try:
-            serve.run(build(args), name=NAME, route_prefix=PATH)
-            await_http(f"{application.url}{PATH}")
-            yield f"{application.url}{PATH}"
-        finally:
-            serve.delete(NAME)
 
 
 def statistics() -> dict[int, EngineStatistics]:

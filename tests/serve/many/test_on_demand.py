@@ -1,9 +1,8 @@
-"""Models of the store, loaded on demand and managed by the official client, next to a configured
-model and one that the cluster cannot host."""
+"""Models of the store, loaded on demand and managed by the official client, next to configured
+models."""
 
 import json
 import os
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -14,87 +13,16 @@ import httpx
 import ollama
 import openai
 import pytest
-from ray import serve
 
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
-from serve_app.app import build
-from serve_app.config.settings import AppSettings, read_settings
-from serve_app.on_demand.loader import StoreLoader
-from tests.checkout import DEMO_MODEL
-from tests.loopback import Server, digest, serving
+from tests.loopback import digest
 from tests.patience import HANG_S
-from tests.published import Registry
-from tests.serve.application import Application, await_http, eventually
-from tests.tiny_models import write_tiny_llama
-from tests.unit.serve_app.cli.cli_runs import put
+from tests.serve.application import Application, eventually
+from tests.serve.many.application import DEMO_BYTES
 
-DEMO_BYTES = DEMO_MODEL.read_bytes()
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
-ENGINE = {"context_tokens": 128, "max_sequences": 2, "device": "cpu", "threads": 1}
 GREEDY = {"temperature": 0, "num_predict": 8}
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[Server]:
-    published = Registry()
-    layers = [("model", DEMO_BYTES), ("params", b'{"num_predict": 3}'), ("system", b"Be brief.")]
-    published.publish("library/parrot:latest", layers)
-    with serving(published) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    write_tiny_llama(path, type="F16")
-    return path
-
-
-def arguments(registry: Server, **on_demand) -> dict:
-    models = [
-        {"name": "fixed", "source": str(DEMO_MODEL), **ENGINE},
-        {"name": "huge", "source": str(DEMO_MODEL), "num_gpus": 4, **ENGINE},
-    ]
-    section = {"model": ENGINE, "pull_hosts": [registry.host], "num_cpus": 1, **on_demand}
-    return {
-        "models": models,
-        "on_demand": section,
-        "manage_models": True,
-        "start_timeout_s": HANG_S,
-    }
-
-
-def room_for_one(args: dict) -> int:
-    """Bytes in which one of the two models of the store fits, but not both."""
-    settings: AppSettings = read_settings(args)
-    assert settings.on_demand is not None
-    loader = StoreLoader(settings.on_demand)
-    least = [loader.outline(loader.find(name))[1].minimum_bytes for name in ("demo", "tiny")]
-    assert min(least) > 1000
-    return sum(least) - 1000
-
-
-@pytest.fixture(scope="module")
-def url(application: Application, registry: Server, tiny: Path) -> Iterator[str]:
-    store = Store(Path(os.environ["CARAVAN_MODELS"]))
-    put(store, "demo", {"model": DEMO_BYTES, "license": b"MIT"})
-    put(store, "tiny", {"model": tiny.read_bytes()})
-    args = arguments(registry)
-    args["on_demand"]["max_loaded_bytes"] = room_for_one(args)
-    target = serve.RunTarget(build(args), name="many", route_prefix="/many")
-    serve.run_many([target], wait_for_applications_running=False)
-    try:
-        await_http(f"{application.url}/many")
-        yield f"{application.url}/many"
-    finally:
-        # Not waited for: Serve takes half a minute to give up on a replica that no node can host.
-        serve.delete("many", _blocking=False)
-
-
-@pytest.fixture
-def client(url: str) -> ollama.Client:
-    return ollama.Client(host=url, timeout=HANG_S)
 
 
 def loaded(client: ollama.Client) -> dict[str, ollama.ProcessResponse.Model]:

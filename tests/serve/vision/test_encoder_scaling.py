@@ -1,43 +1,16 @@
 """Encoders that are scaled to zero: started for an image, stopped when there are none."""
 
 from base64 import b64encode
-from collections.abc import Iterator
 
 import httpx
-import pytest
 from ray import serve
 
-from serve_app.app import build
 from tests.patience import HANG_S
-from tests.serve.application import CALL_TIMEOUT_S, Application, await_http, eventually
-from tests.tiny_vision_model import write_tiny_vision_model
+from tests.serve.application import CALL_TIMEOUT_S, eventually
+from tests.serve.vision.application import NAME
 from tests.vision_prompts import png
 
-NAME, PATH = "sleeping", "/sleeping"
 MODEL, ENCODERS = "scaled", "VisionEncoder:scaled"
-WAIT_S = 280.0  # for an encoder, the most that a model may be given
-SCALING = {
-    "min_replicas": 0,
-    "max_replicas": 1,
-    "downscale_delay_s": 1.0,
-    "metrics_interval_s": 0.25,
-}
-
-
-@pytest.fixture(scope="module")
-def url(application: Application, tmp_path_factory) -> Iterator[str]:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    projector = write_tiny_vision_model(path, flavour="llama.cpp")
-    files = {"source": str(path), "projector": str(projector)}
-    limits = {"context_tokens": 128, "max_sequences": 4, "num_cpus": 0.1, "threads": 1}
-    pool = {"autoscaling": SCALING, "num_cpus": 0.1, "threads": 1, "timeout_s": WAIT_S}
-    model = {"name": MODEL, "device": "cpu", **files, **limits, "vision": pool}
-    try:
-        serve.run(build({"models": [model]}), name=NAME, route_prefix=PATH)
-        await_http(f"{application.url}{PATH}")
-        yield f"{application.url}{PATH}"
-    finally:
-        serve.delete(NAME)
 
 
 def encoders() -> int:

@@ -1,69 +1,29 @@
 """Images through the official clients of both protocols, against a running application."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import ollama
 import openai
 import pytest
-from ray import serve
 
-from serve_app.app import build
-from tests.loopback import Exchange, Server, serving
 from tests.patience import HANG_S
-from tests.serve.application import Application, await_http
-from tests.tiny_vision_model import PLACES, write_tiny_vision_model
+from tests.serve.vision.application import PICTURE
+from tests.tiny_vision_model import PLACES
 from tests.vision_prompts import png
 
-NAME, PATH = "seeing", "/seeing"
-ONE, TWO = png(30, 40), png(40, 30, seed=1)
-
-
-@pytest.fixture(scope="module")
-def pictures() -> Iterator[Server]:
-    """A server of a picture, with a redirect to another address."""
-
-    def answer(exchange: Exchange) -> None:
-        if exchange.path == "/one.png":
-            exchange.answer(ONE)
-        else:
-            exchange.redirect("http://localhost/one.png")
-
-    with serving(answer) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def seeing(application: Application, pictures: Server, tmp_path_factory) -> Iterator[str]:
-    """The URL of an application with a vision model and a text model."""
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    projector = write_tiny_vision_model(path, flavour="llama.cpp")
-    shared = {"source": str(path), "device": "cpu", "context_tokens": 128, "max_sequences": 4}
-    models = [
-        {"name": "with-vision", "projector": str(projector), **shared},
-        {"name": "text-only", **shared},
-    ]
-    try:
-        urls = {"allowed_hosts": [pictures.host], "allow_private": True}
-        args = {"models": models, "max_images": 8, "image_urls": urls}
-        serve.run(build(args), name=NAME, route_prefix=PATH)
-        url = f"{application.url}{PATH}"
-        await_http(url)
-        yield url
-    finally:
-        serve.delete(NAME)
+ONE, TWO = PICTURE, png(40, 30, seed=1)
 
 
 @pytest.fixture
-def native(seeing: str) -> ollama.Client:
-    return ollama.Client(host=seeing, timeout=HANG_S)
+def native(url: str) -> ollama.Client:
+    return ollama.Client(host=url, timeout=HANG_S)
 
 
 @pytest.fixture
-def oai(seeing: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{seeing}/v1", api_key="unused", timeout=HANG_S, max_retries=0)
+def oai(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=HANG_S, max_retries=0)
 
 
 def data_uri(image: bytes) -> str:
@@ -128,18 +88,18 @@ def test_both_protocols_give_the_same_prompt(native, oai) -> None:
     assert theirs == [e.logprob for e in complete(oai, ONE, "hello").choices[0].logprobs.content]
 
 
-def test_only_a_vision_model_lists_the_vision_capability(native, seeing) -> None:
+def test_only_a_vision_model_lists_the_vision_capability(native, url) -> None:
     assert "vision" in native.show("with-vision").capabilities
     assert "vision" not in native.show("text-only").capabilities
     shown = [
-        httpx.post(f"{seeing}/api/show", json={"model": m}).json()
+        httpx.post(f"{url}/api/show", json={"model": m}).json()
         for m in ("with-vision", "text-only")
     ]
     assert shown[0]["projector_info"]["general.architecture"] == "clip"
     assert "projector_info" not in shown[1]
-    tags = httpx.get(f"{seeing}/api/tags").json()["models"]
-    sees = {model["name"]: "vision" in model["capabilities"] for model in tags}
-    assert sees == {"with-vision:latest": True, "text-only:latest": False}
+    tags = httpx.get(f"{url}/api/tags").json()["models"]
+    listed = {model["name"]: "vision" in model["capabilities"] for model in tags}
+    assert listed["with-vision:latest"] and not listed["text-only:latest"]
 
 
 BAD = [

@@ -1,0 +1,67 @@
+"""An application with tiny vision models: with encoders of their own, shared ones, scaled ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from serve_app.app import build
+from tests.loopback import Exchange, Server, serving
+from tests.serve.application import Application, await_http
+from tests.tiny_vision_model import write_tiny_vision_model
+from tests.vision_prompts import png
+
+NAME, PATH = "vision", "/vision"
+PICTURE = png(30, 40)
+WAIT_S = 280.0  # for an encoder, the most that a model may be given
+SCALING = {
+    "min_replicas": 0,
+    "max_replicas": 1,
+    "downscale_delay_s": 1.0,
+    "metrics_interval_s": 0.25,
+}
+LIMITS = {"context_tokens": 128, "max_sequences": 8, "num_cpus": 0.1, "threads": 1}
+ENCODER = {"num_cpus": 0.1, "threads": 1, "timeout_s": WAIT_S}
+
+
+@contextmanager
+def picture_server() -> Iterator[Server]:
+    """Of a picture, with a redirect to another address."""
+
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/one.png":
+            exchange.answer(PICTURE)
+        else:
+            exchange.redirect("http://localhost/one.png")
+
+    with serving(answer) as server:
+        yield server
+
+
+@contextmanager
+def running(application: Application, pictures: Server, folder: Path) -> Iterator[str]:
+    """Yields the URL; the model's files are in `folder`."""
+    urls = {"allowed_hosts": [pictures.host], "allow_private": True}
+    args = {"models": models(folder), "max_images": 8, "image_urls": urls}
+    try:
+        serve.run(build(args), name=NAME, route_prefix=PATH)
+        await_http(f"{application.url}{PATH}")
+        yield f"{application.url}{PATH}"
+    finally:
+        serve.delete(NAME)
+
+
+def models(folder: Path) -> list[dict[str, Any]]:
+    text = {"source": str(folder / "tiny.gguf"), "device": "cpu", **LIMITS}
+    projector = write_tiny_vision_model(folder / "tiny.gguf", flavour="llama.cpp")
+    vision = {**text, "projector": str(projector)}
+    shared = {"replicas": 2, "batch_images": 4, **ENCODER}
+    return [
+        {"name": "text-only", **text},
+        {"name": "with-vision", **vision},
+        # The cache has room for all images of a test, if they meet on one replica.
+        {"name": "shared", **vision, "replicas": 2, "image_cache_bytes": 2**20, "vision": shared},
+        {"name": "scaled", **vision, "vision": {"autoscaling": SCALING, **ENCODER}},
+    ]
