@@ -5,6 +5,7 @@ On a busy machine a second may pass between any two lines of a test. Waits for e
 """
 
 import asyncio
+import inspect
 import selectors
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """The same on an event loop."""
+    """The same on an event loop; the condition may be a coroutine function."""
     async with asyncio.timeout(HANG_S):
-        while not condition():
+        while not (await holds if inspect.iscoroutine(holds := condition()) else holds):
             await asyncio.sleep(0.01)

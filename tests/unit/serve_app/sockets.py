@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from tests.patience import HANG_S
+from tests.patience import until
 
 
 @asynccontextmanager
@@ -20,9 +20,7 @@ async def listening(app: Any, *, http: Any = "httptools") -> AsyncIterator[int]:
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            async with asyncio.timeout(HANG_S):
-                while not server.started:
-                    await asyncio.sleep(0.01)
+            await until(lambda: server.started)
             yield listener.getsockname()[1]
         finally:
             server.should_exit = True

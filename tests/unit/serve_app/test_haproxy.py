@@ -6,8 +6,8 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from serve_app import haproxy
 from serve_app.haproxy import UnsafeError, hardened, secure, take_directory
 from tests.checkout import ROOT
 from tests.loopback import free_port
-from tests.patience import HANG_S
+from tests.patience import HANG_S, wait_until
 
 
 @pytest.fixture
@@ -49,32 +49,24 @@ def running(config, path):
         process = subprocess.Popen([binary, "-db", "-f", path], stdout=log, stderr=log)
     try:
         for port in (config.http_options.port, config.stats_port, config.metrics_port):
-            await_listener(process, port)
-        await_socket(process, Path(config.socket_path))
+            await_state(process, f"listening on port {port}", partial(listens, port))
+        # HAProxy renames its Unix sockets to their final paths after it has bound all ports.
+        path = Path(config.socket_path)
+        await_state(process, f"the socket {path}", path.exists)
         yield
     finally:
         process.kill()
         process.wait()
 
 
-def await_listener(process, port):
-    deadline = time.monotonic() + HANG_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with closing(socket.socket()) as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"nothing listens on port {port}")
+def await_state(process, state, reached):
+    wait_until(lambda: reached() or process.poll() is not None)
+    assert process.poll() is None, f"HAProxy has ended without {state}"
 
 
-def await_socket(process, path):
-    """HAProxy renames its Unix sockets to their final paths after it has bound all ports."""
-    deadline = time.monotonic() + HANG_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if path.exists():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} does not exist")
+def listens(port):
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def listening_addresses(port):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +14,10 @@ from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.chat.sandbox import renderer
 from runtime.errors import ModelFileError, RequestError
 from tests.checkout import ROOT
+from tests.patience import wait_until
 
 SAID = "{% for m in messages %}{{ m.content }};{% endfor %}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-FAR_SECONDS = 60.0  # limit for events that normally happen at once
 
 
 def children(pid: int) -> list[int]:
@@ -46,10 +45,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for_the_end_of(pids: list[int]) -> None:
-    end = time.monotonic() + FAR_SECONDS
-    while any(map(alive, pids)):
-        assert time.monotonic() < end, [pid for pid in pids if alive(pid)]
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 def run_python(script: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ from model_zoo.sources.reference import parse_source
 from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from tests.loopback import Exchange, digest, free_port, serving
-from tests.patience import HANG_S
+from tests.patience import HANG_S, wait_until
 from tests.published import CONFIG, MANIFEST_TYPE, manifest_of
 
 BINARY = os.environ.get("CARAVAN_DOCKER_REGISTRY") or shutil.which("docker-registry")
@@ -44,6 +44,13 @@ LAYERS = [
     ("license", b"MIT"),
 ]
 STREAMS = DownloadStreams(count=4, part_bytes=100_000)
+
+
+def answers(address: str) -> bool:
+    with suppress(httpx.TransportError):
+        httpx.get(f"http://{address}/v2/", trust_env=False)
+        return True
+    return False
 
 
 @contextmanager
@@ -65,15 +72,8 @@ def running(folder: Path, **further: object) -> Iterator[str]:
         [BINARY, "serve", str(folder / "config.yml")], stdout=log, stderr=subprocess.STDOUT
     )
     try:
-        deadline = time.monotonic() + HANG_S
-        while True:
-            with suppress(httpx.TransportError):
-                httpx.get(f"http://{address}/v2/", trust_env=False)
-                break
-            assert process.poll() is None and time.monotonic() < deadline, (
-                folder / "log"
-            ).read_text()
-            time.sleep(0.05)
+        wait_until(lambda: answers(address) or process.poll() is not None)
+        assert process.poll() is None, (folder / "log").read_text()
         yield address
     finally:
         process.terminate()

@@ -11,7 +11,7 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText, merge
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
-from tests.patience import HANG_S
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.fake_replicas import CARD, backend_of
 
 TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(seed=7))
@@ -99,8 +99,7 @@ class FakeReplicaSet:
     async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
         if self.problem is not None:
             raise self.problem
-        while not self.addresses:
-            await asyncio.sleep(0.01)
+        await until(lambda: self.addresses)
         others = [each for each in self.addresses if each.replica not in avoid]
         return (others or self.addresses)[0]
 

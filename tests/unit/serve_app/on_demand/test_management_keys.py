@@ -1,6 +1,5 @@
 """Which keys may manage models, and which pulls use the server's token."""
 
-import asyncio
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from tests.loopback import digest
 from tests.loopback import serving as publishing
-from tests.patience import HANG_S
+from tests.patience import until
 from tests.published import Hub
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.cli.cli_runs import put
@@ -134,8 +133,10 @@ async def test_the_base_of_a_configured_model_is_pulled_with_the_token(tiny, roo
             definition = Definition(base=parse_source("hf://org/repo"))
             call = process.store_manager.call
             (await call("create", "id", "x", definition, True)).result()
-            async with asyncio.timeout(HANG_S):
-                while not (await call("operations.follow", "id", 0)).result().done:
-                    await asyncio.sleep(0.01)
+
+            async def done() -> bool:
+                return (await call("operations.follow", "id", 0)).result().done
+
+            await until(done)
         assert shown(server) == {f"Bearer {TOKEN}"}
     assert Store(root).find(ModelName.parse("x")) is not None

@@ -35,17 +35,7 @@ class SlowModel:
         self.limits: list[int | None] = []
         self._lock = threading.Lock()
 
-    def prepare(
-        self,
-        messages,
-        *,
-        tools=(),
-        thinking=None,
-        variables=None,
-        at_most=None,
-        now=None,
-        lease=None,
-    ) -> Prompt:
+    def prepare(self, messages, *, at_most=None, **_) -> Prompt:
         with self._lock:
             self.at_once += 1
             self.most_at_once = max(self.at_once, self.most_at_once)

@@ -72,15 +72,7 @@ class FakeModel:
     )
 
     def prepare(
-        self,
-        messages,
-        *,
-        tools=(),
-        thinking=None,
-        variables=None,
-        at_most=None,
-        now=None,
-        lease=None,
+        self, messages, *, tools=(), thinking=None, variables=None, now=None, **_
     ) -> Prompt:
         self.prepared += 1
         self.tools = tools

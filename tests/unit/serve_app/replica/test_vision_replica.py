@@ -1,6 +1,5 @@
 """A tiny vision model in a real replica: its answers, and images that it refuses."""
 
-import asyncio
 import json
 import struct
 import zlib
@@ -19,7 +18,7 @@ from serve_app.config.settings import ModelSettings
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
 from serve_app.replica.loading import check_model, load_replica
 from serve_app.replica.replica import ModelReplica
-from tests.patience import HANG_S
+from tests.patience import until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import PLACES, ROWS, write_tiny_vision_model
 from tests.vision_prompts import png
@@ -59,10 +58,8 @@ async def answer(replica: ModelReplica, *content: str | bytes, **change) -> Chat
 
 async def at_rest(replica: ModelReplica) -> EngineStatistics:
     """Its statistics, once the last answer's steps have retired."""
-    async with asyncio.timeout(HANG_S):
-        while (found := replica.statistics()).running or found.pages_owned:
-            await asyncio.sleep(0.01)
-    return found
+    await until(lambda: not (replica.statistics().running or replica.statistics().pages_owned))
+    return replica.statistics()
 
 
 def likelihoods(delta: ChatDelta) -> list[float]:

@@ -19,7 +19,7 @@ from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.replica_set import ListingRouter, ReplicaSet, router_config, routers
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
-from tests.patience import HANG_S
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 
 IDLE = EngineStatistics(slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000)
@@ -125,12 +125,6 @@ async def chosen(known: ReplicaSet, asked: ChatTask, avoid: frozenset[str] = fro
         return (await known.choose(asked, avoid=avoid)).replica
 
 
-async def eventually(holds) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not await holds():
-            await asyncio.sleep(0.02)
-
-
 async def test_the_next_turn_is_sent_to_the_same_replica():
     async with running("a", "b", "c") as replicas, replica_set(FakeHandle(*replicas)) as known:
         first = await chosen(known, task("x"))
@@ -146,7 +140,7 @@ async def test_a_replica_that_reports_a_queue_is_not_chosen():
         async def avoided() -> bool:
             return {await chosen(known, task(f"{next(numbers)}", 10)) for _ in range(8)} == {"b"}
 
-        await eventually(avoided)
+        await until(avoided)
 
 
 async def test_prompts_of_another_ingress_are_known_from_reports():
@@ -168,7 +162,7 @@ async def test_prompts_of_another_ingress_are_known_from_reports():
                 await asyncio.sleep(pause_s)
                 return talks == {name: await chosen(here, task(name, 260)) for name in talks}
 
-        await eventually(known)
+        await until(known)
 
 
 async def test_a_dead_replica_is_skipped_before_serve_removes_it():
@@ -238,7 +232,7 @@ async def test_some_queued_requests_move_to_a_replica_that_starts_later():
                 moved.extend(address.replica for address in moves if address is not None)
                 return bool(moved)
 
-            await eventually(some)
+            await until(some)
             assert set(moved) == {"b"} and 2 <= len(moved) <= 5, "both queues are about equal then"
 
 
@@ -252,7 +246,7 @@ async def test_requests_reserve_a_replica_while_there_is_none():
             async def reserved() -> bool:
                 return handle.reservations == 4
 
-            await eventually(reserved)
+            await until(reserved)
             left.cancel()
             await asyncio.wait({left})
             assert handle.reservations == 3

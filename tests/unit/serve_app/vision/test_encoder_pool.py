@@ -272,11 +272,13 @@ async def test_an_engine_can_use_a_pool_as_its_encoder() -> None:
         store = FeatureStore(replica, budget_bytes=20 * 64)
         images = [picture(number) for number in (1, 2, 3)]
         failures = {}
-        async with asyncio.timeout(HANG_S):
-            while not (store.encoded == 2 and failures):
-                store.provide([image for image in images if image.digest not in failures])
-                await asyncio.sleep(0.01)
-                failures |= store.collect()
+
+        def all_ended() -> bool:
+            failures.update(store.collect())
+            store.provide([image for image in images if image.digest not in failures])
+            return store.encoded == 2 and bool(failures)
+
+        await until(all_ended)
         assert torch.equal(store.lookup(b"\1"), rounded(picture(1)))
         assert failures == {b"\3": "ValueError: the picture is upside down"}
 
