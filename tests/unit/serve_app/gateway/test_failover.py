@@ -194,9 +194,9 @@ async def test_a_silent_replica_is_lost(monkeypatch):
 
 async def test_a_slow_replica_that_sends_heartbeats_is_not_lost():
     slow, second = ResumableReplica(halts_at=3), ResumableReplica()
-    async with serving(slow, second, rules=FailoverRules(silence_s=0.4)) as (backend, _):
+    async with serving(slow, second, rules=FailoverRules(silence_s=0.2)) as (backend, _):
         answer = asyncio.create_task(answer_of(backend))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.4)
         slow.resume.set()
         assert (await answer).text == TEXT
     assert not second.tasks

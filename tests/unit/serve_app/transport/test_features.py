@@ -134,8 +134,8 @@ async def test_heartbeats_keep_a_waiting_caller_connected() -> None:
     tower = PretendTower(gate=gate)
     async with served(encoder_of(tower)) as (server, address):
         server._heartbeat_s = 0.02
-        encoding = asyncio.create_task(client(silence_s=1.0).features(address, picture(1)))
-        await asyncio.sleep(1.5)
+        encoding = asyncio.create_task(client(silence_s=0.2).features(address, picture(1)))
+        await asyncio.sleep(0.4)
         assert not encoding.done()
         gate.release()
         assert torch.equal(await encoding, rounded(picture(1)))

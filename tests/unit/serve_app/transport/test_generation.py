@@ -174,7 +174,7 @@ async def test_closing_lets_a_running_answer_end():
         answer = asyncio.create_task(collected(client, address))
         await until(lambda: replica.tasks)
         closing = asyncio.create_task(server.close(drain_s=5.0))
-        await asyncio.sleep(0.05)
+        await until(lambda: server._closing)
         replica.waits.set()
         assert merge(await answer).text == "Hello, world"
         await closing

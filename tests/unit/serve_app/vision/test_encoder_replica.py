@@ -138,7 +138,7 @@ async def test_a_caller_that_leaves_while_waiting_frees_its_place() -> None:
         first = asyncio.create_task(encode(gated.encoder, picture(1)))
         await until(lambda: gated.tower.entered.acquire(blocking=False))
         others = [asyncio.create_task(encode(gated.encoder, picture(n))) for n in range(2, 9)]
-        await asyncio.sleep(0.02)
+        await until(lambda: gated.encoder.statistics().images_waiting == 8)
         for other in others:
             other.cancel()
         await all_of(*others)
