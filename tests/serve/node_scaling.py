@@ -102,20 +102,20 @@ async def _load(url: str, enough: Callable[[], bool]) -> list[int]:
     return statuses
 
 
-def _wakes(url: str) -> bool:
+def _answers(url: str) -> bool:
     reply = httpx.post(f"{url}/api/generate", json=body(WORDS), timeout=HANG_S)
     return reply.status_code == 200
 
 
 def _scenario(url: str) -> dict[str, Any]:
     with Watch() as watch:
-        eventually(lambda: _wakes(url), timeout_s=HANG_S)
+        eventually(lambda: _answers(url), timeout_s=HANG_S)
         statuses = asyncio.run(_load(url, lambda: (2, 1, 2) in watch.seen))
         eventually(lambda: watch.seen[-1] == (0, 0, 1), timeout_s=HANG_S)
     return {"statuses": statuses, "seen": watch.seen}
 
 
-def _told(port: int) -> dict[str, Any]:
+def _report(port: int) -> dict[str, Any]:
     args = arguments(
         num_cpus=CPUS,
         threads=1,
@@ -136,7 +136,7 @@ def main() -> None:
     report, port = Path(sys.argv[1]), free_port()
     nodes = autoscaled_cluster(report.parent, cpus=CPUS, most_workers=1)
     with environment(), nodes, serving(port):
-        report.write_text(json.dumps(_told(port)))
+        report.write_text(json.dumps(_report(port)))
 
 
 def _give_up(*_: object) -> None:

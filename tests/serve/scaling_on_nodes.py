@@ -101,15 +101,15 @@ def scenario(url: str) -> dict[str, Any]:
         listed = httpx.get(f"{url}/api/tags", timeout=HANG_S).json()
         time.sleep(4 * INTERVAL_S)
         after_listing = list(replicas.counts)
-        woken = ask(url, WORDS)
-        after_waking = list(replicas.counts)
+        first = ask(url, WORDS)
+        after_the_first = list(replicas.counts)
         statuses = asyncio.run(burst(url))
         eventually(lambda: replicas.counts[-1] == 0)
     return {
-        "woken": {"status": woken.status_code, **woken.json()},
+        "first_answer": {"status": first.status_code, **first.json()},
         "listed": [model["name"] for model in listed["models"]],
         "after_listing": after_listing,
-        "after_waking": after_waking,
+        "after_the_first": after_the_first,
         "statuses": statuses,
         "free_gpus": replicas.free_gpus,
         "answering": len(replicas.answering),

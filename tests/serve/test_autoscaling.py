@@ -23,9 +23,9 @@ def test_listing_models_starts_no_replica(report: dict[str, Any]) -> None:
 def test_a_request_for_a_model_without_replicas_waits_and_is_answered(
     report: dict[str, Any],
 ) -> None:
-    assert report["woken"]["status"] == 200
-    assert report["woken"]["eval_count"] > 0
-    assert report["after_waking"] == [0, 1]
+    assert report["first_answer"]["status"] == 200
+    assert report["first_answer"]["eval_count"] > 0
+    assert report["after_the_first"] == [0, 1]
 
 
 def test_a_burst_of_long_prompts_starts_all_needed_replicas_in_one_decision(

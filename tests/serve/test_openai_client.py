@@ -15,9 +15,9 @@ def ask(oai, **change):
 def test_a_streamed_chat_says_the_same_as_a_whole_one(oai):
     whole = ask(oai)
     chunks = list(ask(oai, stream=True, stream_options={"include_usage": True}))
-    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert said == whole.choices[0].message.content
-    assert "cold" in said
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert "cold" in text
     reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
     assert reasons[-1] == whole.choices[0].finish_reason == "stop"
     assert not any(reasons[:-1])

@@ -10,15 +10,15 @@ from tests.serve.application import Application, arguments, await_http
 
 def test_the_error_of_a_model_that_does_not_fit_names_the_missing_memory(application: Application):
     url = f"{application.url}/giant"
-    asked = {"model": "giant", "messages": [{"role": "user", "content": "hi"}]}
+    request = {"model": "giant", "messages": [{"role": "user", "content": "hi"}]}
     try:
         args = arguments(name="giant", memory_bytes=1_000_000)
         serve.run(build(args), name="giant", route_prefix="/giant")
         await_http(url)
-        told = httpx.post(f"{url}/api/chat", json=asked, timeout=HANG_S)
+        refused = httpx.post(f"{url}/api/chat", json=request, timeout=HANG_S)
     finally:
         serve.delete("giant")
-    assert told.status_code == 503 and int(told.headers["retry-after"]) > 0
-    reason = told.json()["error"]
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+    reason = refused.json()["error"]
     assert "giant" in reason and "The model needs" in reason
     assert "1,000,000 bytes available" in reason

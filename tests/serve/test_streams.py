@@ -27,7 +27,7 @@ def body(index: int) -> dict:
     }
 
 
-def said(text: str) -> str:
+def text_of(text: str) -> str:
     lines = [json.loads(line) for line in text.splitlines()]
     assert lines[-1]["done"]
     return "".join(line["response"] for line in lines)
@@ -40,7 +40,7 @@ async def answers(url: str, indices: range, *, at_once: int) -> list[str]:
 
         async def one(index: int) -> str:
             async with gate:
-                return said((await client.post("/api/generate", json=body(index))).text)
+                return text_of((await client.post("/api/generate", json=body(index))).text)
 
         return await asyncio.gather(*map(one, indices))
 
@@ -79,13 +79,13 @@ def test_a_client_that_disconnects_before_an_answer_frees_its_sequence(applicati
     request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
     before = steps_at_rest(application)
     with application.paced(STEP_S):
-        with asked(f"{application.url}/api/generate", request):
+        with sent(f"{application.url}/api/generate", request):
             eventually(lambda: application.statistics().running == 1)
         assert 0 < steps_at_rest(application) - before < FULL_STEPS
 
 
 @contextmanager
-def asked(url: str, request: dict) -> Iterator[None]:
+def sent(url: str, request: dict) -> Iterator[None]:
     """Send a request as a client that disconnects without waiting for an answer."""
     parts, content = httpx.URL(url), json.dumps(request).encode()
     head = f"POST {parts.path} HTTP/1.1\r\nhost: {parts.host}\r\ncontent-length: {len(content)}"
@@ -100,14 +100,14 @@ def test_a_stream_whose_only_replica_is_killed_continues_on_the_next_one(
     first = application.card().pid
     request = {"model": "demo", "prompt": "a", "raw": True, "options": endless(application)}
     url = f"{application.url}/api/generate"
-    undisturbed = said(httpx.post(url, json=request, timeout=TIMEOUT).text)
+    undisturbed = text_of(httpx.post(url, json=request, timeout=TIMEOUT).text)
     application.pace(STEP_S)  # of this replica alone, which will be gone
     with httpx.stream("POST", url, json=request, timeout=TIMEOUT) as response:
         lines = response.iter_lines()
         begin = next(lines)
         assert json.loads(begin)["done"] is False
         os.kill(first, signal.SIGKILL)
-        assert said("\n".join([begin, *lines])) == undisturbed
+        assert text_of("\n".join([begin, *lines])) == undisturbed
     assert application.card().pid != first
 
 

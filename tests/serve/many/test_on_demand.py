@@ -45,11 +45,11 @@ def test_a_model_that_no_node_can_host_fails_at_once_while_others_serve(url, cli
         f"{url}/api/chat", json={"model": "huge", "messages": QUESTION}, timeout=HANG_S
     )
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 1
-    told = refused.json()["error"]
-    assert "model 'huge' cannot be scheduled: a replica needs 1 CPU and 4 GPU on one node" in told
-    assert "largest have 4 CPU and 0 GPU" in told
-    said = client.chat("fixed", QUESTION, options=GREEDY)
-    assert "cold" in said.message.content
+    reason = refused.json()["error"]
+    assert "model 'huge' cannot be scheduled: a replica needs 1 CPU and 4 GPU on one node" in reason
+    assert "largest have 4 CPU and 0 GPU" in reason
+    reply = client.chat("fixed", QUESTION, options=GREEDY)
+    assert "cold" in reply.message.content
     assert "huge:latest" in listed(client) and "huge:latest" not in loaded(client)
 
 
@@ -63,21 +63,21 @@ def test_a_model_is_loaded_on_demand_and_unloaded_for_the_next(client):
 
 
 def test_a_full_cluster_is_reported_at_once(url):
-    wild = {"temperature": 50.0, "top_k": 0, "num_predict": 100}
-    talk = {"model": "demo", "messages": QUESTION, "options": wild, "stream": False}
-    crowd = 8
+    hot = {"temperature": 50.0, "top_k": 0, "num_predict": 100}
+    request = {"model": "demo", "messages": QUESTION, "options": hot, "stream": False}
+    clients = 8
     while True:
-        with ThreadPoolExecutor(crowd) as pool:
-            post = partial(httpx.post, f"{url}/api/chat", json=talk, timeout=HANG_S)
-            talks = [pool.submit(post) for _ in range(crowd)]
-            wait(talks, return_when=FIRST_COMPLETED)
+        with ThreadPoolExecutor(clients) as pool:
+            post = partial(httpx.post, f"{url}/api/chat", json=request, timeout=HANG_S)
+            replies = [pool.submit(post) for _ in range(clients)]
+            wait(replies, return_when=FIRST_COMPLETED)
             refused = httpx.post(f"{url}/api/generate", json={"model": "tiny"}, timeout=HANG_S)
-            too_late = all(each.done() for each in talks)
-        assert {each.result().status_code for each in talks} == {200}
+            too_late = all(each.done() for each in replies)
+        assert {each.result().status_code for each in replies} == {200}
         if not too_late:
             break
-        crowd *= 2
-        assert crowd < 500, "no crowd keeps a model in use"
+        clients *= 2
+        assert clients < 500, "no number of clients keeps a model in use"
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     assert "needs" in refused.json()["error"]
 
@@ -101,14 +101,14 @@ def test_lists_name_the_models_that_can_be_served(url, client):
     assert (model.digest, model.size) == (stored.manifest.digest, stored.manifest.size_bytes)
     assert model.modified_at.timestamp() == pytest.approx(stored.modified_at, abs=1)
     assert model.details.family == "gemma3"
-    shown = client.show("demo")
-    assert shown.license == "MIT" and "completion" in shown.capabilities
+    description = client.show("demo")
+    assert description.license == "MIT" and "completion" in description.capabilities
     oai = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
     assert {"fixed", "demo:latest", "tiny:latest"} <= {model.id for model in oai.models.list()}
-    said = oai.chat.completions.create(
+    reply = oai.chat.completions.create(
         model="demo", messages=QUESTION, temperature=0, max_completion_tokens=8
     )
-    assert "cold" in said.choices[0].message.content
+    assert "cold" in reply.choices[0].message.content
 
 
 def test_unknown_models_are_not_found(url, client):
@@ -163,9 +163,9 @@ def test_a_model_is_created_from_another_one(url, client):
     ]
     assert statuses[-2:] == ["writing manifest", "success"]
     assert client.chat("brief", QUESTION).eval_count <= 2
-    shown = client.show("brief")
-    assert shown.modelfile.startswith("FROM brief:latest\n")
-    assert "PARAMETER num_predict 2" in shown.modelfile
+    description = client.show("brief")
+    assert description.modelfile.startswith("FROM brief:latest\n")
+    assert "PARAMETER num_predict 2" in description.modelfile
     modelfile = "FROM brief\nSYSTEM You are not.\nPARAMETER num_predict 1"
     made = httpx.post(
         f"{url}/api/create", json={"model": "briefer", "modelfile": modelfile}, timeout=HANG_S
@@ -185,8 +185,8 @@ def test_a_session_with_a_configured_model_is_saved_and_continues(client):
         "session", from_="fixed", parameters={"num_predict": 8}, messages=session, stream=True
     )
     assert [step.status for step in steps][-1] == "success"
-    shown = client.show("session")
-    assert "num_ctx                        128" in shown.parameters
+    description = client.show("session")
+    assert "num_ctx                        128" in description.parameters
     again = client.chat("session", QUESTION, options={"temperature": 0})
     assert "cold" in again.message.content and again.prompt_eval_count > 20
     assert loaded(client)["session:latest"].context_length == 128

@@ -10,11 +10,11 @@ from tests.serve.many.application import PULLED_BYTES
 
 
 def test_a_replica_pulls_its_model_and_serves_it(url: str, registry: Server) -> None:
-    asked = {"model": "pulled", "messages": [{"role": "user", "content": "hi"}], "stream": False}
-    said = httpx.post(f"{url}/api/chat", json=asked, timeout=HANG_S)
-    shown = httpx.post(f"{url}/api/show", json={"model": "pulled"}, timeout=HANG_S).json()
+    request = {"model": "pulled", "messages": [{"role": "user", "content": "hi"}], "stream": False}
+    reply = httpx.post(f"{url}/api/chat", json=request, timeout=HANG_S)
+    description = httpx.post(f"{url}/api/show", json={"model": "pulled"}, timeout=HANG_S).json()
     assert registry.sent(digest(PULLED_BYTES)) >= len(PULLED_BYTES)
-    assert shown["system"] == "Be brief."
-    assert "num_predict" in shown["parameters"]
-    assert said.json()["eval_count"] <= 3 and said.json()["done_reason"] == "length"
+    assert description["system"] == "Be brief."
+    assert "num_predict" in description["parameters"]
+    assert reply.json()["eval_count"] <= 3 and reply.json()["done_reason"] == "length"
     assert not list(Path.home().glob(f".caravan/models/manifests/{registry.host}"))

@@ -69,8 +69,8 @@ def test_generate_with_images_returns_no_context(native) -> None:
 def test_openais_client_sends_parts(oai) -> None:
     first, again = complete(oai, ONE, "hello"), complete(oai, ONE, "hello")
     behind = complete(oai, "hello", ONE)
-    told = [[e.logprob for e in r.choices[0].logprobs.content] for r in (first, again, behind)]
-    assert told[0] == told[1] != told[2]
+    logprobs = [[e.logprob for e in r.choices[0].logprobs.content] for r in (first, again, behind)]
+    assert logprobs[0] == logprobs[1] != logprobs[2]
     assert first.usage.prompt_tokens == complete(oai, "hello").usage.prompt_tokens + PLACES
 
 
@@ -78,8 +78,8 @@ def test_a_stream_with_an_image_says_the_same(oai) -> None:
     whole = complete(oai, ONE, "hello")
     chunks = complete(oai, ONE, "hello", stream=True, stream_options={"include_usage": True})
     chunks = list(chunks)
-    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert said == whole.choices[0].message.content
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
@@ -91,12 +91,12 @@ def test_both_protocols_give_the_same_prompt(native, oai) -> None:
 def test_only_a_vision_model_lists_the_vision_capability(native, url) -> None:
     assert "vision" in native.show("with-vision").capabilities
     assert "vision" not in native.show("text-only").capabilities
-    shown = [
+    descriptions = [
         httpx.post(f"{url}/api/show", json={"model": m}).json()
         for m in ("with-vision", "text-only")
     ]
-    assert shown[0]["projector_info"]["general.architecture"] == "clip"
-    assert "projector_info" not in shown[1]
+    assert descriptions[0]["projector_info"]["general.architecture"] == "clip"
+    assert "projector_info" not in descriptions[1]
     tags = httpx.get(f"{url}/api/tags").json()["models"]
     listed = {model["name"]: "vision" in model["capabilities"] for model in tags}
     assert listed["with-vision:latest"] and not listed["text-only:latest"]
@@ -138,8 +138,8 @@ def from_url(oai: openai.OpenAI, url: str):
 
 def test_an_image_by_its_url_is_the_same_as_its_bytes(oai, pictures) -> None:
     sent, fetched = complete(oai, ONE, "hello"), from_url(oai, f"{pictures.url}/one.png")
-    told = [[e.logprob for e in r.choices[0].logprobs.content] for r in (sent, fetched)]
-    assert told[0] == told[1]
+    logprobs = [[e.logprob for e in r.choices[0].logprobs.content] for r in (sent, fetched)]
+    assert logprobs[0] == logprobs[1]
 
 
 def test_images_are_not_fetched_from_other_hosts(oai, pictures) -> None:

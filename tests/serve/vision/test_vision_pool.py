@@ -57,8 +57,8 @@ class Client:
         return [self._threads.submit(self._answer, *turn) for turn in turns]
 
     def _answer(self, text: str, image: bytes | None) -> Likelihoods:
-        shown = {} if image is None else {"images": [b64encode(image).decode()]}
-        message = {"role": "user", "content": text, **shown}
+        images = {} if image is None else {"images": [b64encode(image).decode()]}
+        message = {"role": "user", "content": text, **images}
         options = {"temperature": 0, "num_predict": TOKENS}
         body = {"model": MODEL, "messages": [message], "options": options}
         body |= {"stream": False, "logprobs": True}
@@ -84,11 +84,11 @@ def test_answers_are_those_of_a_replica_with_its_own_encoder(client, tmp_path) -
         own = asyncio.run(answer(replica, image, "hello", max_tokens=TOKENS))
     finally:
         replica.close()
-    [seen], [text] = (results(client.ask(("hello", shown))) for shown in (image, None))
-    assert [token for token, _ in seen] == [entry.drawn.text for entry in own.logprobs]
+    [with_image], [text] = (results(client.ask(("hello", each))) for each in (image, None))
+    assert [token for token, _ in with_image] == [entry.drawn.text for entry in own.logprobs]
     # Features are rounded on their way.
     expected = pytest.approx(likelihoods(own), abs=0.02)
-    assert [likelihood for _, likelihood in seen] == expected
+    assert [likelihood for _, likelihood in with_image] == expected
     assert [likelihood for _, likelihood in text] != expected
 
 
