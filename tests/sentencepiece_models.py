@@ -14,7 +14,6 @@ TEXTS = (
     "<table><tr><td>one</td></tr></table> <s>struck out</s>   three   spaces",
 )
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-GEMMA_CONTROL = ("<pad>", "<eos>", "<bos>")
 # As in Gemma's vocabularies: turns, runs of line breaks and of spaces, tags of HTML.
 GEMMA_USER_DEFINED = (
     *("<mask>", "<unused0>", "<start_of_turn>", "<end_of_turn>"),

@@ -54,12 +54,6 @@ class Pair:
         return (logits.log_softmax(-1)[:, : self.known] - expected).abs().max().item()
 
 
-def make_pair(config: PreTrainedConfig, path: Path, **options: Any) -> Pair:
-    """Write the tiny model to `path` and load it; `options`: those of `write_tiny`."""
-    twin = write_tiny(path, config, **options)
-    return Pair(load_decoder(path), twin, tiny_tokenizer().get_vocab_size())
-
-
 def load_decoder(
     path: Path, dtype: torch.dtype = torch.float32, *, context_tokens: int | None = None
 ) -> DecoderModel:
