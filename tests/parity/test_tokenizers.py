@@ -2,7 +2,8 @@
 
 import random
 import unicodedata
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from tests.reference_data import reference_data, vocabulary_metadata
 
 NAMES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
 BYTE_LEVEL = ("gpt-2", "llama-bpe", "qwen2")
+Encode = Callable[[str], list[int]]
 
 
 @cache
@@ -69,25 +71,6 @@ def random_texts(seed: int, count: int) -> list[str]:
     return texts
 
 
-def test_qwen2_agrees_with_its_own_tokenizer_class() -> None:
-    metadata = vocabulary_metadata("qwen2")
-    ids = {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    reference = Qwen2Tokenizer(vocab=ids, merges=merges)
-    for text in random_texts(1, 400):
-        composed = unicodedata.normalize("NFC", text)  # which the class does by itself
-        assert tokenizer("qwen2").encode(composed) == reference.encode(composed), composed
-
-
-def test_gpt2_agrees_with_its_own_tokenizer_class() -> None:
-    metadata = vocabulary_metadata("gpt-2")
-    ids = {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    reference = GPT2Tokenizer(vocab=ids, merges=merges)
-    for text in random_texts(2, 400):
-        assert tokenizer("gpt-2").encode(text) == reference.encode(text), text
-
-
 class RanksConverter(TikTokenConverter):
     """Llama 3 is published as byte sequences with ranks; the library derives the merges itself."""
 
@@ -103,13 +86,19 @@ class RanksConverter(TikTokenConverter):
         }
 
 
-def test_llama3_agrees_with_merges_derived_from_its_ranks() -> None:
+def byte_level(name: str, make: type) -> Encode:
+    metadata = vocabulary_metadata(name)
+    ids = {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    return make(vocab=ids, merges=merges).encode
+
+
+def merges_from_ranks() -> Encode:
     reference = RanksConverter("").converted()
-    for text in random_texts(3, 400):
-        assert tokenizer("llama-bpe").encode(text) == reference.encode(text).ids, text
+    return lambda text: reference.encode(text).ids
 
 
-def test_sentencepiece_agrees_with_the_llama_tokenizer_class() -> None:
+def sentencepiece() -> Encode:
     metadata = vocabulary_metadata("llama-spm")
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
     types = metadata["tokenizer.ggml.token_type"]
@@ -117,10 +106,26 @@ def test_sentencepiece_agrees_with_the_llama_tokenizer_class() -> None:
     skipped = [text for text, kind in zip(tokens, types, strict=True) if kind != 1]
     merges = generate_merges(ids, dict(zip(tokens, scores, strict=True)), skipped)
     reference = LlamaTokenizer(vocab=ids, merges=merges, legacy=False)
-    for text in random_texts(4, 400):
-        started = "x" + text  # the class gives text that starts with a space no further one
-        expected = reference.encode(started, add_special_tokens=False)
-        assert tokenizer("llama-spm").encode(started) == expected, started
+    return lambda text: reference.encode(text, add_special_tokens=False)
+
+
+# Makes the reference, and what is done to random texts for it.
+REFERENCES: Mapping[str, tuple[Callable[[], Encode], Callable[[str], str]]] = {
+    "gpt-2": (partial(byte_level, "gpt-2", GPT2Tokenizer), str),
+    "llama-bpe": (merges_from_ranks, str),
+    # The class gives text that starts with a space no further one.
+    "llama-spm": (sentencepiece, "x".__add__),
+    # The class normalises by itself.
+    "qwen2": (partial(byte_level, "qwen2", Qwen2Tokenizer), partial(unicodedata.normalize, "NFC")),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_those_of_the_tokenizer_class_of_the_family(name: str) -> None:
+    make, prepared = REFERENCES[name]
+    encode = make()
+    for text in map(prepared, random_texts(NAMES.index(name), 400)):
+        assert tokenizer(name).encode(text) == encode(text), text
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
