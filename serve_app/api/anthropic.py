@@ -12,6 +12,7 @@ from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.anthropic_reply import MessageEncoder
+from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.reply import Reply
@@ -214,7 +215,7 @@ def _drafts(body: MessagesBody) -> list[Draft]:
                 'system prompt belongs to the field "system")'
             )
         for number_, block in enumerate(turn.blocks):
-            _check_type(f"{place}.content[{number_}]", block, _BLOCKS[turn.role])
+            check_type(f"{place}.content[{number_}]", block, _BLOCKS[turn.role])
         if turn.role == "assistant":
             draft = _assistant(f"{place}.content", turn.blocks)
             names |= {call.id: call.name for call in draft.parts.tool_calls if call.id is not None}
@@ -229,13 +230,13 @@ def _user(place: str, blocks: list[Any], names: dict[str, str]) -> Iterator[Draf
     placed = [(f"{place}[{index}]", block) for index, block in enumerate(blocks)]
     results = [(each, block) for each, block in placed if block["type"] == "tool_result"]
     for each, block in results:
-        identity = _string(each, block, "tool_use_id")
+        identity = string(each, block, "tool_use_id")
         content = _content(f"{each}.content", _blocks(block.get("content") or ""))
         name = names.get(identity)
         yield Draft(Message("tool", tool_name=name, tool_call_id=identity), content)
     rest = [(each, block) for each, block in placed if block["type"] != "tool_result"]
     if rest or not results:
-        yield Draft(Message("user"), _joined([_part(each, block) for each, block in rest]))
+        yield Draft(Message("user"), joined([_part(each, block) for each, block in rest]))
 
 
 def _assistant(place: str, blocks: list[Any]) -> Draft:
@@ -246,9 +247,9 @@ def _assistant(place: str, blocks: list[Any]) -> Draft:
         each = f"{place}[{index}]"
         match block["type"]:
             case "text":
-                text += _string(each, block, "text")
+                text += string(each, block, "text")
             case "thinking":
-                thinking += _string(each, block, "thinking")
+                thinking += string(each, block, "thinking")
             case "tool_use":
                 calls.append(_call(each, block))
     return Draft(Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text)
@@ -259,54 +260,41 @@ def _call(place: str, block: dict[str, Any]) -> ToolCall:
     if not isinstance(arguments, dict):
         raise RequestError(f'field "{place}.input" must be an object')
     check_value(f"{place}.input", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
-    return ToolCall(_string(place, block, "name"), arguments, _string(place, block, "id"))
+    return ToolCall(string(place, block, "name"), arguments, string(place, block, "id"))
 
 
 def _content(place: str, blocks: list[Any]) -> str | tuple[str | Unread, ...]:
     """Texts and images in order."""
     parts = []
     for index, block in enumerate(blocks):
-        _check_type(f"{place}[{index}]", block, ("text", "image"))
+        check_type(f"{place}[{index}]", block, ("text", "image"))
         parts.append(_part(f"{place}[{index}]", block))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _text_of(place: str, content: str | list[Any]) -> str:
     blocks = _blocks(content)
     for index, block in enumerate(blocks):
-        _check_type(f"{place}[{index}]", block, ("text",))
-    return "".join(_string(f"{place}[{index}]", b, "text") for index, b in enumerate(blocks))
+        check_type(f"{place}[{index}]", block, ("text",))
+    return "".join(string(f"{place}[{index}]", b, "text") for index, b in enumerate(blocks))
 
 
 def _part(place: str, block: dict[str, Any]) -> str | Unread:
     if block["type"] == "text":
-        return _string(place, block, "text")
+        return string(place, block, "text")
     place = f"{place}.source"
     source = block.get("source")
     if not isinstance(source, dict):
         raise RequestError(f'field "{place}" must be an object')
     match source.get("type"):
         case "base64":
-            return Unread(f"{place}.data", _string(place, source, "data"))
+            return Unread(f"{place}.data", string(place, source, "data"))
         case "url":
-            return from_url(f"{place}.url", _string(place, source, "url"))
+            return from_url(f"{place}.url", string(place, source, "url"))
     raise RequestError(
         f"invalid image source type: {str(source.get('type'))[:80]}. Only base64 images and URLs "
         f'are supported (field "{place}.type")'
     )
-
-
-def _joined(parts: list[str | Unread]) -> str | tuple[str | Unread, ...]:
-    """The parts, with adjacent texts joined; one text if there are no images."""
-    joined: list[str | Unread] = []
-    for part in parts:
-        if isinstance(part, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += part
-        else:
-            joined.append(part)
-    if any(isinstance(part, Unread) for part in joined):
-        return tuple(joined)
-    return "".join(map(str, joined))
 
 
 def _blocks(content: Any) -> list[Any]:
@@ -314,23 +302,6 @@ def _blocks(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return content if isinstance(content, list) else [content]
-
-
-def _check_type(place: str, block: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-        raise RequestError(f'field "{place}" must be an object with a type')
-    if block["type"] not in known:
-        raise RequestError(
-            f'field "{place}" is of type "{block["type"][:80]}", which is not served here; the '
-            f"types are {', '.join(known)}"
-        )
-
-
-def _string(place: str, block: dict[str, Any], field: str) -> str:
-    value = block.get(field)
-    if not isinstance(value, str):
-        raise RequestError(f'field "{place}.{field}" must be a string')
-    return value
 
 
 def _image_bytes(block: Any) -> int:

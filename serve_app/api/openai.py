@@ -19,7 +19,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, PromptSource
+from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, PromptSource, TokenLogprob
 
 FINGERPRINT = "fp_caravan"
 
@@ -104,16 +104,17 @@ class Common(VllmExtras):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def configured(body: Common, model: ServedModel, max_tokens: int | None) -> Options:
+def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Options:
     """The options of a request: its own, then the model's configured ones, then the protocol's
     defaults.
     """
     values = {
         option: number(name, value, OPENAI_BOUNDS[name])
         for name, option in _SAMPLING.items()
-        if (value := getattr(body, name)) is not None
+        if (value := getattr(body, name, None)) is not None
     }
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    stop = getattr(body, "stop", None)
+    stop = [stop] if isinstance(stop, str) else stop
     said = Options(
         **values,  # type: ignore[arg-type]
         num_predict=max_tokens,
@@ -255,6 +256,11 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 
 def token_entry(candidate: Candidate) -> dict[str, Any]:
     return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.raw)}
+
+
+def logprob_entry(logprob: TokenLogprob) -> dict[str, Any]:
+    """The sampled token, and the most likely ones at its position."""
+    return token_entry(logprob.drawn) | {"top_logprobs": [token_entry(e) for e in logprob.top]}
 
 
 def event(value: dict[str, Any]) -> bytes:

@@ -3,7 +3,6 @@
 from itertools import groupby
 from typing import Any, ClassVar
 
-import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,14 +27,14 @@ from serve_app.api.openai import (
     Common,
     ReplyKind,
     configured,
+    logprob_entry,
     task_for,
-    token_entry,
 )
 from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
 from serve_app.api.tenant import tenant_id
-from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared
+from serve_app.api.tools import Tool, declared, decoded_arguments
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
@@ -266,15 +265,7 @@ def _drafts(messages: list[ChatMessage]) -> list[Draft]:
 
 
 def _call(place: str, call: MessageCall) -> ToolCall:
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(
-            f'invalid tool call arguments: field "{place}.function.arguments" must be a JSON object'
-        )
-    check_value(f"{place}.function.arguments", arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+    arguments = decoded_arguments(f"{place}.function.arguments", call.function.arguments)
     return ToolCall(call.function.name, arguments, call.id)
 
 
@@ -355,7 +346,11 @@ def _max_tokens(body: ChatBody) -> int | None:
 
 def _thinking(body: ChatBody) -> bool | str | None:
     """Whether and how much to think; `reasoning.effort` wins over `reasoning_effort`."""
-    effort = body.reasoning.get("effort", body.reasoning_effort)
+    return thinking_for(body.reasoning.get("effort", body.reasoning_effort))
+
+
+def thinking_for(effort: Any) -> bool | str | None:
+    """Whether and how much to think for a value of OpenAI's `reasoning_effort`."""
     if effort is None:
         return None
     if effort not in EFFORTS:
@@ -388,8 +383,4 @@ def _logprobs(body: ChatBody) -> int | None:
 def _content(logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
     if not logprobs:
         return None
-    entries = [
-        token_entry(entry.drawn) | {"top_logprobs": [token_entry(each) for each in entry.top]}
-        for entry in logprobs
-    ]
-    return {"content": entries, "refusal": None}
+    return {"content": [logprob_entry(each) for each in logprobs], "refusal": None}

@@ -5,6 +5,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from pydantic import Field
 
 from runtime.errors import RequestError
@@ -54,6 +55,18 @@ def described(functions: Sequence[Function], *, name_field: str) -> tuple[dict[s
     tools = tuple(_described(function) for function in functions)
     check_value("tools", list(tools), max_bytes=MAX_TOOLS_BYTES)
     return tools
+
+
+def decoded_arguments(place: str, text: str) -> dict[str, Any]:
+    """The arguments of a call from the JSON text of the field `place`."""
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f'invalid tool call arguments: field "{place}" must be a JSON object')
+    check_value(place, arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+    return arguments
 
 
 def new_call_id() -> str:

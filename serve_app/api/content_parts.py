@@ -1,0 +1,38 @@
+"""Typed parts of messages, as the protocols of Anthropic and of OpenAI's responses have them."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from runtime.errors import RequestError
+from serve_app.api.request_images import Unread
+
+
+def check_type(place: str, part: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise RequestError(f'field "{place}" must be an object with a type')
+    if part["type"] not in known:
+        raise RequestError(
+            f'field "{place}" is of type "{part["type"][:80]}", which is not served here; the '
+            f"types are {', '.join(known)}"
+        )
+
+
+def string(place: str, part: dict[str, Any], field: str) -> str:
+    value = part.get(field)
+    if not isinstance(value, str):
+        raise RequestError(f'field "{place}.{field}" must be a string')
+    return value
+
+
+def joined(parts: Sequence[str | Unread]) -> str | tuple[str | Unread, ...]:
+    """The parts, with adjacent texts joined; one text if there are no images."""
+    merged: list[str | Unread] = []
+    for kind, group in groupby(parts, key=type):
+        if kind is str:
+            merged.append("".join(map(str, group)))
+        else:
+            merged += group
+    if any(isinstance(part, Unread) for part in merged):
+        return tuple(merged)
+    return "".join(map(str, merged))
