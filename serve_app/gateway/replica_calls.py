@@ -12,6 +12,14 @@ class Handle(Protocol):
     def choose_replica(self) -> AbstractAsyncContextManager[Any]: ...
 
 
+class ReplicaBroadcast(Protocol):
+    """Calls all replicas of a deployment; see `Replicas`."""
+
+    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]: ...
+
+    async def await_one(self) -> None: ...
+
+
 class Replicas:
     """The replicas behind a handle; there are none while Serve has stopped them all."""
 

@@ -4,13 +4,14 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from model_zoo.store.model_name import ModelName
 from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
 from serve_app.config.model_sources import sound_name
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.replica_calls import ReplicaBroadcast
 from serve_app.gateway.tasks import Task
 from serve_app.on_demand.process_choice import choose_process
 from serve_app.on_demand.report import CallResult, PoolReport
@@ -28,14 +29,6 @@ STICKY_S = 30.0
 REPORT_TIMEOUT_S = 5.0
 # Limited, because the model itself may be what ends the processes.
 MAX_PROCESSES_TRIED = 2
-
-
-class ReplicaBroadcast(Protocol):
-    """Calls all replicas of a deployment; see serve_app.gateway.replica_calls.Replicas."""
-
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]: ...
-
-    async def await_one(self) -> None: ...
 
 
 class PoolDirectory:

@@ -1,0 +1,92 @@
+"""Stored responses, as an ingress reads and writes them.
+
+They live in the memory of a deployment of the application, so that every ingress finds them and
+none loses them when it ends. Each of its processes holds all of them. A process that starts copies
+them from one that runs, so they survive new versions of the application, and with two processes or
+more the loss of all but one. There is no disk: the loss of all processes loses all responses.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from runtime.errors import OverloadedError
+from serve_app.gateway.replica_calls import ReplicaBroadcast
+from serve_app.logs import get_logger
+from serve_app.responses.store import Copy, ResponseStore, Selection, StoredResponse
+
+TIMEOUT_S = 10.0
+COPY_S = 60.0
+COPY_IDS = 1024
+COPY_BYTES = 8 * 2**20
+
+log = get_logger()
+
+
+class StoredResponses:
+    """The responses of all tenants.
+
+    `max_bytes` limits what a call reads, as in `Selection`. Methods that read raise OverloadedError
+    if no process answers.
+    """
+
+    def __init__(self, processes: ReplicaBroadcast) -> None:
+        self._processes = processes
+
+    async def put(self, tenant: str, stored: StoredResponse) -> bool:
+        """Whether a process has stored it."""
+        try:
+            return any(await self._ask("put", tenant, stored))
+        except OverloadedError:
+            return False
+
+    async def select(self, tenant: str, ids: Sequence[str], *, max_bytes: int) -> Selection:
+        return _most(await self._ask("select", tenant, tuple(ids), max_bytes))
+
+    async def conversation(self, tenant: str, id: str, *, max_bytes: int) -> Selection:
+        """The response and those that it continues, oldest first."""
+        return _most(await self._ask("conversation", tenant, id, max_bytes))
+
+    async def delete(self, tenant: str, id: str) -> bool:
+        """Whether it was stored."""
+        return any(await self._ask("delete", tenant, id))
+
+    async def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        answers: list[Any] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                answers = await self._processes.ask(method, *arguments, timeout_s=None)
+                if not answers:
+                    await self._processes.await_one()
+                    answers = await self._processes.ask(method, *arguments, timeout_s=None)
+        if not answers:
+            log.warning("response store does not answer", method=method)
+            raise OverloadedError("the store of responses does not answer")
+        return answers
+
+
+def _most(found: list[Selection]) -> Selection:
+    """Of the process that has most; one that has started lately may miss responses."""
+    return min(found, key=lambda each: (each.missing is not None, -each.size))
+
+
+async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
+    """Copies what the running processes hold into an empty store, as far as they answer in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COPY_S):
+            await processes.await_one()
+            lists: list[list[str]] = await processes.ask("ids", timeout_s=None)
+            await _copy(processes, store, max(lists, key=len, default=[]))
+
+
+async def _copy(processes: ReplicaBroadcast, store: ResponseStore, ids: list[str]) -> None:
+    while ids:
+        page = ids[:COPY_IDS]
+        answers: list[list[Copy]] = await processes.ask("copies", page, COPY_BYTES, timeout_s=None)
+        found = {each.stored.id: each for copies in answers for each in copies}
+        ends = [page.index(copies[-1].stored.id) + 1 for copies in answers if copies]
+        end = min(ends, default=len(page))
+        for each in (found[id] for id in page[:end] if id in found):
+            store.put(each.tenant, each.stored, age_s=each.age_s)
+        ids = ids[end:]
