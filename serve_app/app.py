@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from runtime.errors import CaravanError
 from serve_app.api.keys import ApiKey, read_keys
 from serve_app.autoscaling.serve_policy import autoscaling_config
+from serve_app.config.sections import ResponseStoreSettings
 from serve_app.config.settings import (
     AppSettings,
     ModelSettings,
@@ -29,6 +30,7 @@ from serve_app.replica.deployments import (
     Ingress,
     ModelDeployment,
     OnDemandDeployment,
+    ResponseStoreDeployment,
     VisionEncoder,
 )
 from serve_app.replica.loading import check_model
@@ -48,6 +50,7 @@ _LIFECYCLE: dict[str, Any] = {
 
 # The colon cannot occur in a model's deployment name.
 ON_DEMAND_DEPLOYMENT = "OnDemand:models"
+RESPONSES_DEPLOYMENT = "Responses:store"
 
 log = get_logger()
 
@@ -90,7 +93,23 @@ def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Appli
         graceful_shutdown_wait_loop_s=0.1,
     )
     on_demand = _on_demand(settings.on_demand, timeout_s)
-    return ingress.bind(settings, models, on_demand, _plan(settings), keys)
+    responses = _responses(settings.responses)
+    return ingress.bind(settings, models, on_demand, _plan(settings), keys, responses)
+
+
+def _responses(settings: ResponseStoreSettings | None) -> Application | None:
+    if settings is None:
+        return None
+    deployment = serve.deployment(
+        ResponseStoreDeployment,
+        name=RESPONSES_DEPLOYMENT,
+        num_replicas=settings.replicas,
+        max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,  # a new process copies the responses of one that still runs
+        **_LIFECYCLE,
+    )
+    return deployment.bind(settings, RESPONSES_DEPLOYMENT)
 
 
 def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> Application | None:

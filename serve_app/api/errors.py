@@ -68,4 +68,5 @@ def _body_of(path: str) -> ErrorBody:
 
 def _compatible_endpoints(request: Request) -> list[str]:
     routes = (route for route in request.app.routes if isinstance(route, Route))
-    return [route.path_format for route in routes if route.path.startswith(_COMPATIBLE)]
+    paths = (route.path_format for route in routes if route.path.startswith(_COMPATIBLE))
+    return list(dict.fromkeys(paths))

@@ -39,16 +39,18 @@ from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.reranking import Reranking
+from serve_app.api.responses import OpenAIResponses
+from serve_app.api.responses_history import ResponseHistory
 from serve_app.api.tenant import TenantByAddress
 from serve_app.api.through_proxy import ThroughProxy
 from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.on_demand.management import ModelManagement
+from serve_app.responses.stored_responses import StoredResponses
 
 VERSION = "0.1.0"
 # The Ollama release whose API is served. Clients require a minimum: 0.6.4 (VS Code), 0.13.4
-# (Codex). 0.13.5 is the last release without /v1/messages, which is served here; its
-# /v1/responses is not.
+# (Codex). 0.13.5 is the last release without /v1/messages, which is served here too.
 OLLAMA_VERSION = "0.13.5"
 
 
@@ -90,7 +92,10 @@ class IngressOptions:
 
 
 def ingress_app(
-    backend: ChatBackend, options: IngressOptions, management: ModelManagement | None = None
+    backend: ChatBackend,
+    options: IngressOptions,
+    management: ModelManagement | None = None,
+    stored: StoredResponses | None = None,
 ) -> Starlette:
     """The ASGI application of one ingress process."""
     api_keys, concurrent_requests = options.api_keys, options.concurrent_requests
@@ -99,6 +104,7 @@ def ingress_app(
     limiter = Limiter(default, limits, processes=options.processes, clock=options.clock)
     bodies = BodyReader(options.body_limits, strict=options.strict_fields)
     images = ImageReader(backend, options.image_rules)
+    history = ResponseHistory(stored, options.body_limits)
     secret = options.proxy_secret
     return Starlette(
         routes=[
@@ -106,6 +112,7 @@ def ingress_app(
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
             *_openai_routes(backend, images, bodies),
+            *_responses_routes(OpenAIResponses(backend, images, bodies, history)),
             *_anthropic_routes(backend, images, bodies),
         ],
         middleware=[
@@ -212,6 +219,16 @@ def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
         Route("/v1/score", reranking.score, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.one),
+    ]
+
+
+def _responses_routes(responses: OpenAIResponses) -> list[Route]:
+    return [
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/{id}", responses.retrieve),
+        Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", responses.input_items),
     ]
 
 

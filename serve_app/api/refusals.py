@@ -43,6 +43,14 @@ class ForbiddenError(RequestError):
     """The server's configuration or the client's key does not permit the request."""
 
 
+class ResponseNotFoundError(RequestError):
+    """The tenant has no stored response of that id."""
+
+
+class PreviousResponseError(RequestError):
+    """The tenant has no stored response of the id that a request continues."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A status, a message for the client, and the seconds after which a retry makes sense.
@@ -79,6 +87,10 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(429, str(error), RETRY_AFTER_S)
         case ForbiddenError():
             return Refusal(403, str(error))
+        case ResponseNotFoundError():
+            return Refusal(404, str(error), kind="invalid_request_error")
+        case PreviousResponseError():
+            return Refusal(400, str(error), code="previous_response_not_found")
         case RequestError():
             return Refusal(400, str(error))
         case ModelNotFoundError():

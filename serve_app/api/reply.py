@@ -60,14 +60,23 @@ class ReplyEncoder(Protocol):
 
 
 class Reply(Response):
-    """Sends the output of a generation, and ends the generation when the client disconnects."""
+    """Sends the output of a generation, and ends the generation when the client disconnects.
+
+    `ending`: awaited when the last delta is encoded, before it is sent; it does not raise.
+    """
 
     def __init__(
-        self, deltas: AsyncGenerator[ChatDelta, None], encoder: ReplyEncoder, *, stream: bool
+        self,
+        deltas: AsyncGenerator[ChatDelta, None],
+        encoder: ReplyEncoder,
+        *,
+        stream: bool,
+        ending: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._deltas = deltas
         self._encoder = encoder
         self._stream = stream
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _until_left(self._answer(metered(self._deltas, scope), send), receive)
@@ -87,7 +96,9 @@ class Reply(Response):
             return
 
         async def whole() -> bytes:
-            return self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
+            body = self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
+            await self._end()
+            return body
 
         await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
 
@@ -97,7 +108,10 @@ class Reply(Response):
         async with _Line(send, head, self._encoder.heartbeat, quiet_s=QUIET_S) as line:
             try:
                 async for delta in deltas:
-                    await line.write(self._encoder.piece(delta))
+                    piece = self._encoder.piece(delta)
+                    if delta.finish is not None:
+                        await self._end()
+                    await line.write(piece)
             except Exception as error:
                 failure = error
         if failure is not None and not line.begun:
@@ -106,6 +120,10 @@ class Reply(Response):
         if failure is not None:
             await send(_body(self._encoder.broken(_logged_refusal(failure)), more=True))
         await send(_body(b"", more=False))
+
+    async def _end(self) -> None:
+        if self._ending is not None:
+            await self._ending()
 
 
 class SingleReply(Response):

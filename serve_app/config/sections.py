@@ -44,6 +44,27 @@ class AutoscalingSettings(Section):
         return self
 
 
+class ResponseStoreSettings(Section):
+    """Where responses of OpenAI's protocol are stored, to be continued or retrieved; see
+    `serve_app.responses.stored_responses`.
+
+    `replicas`: processes, of which each holds all responses. `max_bytes`: of each process;
+    `tenant_bytes`: of one API key or client address in it. `max_age_s`: since a response was stored
+    or last used.
+    """
+
+    replicas: int = Field(default=1, ge=1, le=8)
+    max_bytes: int = Field(default=256 * 2**20, ge=2**16)
+    tenant_bytes: int = Field(default=64 * 2**20, ge=2**16)
+    max_age_s: float = Field(default=86_400.0, gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.tenant_bytes > self.max_bytes:
+            raise ValueError("tenant_bytes is larger than max_bytes")
+        return self
+
+
 class EngineSettings(Section):
     """How a model is computed, and default options of its requests. None: chosen from the model
     file and the machine.

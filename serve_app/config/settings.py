@@ -17,7 +17,13 @@ from pydantic import (
 
 from model_zoo.sources.reference import HubSource, PathSource, Source, parse_source
 from runtime.errors import ConfigurationError, SourceError
-from serve_app.config.sections import AutoscalingSettings, Count, EngineSettings, Section
+from serve_app.config.sections import (
+    AutoscalingSettings,
+    Count,
+    EngineSettings,
+    ResponseStoreSettings,
+    Section,
+)
 from serve_app.gateway.failover import FailoverRules
 from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
 
@@ -195,7 +201,8 @@ class AppSettings(Section):
     that may use the server besides local ones. `allowed_hosts`: host names of the server besides
     names that cannot be registered; None: only these, or any with API keys. See
     `serve_app.api.cross_site`. `share_caches`: whether API keys share cached prefixes and images.
-    `max_text_bytes`, `body_budget_bytes`: see `serve_app.api.bodies.BodyLimits`.
+    `max_text_bytes`, `body_budget_bytes`: see `serve_app.api.bodies.BodyLimits`. `responses` None:
+    no response is stored.
     """
 
     on_demand: OnDemandSettings | None = None
@@ -216,6 +223,7 @@ class AppSettings(Section):
     image_urls: ImageUrlSettings | None = None
     start_timeout_s: float = Field(default=60.0, gt=0)
     failover: FailoverSettings = FailoverSettings()
+    responses: ResponseStoreSettings | None = ResponseStoreSettings()
 
     @model_validator(mode="before")
     @classmethod
@@ -349,6 +357,7 @@ def _nearest(location: tuple[int | str, ...]) -> str:
         "models": ModelSettings,
         "on_demand": OnDemandSettings,
         "parallel": ParallelSettings,
+        "responses": ResponseStoreSettings,
         "vision": VisionSettings,
     }
     owner = owners.get(names[-2], AppSettings) if len(names) > 1 else AppSettings

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.refusals import explained
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
+from serve_app.config.sections import ResponseStoreSettings
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.cluster import RayCluster
@@ -31,6 +32,14 @@ from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.unserved import UnservedReplica
+from serve_app.responses.store import (
+    Copy,
+    ResponseStore,
+    Selection,
+    StoredResponse,
+    StoreLimits,
+)
+from serve_app.responses.stored_responses import StoredResponses, copy_from
 from serve_app.routing.load_reports import LoadReporter
 from serve_app.routing.replica_set import ReplicaSet
 from serve_app.transport.generation import generation_server
@@ -183,12 +192,47 @@ class OnDemandDeployment:
         await self._opened.aclose()
 
 
+class ResponseStoreDeployment:
+    """A process that stores responses. `name`: of this deployment."""
+
+    async def __init__(self, settings: ResponseStoreSettings, name: str) -> None:  # type: ignore[misc]
+        limits = StoreLimits(settings.max_bytes, settings.tenant_bytes, settings.max_age_s)
+        self._store = ResponseStore(limits)
+        if (await RayCluster().view()).running.get(name):
+            application = serve.get_replica_context().app_name
+            handle = serve.get_deployment_handle(name, application)
+            await copy_from(Replicas(handle), self._store)
+
+    async def put(self, tenant: str, stored: StoredResponse) -> bool:
+        return self._store.put(tenant, stored)
+
+    async def delete(self, tenant: str, id: str) -> bool:
+        return self._store.delete(tenant, id)
+
+    async def select(self, tenant: str, ids: Sequence[str], max_bytes: int) -> Selection:
+        return self._store.select(tenant, ids, max_bytes)
+
+    async def conversation(self, tenant: str, id: str, max_bytes: int) -> Selection:
+        return self._store.conversation(tenant, id, max_bytes)
+
+    async def ids(self) -> list[str]:
+        return self._store.ids()
+
+    async def copies(self, ids: list[str], max_bytes: int) -> list[Copy]:
+        return self._store.copies(ids, max_bytes)
+
+    async def check_health(self) -> None:
+        """Serve calls this regularly, also while there are no requests."""
+        self._store.expire()
+
+
 @serve.ingress()
 class Ingress:
     """The HTTP server of all protocols and models.
 
     `on_demand`: the processes that load models on demand. `plan`: facts about the models from when
-    the application was built. `keys`: None on a server without API keys.
+    the application was built. `keys`: None on a server without API keys. `responses`: the processes
+    that store responses.
     """
 
     def __init__(
@@ -198,12 +242,14 @@ class Ingress:
         on_demand: DeploymentHandle | None = None,
         plan: Plan | None = None,
         keys: tuple[ApiKey, ...] | None = None,
+        responses: DeploymentHandle | None = None,
     ) -> None:
         self._settings = settings
         self._models = models
         self._on_demand = on_demand
         self._plan = plan or Plan()
         self._keys = keys
+        self._responses = responses
         self._watching: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> "Starlette":
@@ -237,7 +283,9 @@ class Ingress:
             management = ModelManagement(pool, settings.models)
         secret = haproxy.enforced_secret(os.environ)
         options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
-        return ingress_app(backend, options, management)
+        responses = self._responses
+        stored = None if responses is None else StoredResponses(Replicas(responses))
+        return ingress_app(backend, options, management, stored)
 
 
 @contextmanager

@@ -73,11 +73,14 @@ def _most(found: list[Selection]) -> Selection:
 
 async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
     """Copies what the running processes hold into an empty store, as far as they answer in time."""
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout(COPY_S):
             await processes.await_one()
             lists: list[list[str]] = await processes.ask("ids", timeout_s=None)
             await _copy(processes, store, max(lists, key=len, default=[]))
+    except Exception as error:  # a store that has lost entries is better than none
+        log.warning("responses not copied", reason=repr(error))
+    log.info("responses copied", count=len(store.ids()))
 
 
 async def _copy(processes: ReplicaBroadcast, store: ResponseStore, ids: list[str]) -> None:

@@ -78,6 +78,7 @@ def call_replicas(
 
 
 def arguments(**model: Any) -> dict[str, Any]:
+    """One model, without a store of responses, whose processes take time to start."""
     demo = {
         "name": "demo",
         "source": str(DEMO_MODEL),
@@ -85,7 +86,7 @@ def arguments(**model: Any) -> dict[str, Any]:
         "max_sequences": 32,
         "device": "cpu",
     }
-    return {"models": [{**demo, **model}]}
+    return {"models": [{**demo, **model}], "responses": None}
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def programs_of(item: pytest.Item) -> set[str]:
 def application() -> Iterator[Application]:
     port = free_port()
     with ray_cluster(port), fragile_replicas():
-        application = deploy(arguments(), port)
+        application = deploy({**arguments(), "responses": {"replicas": 2}}, port)
         await_http(application.url)
         yield application
 

@@ -79,6 +79,7 @@ def arguments(registry: Server) -> dict[str, Any]:
         "models": models,
         "on_demand": section,
         "manage_models": True,
+        "responses": None,
         "start_timeout_s": HANG_S,
     }
 

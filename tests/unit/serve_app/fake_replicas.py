@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import httpx2
+import openai
 from starlette.applications import Starlette
 
 from runtime.engine.request import FinishReason, Usage
@@ -159,6 +161,20 @@ async def http_client(
 
 
 @asynccontextmanager
+async def openai_client(
+    replica: PretendReplica, *, key: str = "any", **access: Any
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client of the whole ingress; `access` as `ingress` has it."""
+    async with ingress(replica, **access) as app:
+        # The client is built on httpx's successor, which has transports of its own.
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        http = openai.DefaultAsyncHttpxClient(transport=transport)
+        yield openai.AsyncOpenAI(
+            base_url="http://test/v1", api_key=key, http_client=http, max_retries=0
+        )
+
+
+@asynccontextmanager
 async def ingress(
     replica: PretendReplica,
     *,
@@ -176,6 +192,7 @@ async def ingress(
     management: Any = None,
     proxy_secret: str | None = None,
     private_caches: bool = False,
+    stored: Any = None,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
@@ -198,6 +215,7 @@ async def ingress(
                 **limits,
             ),
             management,
+            stored,
         )
     finally:
         backend.close()

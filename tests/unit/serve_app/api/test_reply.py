@@ -108,6 +108,24 @@ async def test_no_status_is_sent_before_the_first_delta():
     assert server.status == 400
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_end_of_a_reply_waits_for_what_must_precede_it(stream):
+    server = Server()
+    sent_before = []
+
+    async def deltas():
+        yield ChatDelta("first ")
+        yield ChatDelta("last", finish=FinishReason.STOP)
+
+    async def ending():
+        sent_before.append(server.text)
+
+    encoder = NativeEncoder("message")
+    await answer(server, Reply(deltas(), encoder, stream=stream, ending=ending))
+    assert [("first" in text, "last" in text) for text in sent_before] == [(stream, False)]
+    assert "last" in server.text
+
+
 async def test_unforeseen_errors_keep_their_words_to_themselves():
     server = Server()
 

@@ -5,7 +5,8 @@ import yaml
 
 from runtime.errors import ConfigurationError
 from serve_app.config.settings import canonical_name, read_settings, source_path
-from tests.checkout import ROOT
+from tests.checkout import DEMO_MODEL, ROOT
+from tests.serve_configs import deployments
 
 MODEL = {"name": "demo", "source": "models/demo.gguf"}
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -51,6 +52,15 @@ def test_images_are_fetched_only_from_allowed_hosts():
     urls = {"allowed_hosts": ["a.test", "*.b.test:8443", "[2606:4700::1111]:80", "1.1.1.1"]}
     settings = read_settings({**with_model(), "image_urls": urls})
     assert settings.image_urls is not None and not settings.image_urls.allow_private
+
+
+def test_responses_are_stored_unless_the_store_is_null():
+    stored = read_settings({**with_model(), "responses": {"replicas": 2}}).responses
+    assert stored is not None and stored.tenant_bytes < stored.max_bytes
+    assert read_settings({**with_model(), "responses": None}).responses is None
+    assert "Responses:store" in deployments(with_model(source=str(DEMO_MODEL)))
+    without = {**with_model(source=str(DEMO_MODEL)), "responses": None}
+    assert "Responses:store" not in deployments(without)
 
 
 def test_only_local_origins_and_names_are_allowed_by_default():
@@ -124,6 +134,14 @@ def test_defaults_become_options():
             ["args.failover.retries ", "did you mean max_retries?"],
         ),
         ({"models": [MODEL], "failover": {"silence_s": 1}}, ["args.failover.silence_s", "3"]),
+        (
+            {"models": [MODEL], "responses": {"max_byte": 1}},
+            ["args.responses.max_byte ", "did you mean max_bytes?"],
+        ),
+        (
+            {"models": [MODEL], "responses": {"max_bytes": 2**20}},
+            ["tenant_bytes is larger than max_bytes"],
+        ),
         (with_model(max_image_pixels=0), ["args.models[0].max_image_pixels", "greater than"]),
     ],
 )

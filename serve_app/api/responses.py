@@ -1,0 +1,139 @@
+"""OpenAI's /v1/responses: creates responses, and retrieves, lists and deletes stored ones."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from model_zoo.chat.messages import Message
+from runtime.errors import RequestError
+from serve_app.api.access import allowed_models
+from serve_app.api.fields import MAX_ITEMS, BodyReader
+from serve_app.api.openai import task_for
+from serve_app.api.openai_chat import thinking_for
+from serve_app.api.reply import JSON, Reply
+from serve_app.api.reply_reader import ReplyReader
+from serve_app.api.request_images import Draft, ImageReader
+from serve_app.api.responses_body import ResponsesBody
+from serve_app.api.responses_history import ResponseHistory
+from serve_app.api.responses_input import Item, Placed, drafts_of, new_response_id, read_items
+from serve_app.api.responses_reply import ResponseEncoder
+from serve_app.api.tenant import tenant_id
+from serve_app.config.options import Bounds, number
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.tasks import Conversation, Truncation
+from serve_app.responses.store import StoredResponse
+
+LIST_LIMIT = Bounds(int, 1, 100)
+DEFAULT_LIST_LIMIT = 20
+MAX_LIMIT_DIGITS = 9
+
+
+class OpenAIResponses:
+    """Answers /v1/responses and the paths below it."""
+
+    def __init__(
+        self,
+        backend: ChatBackend,
+        images: ImageReader,
+        bodies: BodyReader,
+        history: ResponseHistory,
+    ) -> None:
+        self._backend = backend
+        self._images = images
+        self._bodies = bodies
+        self._history = history
+
+    async def create(self, request: Request) -> Response:
+        body = await self._bodies.read(ResponsesBody, request)
+        body.check()
+        model = await self._backend.served(body.model, allowed_models(request))
+        options, logprobs, tools = body.options(model), body.logprobs(), body.functions()
+        thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
+        items = await self._history.resolved(tenant, read_items(body.input))
+        earlier = await self._history.before(tenant, body.previous_response_id)
+        drafts = _drafts(body.instructions, earlier, items)
+        unread = [image for draft in drafts for image in draft.images]
+        images = iter(await self._images.read(model, unread, tenant=tenant))
+        messages = tuple(draft.message(images) for draft in drafts)
+        prompt = Conversation(messages, thinking, tools=tools)
+        task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant)
+        if body.truncation == "auto":
+            task = replace(task, truncation=Truncation(turns=True))
+        store = body.store and self._history.stores
+        facts = body.facts(new_response_id(), options) | {"store": store}
+        encoder = ResponseEncoder(facts, ReplyReader(tools))
+        ending = self._storing(tenant, encoder, items) if store else None
+        return Reply(self._backend.generate(task), encoder, stream=body.stream, ending=ending)
+
+    async def retrieve(self, request: Request) -> Response:
+        """A stored response is complete, so there is nothing to stream."""
+        if request.query_params.get("stream", "false") != "false":
+            raise RequestError('parameter "stream" of a stored response is not served')
+        found = await self._history.response(tenant_id(request), request.path_params["id"])
+        return Response(found, media_type=JSON)
+
+    async def delete(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        await self._history.delete(tenant_id(request), id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """A response is stored once it has ended; closing its connection cancels it before."""
+        await self._history.response(tenant_id(request), request.path_params["id"])
+        raise RequestError("Cannot cancel a synchronous response.")
+
+    async def input_items(self, request: Request) -> Response:
+        items = await self._history.inputs(tenant_id(request), request.path_params["id"])
+        page, more = _page(items, dict(request.query_params))
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        listed = {"data": page, "first_id": first, "last_id": last, "has_more": more}
+        return Response(msgspec.json.encode({"object": "list", **listed}), media_type=JSON)
+
+    def _storing(
+        self, tenant: str, encoder: ResponseEncoder, items: list[Item]
+    ) -> Callable[[], Awaitable[None]]:
+        async def store() -> None:
+            final = encoder.final
+            assert final is not None
+            encode = msgspec.json.encode
+            response = StoredResponse(
+                final["id"], encode(final), encode(items), final["previous_response_id"]
+            )
+            await self._history.put(tenant, response)
+
+        return store
+
+
+def _drafts(instructions: str | None, earlier: list[Placed], items: list[Item]) -> list[Draft]:
+    if not items:
+        raise RequestError('field "input" has no items')
+    if len(earlier) + len(items) > MAX_ITEMS:
+        raise RequestError(
+            f"the conversation has {len(earlier) + len(items):,} items; at most {MAX_ITEMS:,} are "
+            "accepted. Begin a new conversation"
+        )
+    system = [Draft(Message("system"), instructions)] if instructions else []
+    given = [Placed(f"input[{index}]", item) for index, item in enumerate(items)]
+    return [*system, *drafts_of([*earlier, *given])]
+
+
+def _page(items: list[Item], query: dict[str, Any]) -> tuple[list[Item], bool]:
+    """The items after the one that `after` names, newest first by default, and whether more
+    follow."""
+    order, after = query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise RequestError('parameter "order" must be asc or desc')
+    given = query.get("limit", str(DEFAULT_LIST_LIMIT))
+    few_digits = given.isdecimal() and len(given) <= MAX_LIMIT_DIGITS
+    limit = int(number("limit", int(given) if few_digits else given, LIST_LIMIT, noun="parameter"))
+    ordered = items if order == "asc" else items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise RequestError('parameter "after" is not the id of an item of this response')
+        ordered = ordered[ids.index(after) + 1 :]
+    return ordered[:limit], len(ordered) > limit

@@ -1,0 +1,179 @@
+"""The request body of OpenAI's /v1/responses, and what a response object repeats of it."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from runtime.errors import RequestError
+from serve_app.api.fields import Body, Items, harmless, unserved
+from serve_app.api.openai import configured
+from serve_app.api.responses_input import image_bytes
+from serve_app.api.tools import NAME, Function, described
+from serve_app.config.options import OPENAI_BOUNDS, Options, number
+from serve_app.gateway.model_registry import ServedModel
+
+LOGPROBS = "message.output_text.logprobs"
+# Replies and lists have what exists of these here in any case.
+_INCLUDABLE = frozenset(
+    {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}
+    | {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
+    | {"computer_call_output.output.image_url", "code_interpreter_call.outputs"}
+)
+MAX_METADATA = 16
+MAX_KEY_CHARACTERS = 64
+MAX_VALUE_CHARACTERS = 512
+
+
+class ResponseTool(Body):
+    """A function. Tools of OpenAI's servers have other types."""
+
+    type: str = "function"
+    name: str | None = Field(default=None, pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: Any = harmless()
+    defer_loading: Any = harmless()
+    output_schema: Any = harmless()
+    allowed_callers: Any = harmless()
+
+
+class ReasoningSettings(Body):
+    effort: str | None = None
+    summary: Any = harmless()  # reasoning is returned as it is
+    generate_summary: Any = harmless()
+    context: Any = harmless()
+    mode: Any = harmless()
+
+
+class TextSettings(Body):
+    format: Any = unserved({"type": "text"})
+    verbosity: Any = harmless()  # no supported model uses it
+
+
+class ResponsesBody(Body):
+    holds_images: ClassVar[bool] = True
+    model: str = ""
+    input: str | Items[Any]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool = False
+    store: bool = True
+    include: Items[str] = Field(default_factory=list)
+    max_output_tokens: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_logprobs: Any = None
+    reasoning: ReasoningSettings = ReasoningSettings()
+    text: TextSettings = TextSettings()
+    tools: Items[ResponseTool] = Field(default_factory=list)
+    tool_choice: Any = unserved("none", "auto")
+    metadata: dict[str, str] = Field(default_factory=dict)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    background: Any = unserved(False)
+    conversation: Any = unserved()
+    prompt: Any = unserved()
+    context_management: Any = unserved()
+    moderation: Any = unserved()
+    parallel_tool_calls: Any = harmless()
+    max_tool_calls: Any = harmless()  # of tools of OpenAI's servers
+    stream_options: Any = harmless()
+    user: Any = harmless()
+    service_tier: Any = harmless()
+    safety_identifier: Any = harmless()
+    prompt_cache_key: Any = harmless()
+    prompt_cache_retention: Any = harmless()
+    prompt_cache_options: Any = harmless()
+    # vLLM's:
+    seed: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+
+    def image_bytes(self) -> int:
+        return 0 if isinstance(self.input, str) else image_bytes(self.input)
+
+    def check(self) -> None:
+        """Raises RequestError for values that no field alone shows to be wrong."""
+        unknown = next((each for each in self.include if each not in _INCLUDABLE), None)
+        if unknown is not None:
+            known = ", ".join(sorted(_INCLUDABLE))
+            raise RequestError(f'field "include" has "{unknown[:80]}"; known are {known}')
+        if len(self.metadata) > MAX_METADATA:
+            raise RequestError(f'field "metadata" has more than {MAX_METADATA} entries')
+        for key, value in self.metadata.items():
+            if len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
+                raise RequestError(
+                    f'field "metadata" has a key of more than {MAX_KEY_CHARACTERS} or a value of '
+                    f"more than {MAX_VALUE_CHARACTERS} characters"
+                )
+
+    def options(self, model: ServedModel) -> Options:
+        limit = self.max_output_tokens
+        if limit is not None:
+            limit = int(number("max_output_tokens", limit, OPENAI_BOUNDS["max_tokens"]))
+        return configured(self, model, limit)
+
+    def logprobs(self) -> int | None:
+        """How many candidates beside each token; None if log-probabilities are not included."""
+        top = 0
+        if self.top_logprobs is not None:
+            top = int(number("top_logprobs", self.top_logprobs, OPENAI_BOUNDS["top_logprobs"]))
+        if top and LOGPROBS not in self.include:
+            raise RequestError(f'field "top_logprobs" needs "{LOGPROBS}" in "include"')
+        return top if LOGPROBS in self.include else None
+
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """The tools as templates read them, unless the request forbids their use."""
+        functions = []
+        for index, tool in enumerate(self.tools):
+            place = f"tools[{index}]"
+            if tool.type != "function":
+                raise RequestError(
+                    f'field "{place}.type" is "{tool.type[:80]}", which is not served'
+                )
+            if tool.name is None:
+                raise RequestError(f'field "{place}.name" is required')
+            functions.append(
+                Function(name=tool.name, description=tool.description, parameters=tool.parameters)
+            )
+        declared = described(functions, name_field="name")
+        return () if self.tool_choice == "none" else declared
+
+    def facts(self, id: str, options: Options) -> dict[str, Any]:
+        """The fields of the response object that do not depend on the reply."""
+        return {
+            "id": id,
+            "object": "response",
+            "background": False,
+            "frequency_penalty": options.frequency_penalty or 0.0,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": self.metadata,
+            "model": self.model,
+            "parallel_tool_calls": True,
+            "presence_penalty": options.presence_penalty or 0.0,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "service_tier": "default",
+            "store": self.store,
+            "temperature": options.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": [_shown(tool) for tool in self.tools],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": options.top_p,
+            "truncation": self.truncation,
+        }
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": False,
+    }

@@ -1,0 +1,251 @@
+"""The reply of OpenAI's /v1/responses: output items and stream events."""
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
+from runtime.engine.request import FinishReason, Usage
+from serve_app.api.openai import StreamEncoder, logprob_entry
+from serve_app.api.refusals import Refusal
+from serve_app.api.reply_reader import Call, Collected, ReplyReader
+from serve_app.api.responses_input import Item, item_id
+from serve_app.gateway.tasks import ChatDelta, TokenLogprob
+
+StreamEvent = dict[str, Any]
+
+
+class ResponseEncoder(StreamEncoder):
+    """One response, streamed or whole. `facts`: of the response object, among them its id, that do
+    not depend on the reply. `reader` separates the parts of the reply.
+
+    `final`: the response object once the reply has ended.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], reader: ReplyReader) -> None:
+        self.final: dict[str, Any] | None = None
+        self._facts = facts
+        self._reader = reader
+        self._output = Output(facts["id"])
+        self._created_at = int(time.time())
+        self._sent = 0  # events
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        events = self._begun() + self._read(delta)
+        if self.final is not None:
+            events.append({"type": f"response.{self.final['status']}", "response": self.final})
+        return self._encoded(events)
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        self._read(delta)
+        assert self.final is not None
+        return msgspec.json.encode(self.final)
+
+    def broken(self, refusal: Refusal) -> bytes:
+        code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
+        error = {"code": code, "message": refusal.message}
+        events = self._begun() + self._output.close("incomplete")
+        response = self._response("failed") | {"error": error}
+        return self._encoded([*events, {"type": "response.failed", "response": response}])
+
+    def _begun(self) -> list[StreamEvent]:
+        """The first events, unless they have been sent."""
+        if self._sent:
+            return []
+        begun = {"response": self._response("in_progress")}
+        return [{"type": f"response.{name}", **begun} for name in ("created", "in_progress")]
+
+    def _read(self, delta: ChatDelta) -> list[StreamEvent]:
+        events = self._output.add(self._reader.read(delta), delta.logprobs)
+        if delta.finish is None:
+            return events
+        incomplete = delta.finish is FinishReason.LENGTH
+        status = "incomplete" if incomplete else "completed"
+        events += self._output.close(status)
+        self.final = self._response(status) | {"usage": _usage(delta.usage)}
+        if incomplete:
+            self.final["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.final["completed_at"] = int(time.time())
+        return events
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            **self._facts,
+            "created_at": self._created_at,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(self._output.items),
+            "usage": None,
+        }
+
+    def _encoded(self, events: list[StreamEvent]) -> bytes:
+        pieces = []
+        for event in events:
+            data = msgspec.json.encode(event | {"sequence_number": self._sent})
+            pieces.append(f"event: {event['type']}\ndata: ".encode() + data + b"\n\n")
+            self._sent += 1
+        return b"".join(pieces)
+
+
+class Output:
+    """The output items of the response `id`, and the events that report them.
+
+    A tool call is reported when it is complete: an item cannot be withdrawn, and a malformed call
+    is text.
+    """
+
+    def __init__(self, id: str) -> None:
+        self.items: list[Item] = []
+        self._id = id
+        self._collected = Collected()
+        self._open: _TextItem | None = None
+        self._logprobs = _Logprobs()
+
+    def add(self, parts: list[Event], logprobs: tuple[TokenLogprob, ...]) -> list[StreamEvent]:
+        """`logprobs`: of the tokens since the last call."""
+        events = []
+        self._logprobs.entries += logprobs
+        for part in parts:
+            call = self._collected.add(part)
+            match part:
+                case Text(text) | CallAborted(_, text):
+                    events += self._text("message", text, self._logprobs.take(text))
+                case Thinking(text):
+                    self._logprobs.take(text)
+                    events += self._text("reasoning", text, [])
+            if call is not None:
+                events += self.close("completed") + self._call(call)
+        return events
+
+    def close(self, status: str) -> list[StreamEvent]:
+        """Ends the item that still grows."""
+        if self._open is None:
+            return []
+        events, self._open = self._open.end(status), None
+        return events
+
+    def _text(self, kind: str, text: str, logprobs: list[TokenLogprob]) -> list[StreamEvent]:
+        events = []
+        if self._open is None or self._open.item["type"] != kind:
+            events += self.close("completed")
+            self._open = _TextItem(kind, self._id, len(self.items))
+            self.items.append(self._open.item)
+            events += self._open.begin()
+        return [*events, self._open.add(text, logprobs)]
+
+    def _call(self, call: Call) -> list[StreamEvent]:
+        index, arguments = len(self.items), call.arguments or "{}"
+        item = {
+            "id": item_id("fc", self._id, index),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": arguments,
+        }
+        self.items.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        begun = item | {"status": "in_progress", "arguments": ""}
+        kind = "response.function_call_arguments"
+        return [
+            {"type": "response.output_item.added", "output_index": index, "item": begun},
+            {"type": f"{kind}.delta", **place, "delta": arguments},
+            {"type": f"{kind}.done", **place, "arguments": arguments},
+            {"type": "response.output_item.done", "output_index": index, "item": item},
+        ]
+
+
+class _Logprobs:
+    """The log-probabilities of the tokens whose text has not been reported yet, and of markup."""
+
+    def __init__(self) -> None:
+        self.entries: list[TokenLogprob] = []
+
+    def take(self, text: str) -> list[TokenLogprob]:
+        """Those of the tokens of the next `text`, of which the last may continue after it."""
+        wanted, raws = text.encode(), [entry.drawn.raw for entry in self.entries]
+        begin = b"".join(raws).find(wanted)
+        if begin < 0 or not wanted:
+            return []
+        ends = list(accumulate(map(len, raws)))
+        first, last = bisect_right(ends, begin), bisect_left(ends, begin + len(wanted))
+        taken, self.entries = self.entries[first : last + 1], self.entries[last + 1 :]
+        return taken
+
+
+class _TextItem:
+    """An item of one text: a message or reasoning."""
+
+    def __init__(self, kind: str, response_id: str, index: int) -> None:
+        self._index = index
+        self._texts: list[str] = []
+        self._message = kind == "message"
+        self._logprobs: list[dict[str, Any]] = []
+        if self._message:
+            self._name = "response.output_text"
+            fields: Item = {"id": item_id("msg", response_id, index), "role": "assistant"}
+        else:
+            self._name = "response.reasoning_text"
+            fields = {"id": item_id("rs", response_id, index), "summary": []}
+        self.item: Item = {**fields, "type": kind, "status": "in_progress", "content": []}
+
+    def begin(self) -> list[StreamEvent]:
+        added = {"output_index": self._index, "item": dict(self.item)}
+        return [
+            {"type": "response.output_item.added", **added},
+            self._event("response.content_part.added", part=self._part()),
+        ]
+
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> StreamEvent:
+        self._texts.append(text)
+        entries = [logprob_entry(each) for each in logprobs]
+        self._logprobs += entries
+        return self._event(f"{self._name}.delta", delta=text, **self._with_logprobs(entries))
+
+    def end(self, status: str) -> list[StreamEvent]:
+        part = self._part()
+        self.item |= {"status": status, "content": [part]}
+        logprobs = self._with_logprobs(self._logprobs)
+        return [
+            self._event(f"{self._name}.done", text=part["text"], **logprobs),
+            self._event("response.content_part.done", part=part),
+            {
+                "type": "response.output_item.done",
+                "output_index": self._index,
+                "item": dict(self.item),
+            },
+        ]
+
+    def _part(self) -> dict[str, Any]:
+        kind = self._name.removeprefix("response.")
+        part: dict[str, Any] = {"type": kind, "text": "".join(self._texts)}
+        if self._message:
+            part |= {"annotations": [], **self._with_logprobs(self._logprobs)}
+        return part
+
+    def _with_logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        """The field is required in messages, even if there are none."""
+        return {"logprobs": list(entries)} if self._message else {}
+
+    def _event(self, kind: str, **fields: Any) -> StreamEvent:
+        place = {"item_id": self.item["id"], "output_index": self._index, "content_index": 0}
+        return {"type": kind, **place, **fields}
+
+
+def _usage(usage: Usage | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
