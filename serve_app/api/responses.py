@@ -65,7 +65,7 @@ class OpenAIResponses:
             task = replace(task, truncation=Truncation(turns=True))
         store = body.store and self._history.stores
         facts = body.facts(new_response_id(), options) | {"store": store}
-        encoder = ResponseEncoder(facts, ReplyReader(tools))
+        encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces())
         ending = self._storing(tenant, encoder, items) if store else None
         return Reply(self._backend.generate(task), encoder, stream=body.stream, ending=ending)
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, Items, harmless, unserved
 from serve_app.api.openai import configured
-from serve_app.api.responses_input import image_bytes
+from serve_app.api.responses_input import full_name, image_bytes
 from serve_app.api.tools import NAME, Function, described
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
@@ -19,14 +19,13 @@ _INCLUDABLE = frozenset(
     | {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
     | {"computer_call_output.output.image_url", "code_interpreter_call.outputs"}
 )
+MAX_NAME_CHARACTERS = 256
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
 
 
-class ResponseTool(Body):
-    """A function. Tools of OpenAI's servers have other types."""
-
+class ResponseFunction(Body):
     type: str = "function"
     name: str | None = Field(default=None, pattern=NAME)
     description: str | None = None
@@ -35,6 +34,12 @@ class ResponseTool(Body):
     defer_loading: Any = harmless()
     output_schema: Any = harmless()
     allowed_callers: Any = harmless()
+
+
+class ResponseTool(ResponseFunction):
+    """A function, or a namespace with functions. Tools of OpenAI's servers have other types."""
+
+    tools: Items[ResponseFunction] = Field(default_factory=list)
 
 
 class ReasoningSettings(Body):
@@ -76,6 +81,9 @@ class ResponsesBody(Body):
     moderation: Any = unserved()
     parallel_tool_calls: Any = harmless()
     max_tool_calls: Any = harmless()  # of tools of OpenAI's servers
+    access_programs: Any = harmless()
+    client_metadata: Any = harmless()
+    image: Any = harmless()
     stream_options: Any = harmless()
     user: Any = harmless()
     service_tier: Any = harmless()
@@ -125,21 +133,29 @@ class ResponsesBody(Body):
         return top if LOGPROBS in self.include else None
 
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """The tools as templates read them, unless the request forbids their use."""
+        """The tools as templates read them, unless the request forbids their use. Names of a
+        namespace's functions begin with its own."""
         functions = []
         for index, tool in enumerate(self.tools):
-            place = f"tools[{index}]"
-            if tool.type != "function":
-                raise RequestError(
-                    f'field "{place}.type" is "{tool.type[:80]}", which is not served'
-                )
-            if tool.name is None:
-                raise RequestError(f'field "{place}.name" is required')
-            functions.append(
-                Function(name=tool.name, description=tool.description, parameters=tool.parameters)
-            )
+            if tool.type == "namespace":
+                place, namespace = f"tools[{index}]", _name(f"tools[{index}]", tool)
+                functions += [
+                    _function(f"{place}.tools[{number}]", each, namespace)
+                    for number, each in enumerate(tool.tools)
+                ]
+            else:
+                functions.append(_function(f"tools[{index}]", tool, None))
         declared = described(functions, name_field="name")
         return () if self.tool_choice == "none" else declared
+
+    def namespaces(self) -> dict[str, str]:
+        """The namespaces of `functions` by their names."""
+        return {
+            full_name(tool.name, each.name): tool.name
+            for tool in self.tools
+            for each in tool.tools
+            if tool.name is not None and each.name is not None
+        }
 
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""
@@ -169,11 +185,26 @@ class ResponsesBody(Body):
         }
 
 
-def _shown(tool: ResponseTool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": False,
-    }
+def _function(place: str, tool: ResponseFunction, namespace: str | None) -> Function:
+    if tool.type != "function":
+        raise RequestError(f'field "{place}.type" is "{tool.type[:80]}", which is not served')
+    name = full_name(namespace, _name(place, tool))
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise RequestError(
+            f'field "{place}.name" has more than {MAX_NAME_CHARACTERS} characters with its '
+            "namespace"
+        )
+    return Function(name=name, description=tool.description, parameters=tool.parameters)
+
+
+def _name(place: str, tool: ResponseFunction) -> str:
+    if tool.name is None:
+        raise RequestError(f'field "{place}.name" is required')
+    return tool.name
+
+
+def _shown(tool: ResponseFunction) -> dict[str, Any]:
+    shown = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if isinstance(tool, ResponseTool) and tool.type == "namespace":
+        return shown | {"tools": [_shown(each) for each in tool.tools]}
+    return shown | {"parameters": tool.parameters, "strict": False}

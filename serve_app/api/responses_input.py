@@ -51,6 +51,11 @@ def response_of(item_id: str) -> str | None:
     return None if match is None else f"resp_{match[1]}"
 
 
+def full_name(namespace: str | None, name: str) -> str:
+    """The name of a function as the model sees it."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
 def image_bytes(items: Iterable[Any]) -> int:
     """Size of the images in the items of a request, encoded as in the JSON text."""
     return sum(
@@ -116,8 +121,9 @@ class _Turn:
             case "function_call":
                 place = f"{placed.place}.arguments"
                 arguments = decoded_arguments(place, item["arguments"])
-                self.calls.append(ToolCall(item["name"], arguments, item["call_id"]))
-                names[item["call_id"]] = item["name"]
+                name = full_name(item.get("namespace"), item["name"])
+                self.calls.append(ToolCall(name, arguments, item["call_id"]))
+                names[item["call_id"]] = name
 
     def drafts(self) -> list[Draft]:
         """The message; none for reasoning without text alone."""
@@ -172,8 +178,9 @@ def _message(place: str, raw: Item) -> Item:
 
 
 def _call(place: str, raw: Item) -> Item:
-    fields = {name: string(place, raw, name) for name in ("call_id", "name", "arguments")}
-    return {"status": "completed", **fields}
+    names = ["call_id", "name", "arguments"]
+    names += [] if raw.get("namespace") is None else ["namespace"]
+    return {"status": "completed", **{name: string(place, raw, name) for name in names}}
 
 
 def _output(place: str, raw: Item) -> Item:

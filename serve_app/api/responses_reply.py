@@ -21,16 +21,19 @@ StreamEvent = dict[str, Any]
 
 class ResponseEncoder(StreamEncoder):
     """One response, streamed or whole. `facts`: of the response object, among them its id, that do
-    not depend on the reply. `reader` separates the parts of the reply.
+    not depend on the reply. `reader` separates the parts of the reply. `namespaces`: of functions,
+    by their names.
 
     `final`: the response object once the reply has ended.
     """
 
-    def __init__(self, facts: Mapping[str, Any], reader: ReplyReader) -> None:
+    def __init__(
+        self, facts: Mapping[str, Any], reader: ReplyReader, namespaces: Mapping[str, str]
+    ) -> None:
         self.final: dict[str, Any] | None = None
         self._facts = facts
         self._reader = reader
-        self._output = Output(facts["id"])
+        self._output = Output(facts["id"], namespaces)
         self._created_at = int(time.time())
         self._sent = 0  # events
 
@@ -101,9 +104,10 @@ class Output:
     is text.
     """
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, namespaces: Mapping[str, str]) -> None:
         self.items: list[Item] = []
         self._id = id
+        self._namespaces = namespaces
         self._collected = Collected()
         self._open: _TextItem | None = None
         self._logprobs = _Logprobs()
@@ -150,6 +154,9 @@ class Output:
             "name": call.name,
             "arguments": arguments,
         }
+        namespace = self._namespaces.get(call.name)
+        if namespace is not None:
+            item |= {"namespace": namespace, "name": call.name.removeprefix(f"{namespace}.")}
         self.items.append(item)
         place = {"item_id": item["id"], "output_index": index}
         begun = item | {"status": "in_progress", "arguments": ""}

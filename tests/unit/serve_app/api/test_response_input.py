@@ -156,6 +156,15 @@ BAD = [
     ({"tool_choice": "required", "tools": [TOOL]}, 'field "tool_choice" is not served yet'),
     ({"tools": [{"type": "web_search"}]}, '"tools[0].type" is "web_search", which is not served'),
     ({"tools": [{"type": "function"}]}, 'field "tools[0].name" is required'),
+    ({"tools": [{"type": "namespace", "tools": [TOOL]}]}, 'field "tools[0].name" is required'),
+    (
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]},
+        '"tools[0].tools[0].type" is "web_search", which is not served',
+    ),
+    (
+        {"tools": [{"type": "namespace", "name": "n" * 256, "tools": [TOOL]}]},
+        '"tools[0].tools[0].name" has more than 256 characters with its namespace',
+    ),
     ({"tools": [TOOL | {"name": "a b"}]}, 'field "tools[0].name" must be'),
     ({"tools": [TOOL, TOOL]}, 'field "tools[1].name" occurs twice'),
     ({"metadata": {str(n): "" for n in range(17)}}, 'field "metadata" has more than 16 entries'),

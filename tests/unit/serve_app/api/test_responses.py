@@ -161,6 +161,27 @@ async def test_a_stream_of_reasoning_text_and_calls_adds_up_to_the_whole_reply()
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_functions_of_a_namespace_are_called_by_their_own_names(stream):
+    calling = '<tool_call>{"name": "sky.weather", "arguments": {"city": "Rome"}}</tool_call>'
+    replica = PretendReplica((calling,), QWEN3)
+    space = {"type": "namespace", "name": "sky", "description": "It.", "tools": [TOOL]}
+    response = await post(replica, tools=[space, TOOL], stream=stream)
+    reply = events(response.text)[-1]["response"] if stream else response.json()
+    names = [tool["function"]["name"] for tool in replica.tasks[0].prompt.tools]
+    assert names == ["sky.weather", "weather"]
+    (item,) = reply["output"]
+    assert (item["namespace"], item["name"]) == ("sky", "weather")
+    assert reply["tools"][0] == space | {"tools": [TOOL | {"strict": False}]}
+    task = await task_of(input=[item, {**answered_by(item), "output": "Hot."}])
+    assert task.prompt.messages[0].tool_calls[0].name == "sky.weather"
+    assert task.prompt.messages[1].tool_name == "sky.weather"
+
+
+def answered_by(call: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call["call_id"]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_malformed_call_is_text(stream):
     response = await post(PretendReplica(BROKEN, QWEN3), tools=[TOOL], stream=stream)
     reply = events(response.text)[-1]["response"] if stream else response.json()
@@ -174,7 +195,7 @@ async def test_a_reply_without_text_has_no_items():
 
 
 def encoder() -> ResponseEncoder:
-    return ResponseEncoder({"id": "resp_" + "0" * 32}, ReplyReader())
+    return ResponseEncoder({"id": "resp_" + "0" * 32}, ReplyReader(), {})
 
 
 def test_a_reply_that_reaches_its_limit_is_incomplete():
