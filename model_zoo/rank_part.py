@@ -1,21 +1,29 @@
 """One rank's part of the text model in a file, for ranks without tokenizer and vision model."""
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from model_zoo.gguf.adapter import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import Progress
-from model_zoo.registry import check_divisible, class_for
+from model_zoo.registry import check_divisible, class_for, open_adapters
 from runtime.distributed.ranks import Ranks
 from runtime.worker.model import DecoderModel
 
 
-def file_digest(path: Path) -> str:
-    """A digest that ranks compare to verify that they have the same file; cheap to compute."""
-    return GGUFFile.open(path, arrays=False).digest
+def files_digest(path: Path, adapters: Sequence[AdapterPath] = ()) -> str:
+    """A digest that ranks compare to verify that they have the same files and scales; cheap to
+    compute."""
+    digest = hashlib.sha256(GGUFFile.open(path, arrays=False).digest.encode())
+    for adapter in adapters:
+        stated = GGUFFile.open(adapter.path, arrays=False).digest
+        digest.update(f"{stated} {adapter.scale!r}".encode())
+    return digest.hexdigest()
 
 
 def load_part(
@@ -26,8 +34,9 @@ def load_part(
     context_tokens: int | None,
     ranks: Ranks,
     progress: Progress | None = None,
+    adapters: Sequence[AdapterPath] = (),
 ) -> DecoderModel:
-    """The decoder with this rank's weights; `context_tokens` and errors as in `registry.load`."""
+    """The decoder with this rank's weights; other arguments and errors as in `registry.load`."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
@@ -39,5 +48,6 @@ def load_part(
         context_tokens=context_tokens,
         progress=progress,
         ranks=ranks,
+        adapters=open_adapters(adapters, metadata),
     )
     return decoder_class(scope, metadata)

@@ -15,6 +15,7 @@ from gguf import LlamaFileType
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template
 from model_zoo.chat_model import ChatModel, ModelDescription
 from model_zoo.families import FAMILIES, TEXT_FAMILIES
+from model_zoo.gguf.adapter import Adapter, AdapterPath
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
@@ -43,7 +44,7 @@ _FILE_TYPES = {
     if kind is not LlamaFileType.GUESSED
 }
 
-Place = Callable[[GGUFFile, DecoderModel], LayerPlacement | None]
+Place = Callable[[Sequence[GGUFFile], DecoderModel], LayerPlacement | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ class LoadOptions:
     progress(done, total): called with bytes read.
     image_limits: of decoded images.
     ranks: those that divide the text model.
-    place: computes the layer placement from the file and the model without weights; None or a
-    result of None puts all layers on one device.
+    place: computes the layer placement from the files, adapters included, and the model without
+    weights; None or a result of None puts all layers on one device.
     read: False leaves the weights on disk, for an outline on a CPU.
+    adapters: change matrices of the text model, which stay as they are in its file.
     """
 
     vision_device: torch.device | None = None
@@ -69,6 +71,7 @@ class LoadOptions:
     ranks: Ranks = ALONE
     place: Place | None = None
     read: bool = True
+    adapters: Sequence[AdapterPath] = ()
 
 
 def load(
@@ -91,14 +94,16 @@ def load(
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
     check_divisible(metadata, options.ranks)
+    adapters = open_adapters(options.adapters, metadata, read=options.read)
     source = find_vision(file, metadata, projector)
     if source is not None and source.is_own and not options.read:
         source = replace(source, file=UnreadFile.open(source.file.path))
     tokenizer, chosen = _language(file, metadata)
-    recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, dtype, options)
+    recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, dtype, options, adapters)
     outline = recipe.check()
     if options.place is not None:
-        recipe = replace(recipe, layer_placement=options.place(file, outline))
+        files = [file, *(adapter.file for adapter in adapters)]
+        recipe = replace(recipe, layer_placement=options.place(files, outline))
     decoder, ranking, parts = recipe.built(device, options.vision_device or device)
     vision = None
     if parts is not None and source is not None:
@@ -112,6 +117,28 @@ def load(
         vision,
         ranking=ranking,
     )
+
+
+def open_adapters(
+    sources: Sequence[AdapterPath], metadata: Metadata, *, read: bool = True
+) -> tuple[Adapter, ...]:
+    """The adapters of the model with this metadata; errors as of `Adapter.open`, and
+    UnsupportedModelError for an adapter of another architecture."""
+    adapters = tuple(Adapter.open(source, read=read) for source in sources)
+    for adapter in adapters:
+        check_adapts(adapter, metadata)
+    return adapters
+
+
+def check_adapts(adapter: Adapter, metadata: Metadata) -> None:
+    """UnsupportedModelError unless the adapter is for the architecture, under any of its names."""
+    stated, wanted = adapter.architecture, metadata.architecture
+    family = TEXT_FAMILIES.get(wanted)
+    if stated != wanted and (family is None or TEXT_FAMILIES.get(stated) is not family):
+        raise UnsupportedModelError(
+            f"{adapter.file.path}: the adapter is for models of architecture {stated[:40]}; "
+            f"{metadata.path} has the architecture {wanted}."
+        )
 
 
 def _language(file: GGUFFile, metadata: Metadata) -> tuple[Tokenizer, ChosenTemplate | None]:
@@ -219,6 +246,7 @@ class _Recipe:
     vision: VisionFile | None
     dtype: torch.dtype
     options: LoadOptions
+    adapters: Sequence[Adapter]
     layer_placement: LayerPlacement | None = None
 
     def check(self) -> DecoderModel:
@@ -256,9 +284,10 @@ class _Recipe:
     ) -> tuple[TensorScope, TensorScope]:
         """Of the text model and of the vision model; the same scope if file and device are the
         same."""
-        places = [(self.file, devices[0])]
+        places, adapters = [(self.file, devices[0])], [self.adapters]
         if self.vision is not None and (self.vision.is_own or devices[0] != devices[1]):
             places.append((self.vision.file, devices[1]))
+            adapters.append(())
         shares = _shares(progress, self._read_bytes(places))
         scopes = [
             TensorScope(
@@ -269,8 +298,9 @@ class _Recipe:
                 progress=share,
                 ranks=self.options.ranks,
                 layer_placement=self.layer_placement,
+                adapters=adapting,
             )
-            for (file, device), share in zip(places, shares, strict=True)
+            for (file, device), share, adapting in zip(places, shares, adapters, strict=True)
         ]
         return scopes[0], scopes[-1]
 

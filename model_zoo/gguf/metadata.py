@@ -12,7 +12,7 @@ from runtime.errors import ModelFileError
 
 T = TypeVar("T", int, float, str, bool)
 
-_GLOBAL = ("general.", "tokenizer.", "split.")
+_GLOBAL = ("general.", "tokenizer.", "split.", "adapter.")
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 _MAX_SIZE = (1 << 31) - 1
 # More than any model has, and few enough that a damaged count costs little.
@@ -22,7 +22,7 @@ MAX_LAYERS = 1024
 class Metadata:
     """A file's metadata.
 
-    Keys are given without the architecture's name, except general, tokenizer and split keys. All
+    Keys are given without the architecture's name, except those of `_GLOBAL` prefixes. All
     errors are ModelFileErrors that name the file and the full key.
     """
 

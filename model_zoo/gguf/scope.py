@@ -9,6 +9,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from model_zoo.gguf.adapted_tensors import AdaptedTensors
+from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.tensors import Progress, RowRange, Shape, Tensors
 from model_zoo.layers.linear import (
@@ -19,6 +21,7 @@ from model_zoo.layers.linear import (
     Linear,
     Merging,
 )
+from model_zoo.layers.low_rank import LowRank
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks, Split, evenly
@@ -36,6 +39,7 @@ class TensorScope:
     that divide the model; with a `Split`, a layer holds the part of this rank, and its result is a
     part or, for layers that reduce or gather, whole. Names and shapes are always those of the file.
     `layer_placement`: the device of each layer under the prefix `blk`; `device` is the main one.
+    `adapters`: change matrices of the file; layers compute their additions beside its products.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class TensorScope:
         progress: Progress | None = None,
         ranks: Ranks = ALONE,
         layer_placement: LayerPlacement | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self._tensors = Tensors(file, progress)
+        self._adapted = AdaptedTensors(adapters, self._tensors.held)
         self._prefix = ""
         self.device = device
         self.dtype = dtype
@@ -66,10 +72,15 @@ class TensorScope:
         """Bytes by device."""
         return Counter(self._tensors.held)
 
+    @property
+    def added_row_elements(self) -> int:
+        """What a row needs while the addition of an adapter to a layer is computed."""
+        return self._adapted.row_elements
+
     def scope(self, *parts: str | int) -> "TensorScope":
         """The tensors whose names continue with these parts: `w.scope("blk", 3)`."""
         inner = object.__new__(TensorScope)
-        inner._tensors = self._tensors
+        inner._tensors, inner._adapted = self._tensors, self._adapted
         inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
         inner.device, inner.dtype = self.device, self.dtype
         inner.context_tokens = self.context_tokens
@@ -79,8 +90,10 @@ class TensorScope:
         return inner
 
     def undivided(self) -> "TensorScope":
-        """The same scope without ranks and layer placement, for models that rank 0 runs alone."""
+        """The same scope without ranks, layer placement and adapters, for models that rank 0 runs
+        alone and that several text models may share."""
         inner = self.scope()
+        inner._adapted = AdaptedTensors((), self._tensors.held)
         inner.ranks, inner.layer_placement = ALONE, None
         return inner
 
@@ -132,11 +145,13 @@ class TensorScope:
         outs: Split | None = None,
     ) -> Linear | None:
         """The matrix `name` (out, in), or else `alt`, with its bias if there is one."""
-        name, outs = self._either(name, alt), self._divided(outs)
+        stated, outs = name, self._divided(outs)
+        name = self._either(name, alt)
         if optional and self._tensors.lacks(self._full(name)):
             return None
         weight = self._tensors.weight(self._full(name), shape, self.device, outs=outs)
-        return Linear(weight, self._bias(name, shape[0], outs))
+        added = self._added(stated, self.shape(name), outs=outs)
+        return Linear(weight, self._bias(name, shape[0], outs), added)
 
     def fused_linear(
         self,
@@ -158,15 +173,18 @@ class TensorScope:
             return self._divided_linear(shapes, whole, outs)
         sizes = tuple(out for out, _ in shapes.values())
         hidden = next(iter(shapes.values()))[1]
+        added = self._fused_added(shapes, whole)
         if whole is not None:
-            return FusedLinear((self.linear(whole, shape=(sum(sizes), hidden)),), sizes)
+            shape = sum(sizes), hidden
+            weight = self._tensors.weight(self._full(whole), shape, self.device)
+            return FusedLinear((Linear(weight, self._bias(whole, shape[0])),), sizes, added)
         weights = {self._full(name): shape for name, shape in shapes.items()}
         biases = [self._bias(name, out) for name, (out, _) in shapes.items()]
         joined = self._tensors.joined(weights, self.device)
         if joined is None:
             parts = [self._tensors.weight(name, s, self.device) for name, s in weights.items()]
-            return FusedLinear(tuple(map(Linear, parts, biases)), sizes)
-        return FusedLinear((Linear(joined, _joined_bias(biases, sizes)),), sizes)
+            return FusedLinear(tuple(map(Linear, parts, biases)), sizes, added)
+        return FusedLinear((Linear(joined, _joined_bias(biases, sizes)),), sizes, added)
 
     def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
         """The matrix `name` with inputs divided among ranks; ranks all-reduce the result.
@@ -178,9 +196,11 @@ class TensorScope:
         if not ins.whole and not ins.falls_on(self.block_elements(name)):
             outs = evenly(shape[0], self.ranks)
             linear = self.linear(name, shape=shape, outs=outs)
-            return AllGatherLinear(linear.weight, linear.bias, outs, ins, self.ranks)
-        weight = self._tensors.weight(full, shape, self.device, ins=self._divided(ins))
-        return AllReduceLinear(weight, self._bias(name, shape[0]), self.ranks)
+            return AllGatherLinear(linear.weight, linear.bias, outs, ins, self.ranks, linear.added)
+        held = self._divided(ins)
+        weight = self._tensors.weight(full, shape, self.device, ins=held)
+        added = self._added(name, self.shape(name), ins=held)
+        return AllReduceLinear(weight, self._bias(name, shape[0]), self.ranks, added)
 
     def gathered_linear(
         self, name: str, *, shape: Shape, alt: str | None = None
@@ -189,14 +209,15 @@ class TensorScope:
         size = (self.shape(self._either(name, alt)) or (0,))[0]
         outs = evenly(size, self.ranks)
         linear = self.linear(name, shape=shape, alt=alt, outs=outs)
-        return AllGatherLinear(linear.weight, linear.bias, outs, None, self.ranks)
+        return AllGatherLinear(linear.weight, linear.bias, outs, None, self.ranks, linear.added)
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
         """`divided`: each rank holds a part of the rows."""
-        full, rows = self._full(name), (self.shape(name) or (0,))[0]
-        held = self._divided(evenly(rows, self.ranks)) if divided else None
+        full, stated = self._full(name), self.shape(name) or (0,)
+        held = self._divided(evenly(stated[0], self.ranks)) if divided else None
         weight = self._tensors.weight(full, shape, self.device, outs=held)
-        return Embedding(weight, self.dtype, held, self.ranks)
+        added = self._adapted.embedding_additions(full, stated, self.device, held=held)
+        return Embedding(weight, self.dtype, held, self.ranks, added)
 
     def weight(
         self,
@@ -288,6 +309,13 @@ class TensorScope:
         outs, ins = self._divided(outs), self._divided(ins)
         return self._tensors.stacked(names, shape[1:], self.device, outs=outs, ins=ins)
 
+    def expert_additions(
+        self, name: str, *, outs: Split | None = None, ins: Split | None = None
+    ) -> tuple[LowRank, ...]:
+        """What adapters add to the matrices (experts, out, in) of one tensor."""
+        outs, ins = self._divided(outs), self._divided(ins)
+        return self._added(name, self.shape(name), outs=outs, ins=ins)
+
     @overload
     def table(self, name: str, *, shape: Shape, optional: Literal[False] = ...) -> Tensor: ...
     @overload
@@ -323,7 +351,7 @@ class TensorScope:
         return tuple(name for name in tensors.file.tensors if name not in tensors.claimed)
 
     def check(self) -> None:
-        """ModelFileError if tensors are missing, misshapen or unused."""
+        """ModelFileError if tensors are missing, misshapen or unused, those of adapters included."""
         problems = {
             "missing": list(dict.fromkeys(self._tensors.missing + self._tensors.uneven())),
             "of the wrong shape": list(dict.fromkeys(self._tensors.misshapen)),
@@ -336,6 +364,7 @@ class TensorScope:
         ]
         if found:
             raise ModelFileError(f"{self._tensors.file.path}: of its tensors, {'; '.join(found)}.")
+        self._adapted.check()
 
     def _either(self, name: str, alt: str | None) -> str:
         """`alt` if the file has it and lacks `name`."""
@@ -358,10 +387,44 @@ class TensorScope:
             self._bias(piece.name, piece.outs, piece.part(o))
             for piece, o in zip(pieces, outs, strict=True)
         ]
-        sizes = tuple(split.count for split in outs)
+        sizes, added = tuple(split.count for split in outs), self._fused_added(shapes, whole, outs)
         if len(weights) < len(pieces):
-            return FusedLinear((Linear(weights[0], _joined_bias(biases, sizes)),), sizes)
-        return FusedLinear(tuple(map(Linear, weights, biases)), sizes)
+            return FusedLinear((Linear(weights[0], _joined_bias(biases, sizes)),), sizes, added)
+        return FusedLinear(tuple(map(Linear, weights, biases)), sizes, added)
+
+    def _added(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None,
+        *,
+        outs: Split | None = None,
+        ins: Split | None = None,
+    ) -> tuple[LowRank, ...]:
+        """What adapters add to the tensor `name` of that shape; nothing if it is missing."""
+        if shape is None:
+            return ()
+        return self._adapted.additions(self._full(name), shape, self.device, outs=outs, ins=ins)
+
+    def _fused_added(
+        self,
+        shapes: Mapping[str, tuple[int, int]],
+        whole: str | None,
+        outs: Sequence[Split] | None = None,
+    ) -> tuple[tuple[LowRank, ...], ...]:
+        """What adapters add to each matrix, by its own name or as rows of the tensor `whole`.
+
+        `outs`: the outputs of this rank; None for all.
+        """
+        total, begin, added = sum(out for out, _ in shapes.values()), 0, []
+        for number, (name, (out, hidden)) in enumerate(shapes.items()):
+            piece = _Piece(whole or name, total, hidden, begin)
+            held = Split(((0, out),), 0) if outs is None else outs[number]
+            found = () if name == whole else self._added(name, (out, hidden), outs=held)
+            if whole is not None:
+                found += self._added(whole, (total, hidden), outs=piece.part(held))
+            added.append(found)
+            begin += out
+        return tuple(added)
 
     def _divided(self, split: Split | None) -> Split | None:
         """None if this rank holds everything."""

@@ -73,7 +73,7 @@ class Decoder:
         )
         self._options = options
         self.hidden_size, self._device = sizes.hidden, w.device
-        self._held = w.held
+        self._held, self._added_elements = w.held, w.added_row_elements
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]:
@@ -116,8 +116,10 @@ class Decoder:
     def activation_bytes(self, tokens: int, outputs: int) -> int:
         """All in float32, as kernels compute; the residual rows, then a layer's widest step."""
         row = 4 * self.hidden_size
-        floats = tokens * (row + self._layers.row_elements) + self._options.image_elements
-        floats += outputs * (row + 3 * self.vocab_size + self._output.row_elements)
+        layer = self._layers.row_elements + self._added_elements
+        floats = tokens * (row + layer) + self._options.image_elements
+        head = self._output.row_elements + self._output.added_elements
+        floats += outputs * (row + 3 * self.vocab_size + head)
         matrix = max(self._layers.matrix_elements, self.hidden_size * self.vocab_size)
         return 4 * floats + workspace_bytes(
             self._device, largest_matrix=matrix, caches=self._layers.caches

@@ -11,6 +11,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.low_rank import LowRank
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.routing import Routing, softmax_of_chosen
 from model_zoo.layers.text_sizes import TextSizes
@@ -92,6 +93,8 @@ class Experts:
         self._down_scale = options.down_scale if scale is None else scale
         self.row_elements = _row_elements(hidden, self._split.count, sizes)
         self.row_elements += self._down.row_elements * sizes.used
+        parts = (self._gate, self._up, self._down)
+        self.row_elements += sizes.used * max(part.added_elements for part in parts)
         self.row_elements += hidden if options.norm is not None else 0
         self.matrix_elements = sizes.count * hidden * self._split.count
         if options.shared is not None:
@@ -153,10 +156,15 @@ class DenseAndExperts:
 
 
 class _Matrices:
-    """weight (experts, out, in), bias float32 (experts, out) or None."""
+    """weight (experts, out, in), bias float32 (experts, out) or None, what adapters add."""
 
-    def __init__(self, weight: Weight, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: Weight, bias: Tensor | None, added: tuple[LowRank, ...]) -> None:
+        self.weight, self.bias, self.added = weight, bias, added
+
+    @property
+    def added_elements(self) -> int:
+        """What a row of one expert needs while the additions are computed."""
+        return max((each.row_elements for each in self.added), default=0)
 
     @classmethod
     def read(
@@ -168,18 +176,22 @@ class _Matrices:
         outs: Split | None = None,
     ) -> "_Matrices":
         bias = w.table(f"{name}.bias", shape=shape[:2], optional=True, outs=outs)
-        return cls(w.experts(name, shape=shape, outs=outs), bias)
+        return cls(w.experts(name, shape=shape, outs=outs), bias, w.expert_additions(name, outs=outs))
 
     def rows(self, which: slice) -> "_Matrices":
         """The selected rows of each expert, as a view."""
         data = self.weight.data[:, which]
         shape = (*data.shape[:2], self.weight.shape[2])
         bias = None if self.bias is None else self.bias[:, which].contiguous()
-        return _Matrices(Weight(data, self.weight.type, shape), bias)
+        added = tuple(each.rows(which) for each in self.added)
+        return _Matrices(Weight(data, self.weight.type, shape), bias, added)
 
     def __call__(self, x: Tensor, chosen: Tensor, scale: Tensor | None) -> Tensor:
         """x [tokens, in] or [tokens, used, in] -> [tokens, used, out]."""
-        return expert_products(x, self.weight, chosen, bias=self.bias, scale=scale)
+        result = expert_products(x, self.weight, chosen, bias=self.bias, scale=scale)
+        for each in self.added:
+            result.add_(each.of_experts(x, chosen, scale))
+        return result
 
 
 class _Downs:
@@ -187,6 +199,7 @@ class _Downs:
 
     Ranks divide the columns or, if blocks cross the bounds of the parts, the rows; they then
     exchange the inputs. row_elements: what a row of one expert needs while ranks exchange it.
+    added_elements: what it needs while additions of adapters are computed.
     """
 
     def __init__(self, w: TensorScope, shape: tuple[int, int, int | None], split: Split) -> None:
@@ -198,7 +211,10 @@ class _Downs:
         if by_columns and w.ranks.rank > 0:
             bias = None  # rank 0 adds it
         ins = split if by_columns else None
-        self._matrices = _Matrices(w.experts(name, shape=shape, outs=self._outs, ins=ins), bias)
+        weight = w.experts(name, shape=shape, outs=self._outs, ins=ins)
+        added = w.expert_additions(name, outs=self._outs, ins=ins)
+        self._matrices = _Matrices(weight, bias, added)
+        self.added_elements = self._matrices.added_elements
         exchanged = 2 * (split.parts[-1][1] + hidden) if self._outs else (w.ranks.size + 1) * hidden
         self.row_elements = 0 if split.whole else exchanged
 

@@ -1,11 +1,13 @@
 """Products with the matrices of a file, quantised or not."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import ALONE, Ranks, Split
 from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import Weight, gather_rows
@@ -13,13 +15,15 @@ from runtime.quant.block_types import Weight, gather_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """weight (out, in); bias [out] or none. x [tokens, in] -> [tokens, out], in x's type."""
+    """weight (out, in); bias [out] or none; what adapters add. x [tokens, in] -> [tokens, out], in
+    x's type."""
 
     weight: Weight
     bias: Tensor | None = None
+    added: tuple[LowRank, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        result = matmul(x, self.weight)
+        result = _with_added(matmul(x, self.weight), x, self.added)
         return result if self.bias is None else result.add_(self.bias)
 
 
@@ -42,13 +46,14 @@ class AllReduceLinear:
     weight: Weight
     bias: Tensor | None
     ranks: Ranks
+    added: tuple[LowRank, ...] = ()
 
     @property
     def row_elements(self) -> int:
         return 0 if self.ranks.size == 1 else (self.ranks.size + 1) * self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        result = self.ranks.all_reduce(matmul(x, self.weight))
+        result = self.ranks.all_reduce(_with_added(matmul(x, self.weight), x, self.added))
         return result if self.bias is None else result.add_(self.bias)
 
 
@@ -62,6 +67,7 @@ class AllGatherLinear:
     outs: Split
     ins: Split | None
     ranks: Ranks
+    added: tuple[LowRank, ...] = ()
 
     @property
     def row_elements(self) -> int:
@@ -70,10 +76,15 @@ class AllGatherLinear:
         widths = self.outs.widths if self.ins is None else (*self.ins.widths, *self.outs.widths)
         return 2 * sum(widths)
 
+    @property
+    def added_elements(self) -> int:
+        """What a row needs while the additions are computed."""
+        return max((each.row_elements for each in self.added), default=0)
+
     def __call__(self, x: Tensor) -> Tensor:
         if self.ins is not None:
             x = self.ranks.all_gather(x, self.ins.widths)
-        result = matmul(x, self.weight)
+        result = _with_added(matmul(x, self.weight), x, self.added)
         if self.bias is not None:
             result.add_(self.bias)
         return self.ranks.all_gather(result, self.outs.widths)
@@ -83,21 +94,27 @@ class AllGatherLinear:
 class FusedLinear:
     """Linears with the same input; one product if `parts` is a single weight with all rows.
 
-    x [tokens, in] -> one [tokens, size] for each of `sizes`, possibly strided views.
+    `added`: what adapters add to each result. x [tokens, in] -> one [tokens, size] for each of
+    `sizes`, possibly strided views.
     """
 
     parts: tuple[Linear, ...]
     sizes: tuple[int, ...]
+    added: tuple[tuple[LowRank, ...], ...]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         if len(self.parts) == 1:
-            return self.parts[0](x).split(self.sizes, dim=1)
-        return tuple(part(x) for part in self.parts)
+            results = self.parts[0](x).split(self.sizes, dim=1)
+        else:
+            results = tuple(part(x) for part in self.parts)
+        return tuple(
+            _with_added(result, x, added) for result, added in zip(results, self.added, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """weight (rows, hidden); `held`: the rows of this rank, None for all.
+    """weight (rows, hidden); `held`: the rows of this rank, None for all; what adapters add.
 
     ids [tokens] -> [tokens, hidden], in `dtype`.
     """
@@ -106,6 +123,7 @@ class Embedding:
     dtype: torch.dtype
     held: Split | None = None
     ranks: Ranks = field(default=ALONE)
+    added: tuple[LowRankRows, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -113,8 +131,21 @@ class Embedding:
 
     def __call__(self, ids: Tensor) -> Tensor:
         if self.held is None:
-            return gather_rows(self.weight, ids).to(self.dtype)
+            return self._gathered(ids)
         inside = ids - self.held.begin
         foreign = (inside < 0) | (inside >= self.held.count)
-        rows = gather_rows(self.weight, inside.masked_fill(foreign, 0)).to(self.dtype)
+        rows = self._gathered(inside.masked_fill(foreign, 0))
         return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
+
+    def _gathered(self, ids: Tensor) -> Tensor:
+        rows = gather_rows(self.weight, ids)
+        for each in self.added:
+            rows = rows.add_(each(ids))
+        return rows.to(self.dtype)
+
+
+def _with_added(result: Tensor, x: Tensor, added: Iterable[LowRank]) -> Tensor:
+    """`result`, changed in place."""
+    for each in added:
+        result.add_(each(x))
+    return result

@@ -39,7 +39,7 @@ class TextEncoder:
         self._norm = w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
         self._layers = LayerStack(layers, ranks=w.ranks, layer_placement=w.layer_placement)
         self._device = w.device
-        self._held = w.held
+        self._held, self._added_elements = w.held, w.added_row_elements
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]:
@@ -79,7 +79,8 @@ class TextEncoder:
         raise AssertionError("a text encoder computes no logits")
 
     def activation_bytes(self, tokens: int, outputs: int) -> int:
-        floats = tokens * (6 * self.hidden_size + self._layers.row_elements)
+        layer = self._layers.row_elements + self._added_elements
+        floats = tokens * (6 * self.hidden_size + layer)
         return 4 * floats + workspace_bytes(
             self._device,
             largest_matrix=self._layers.matrix_elements,

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 import torch
@@ -39,10 +40,13 @@ class DeviceMapOptions:
     sequences: int
     kv_dtype: torch.dtype
 
-    def __call__(self, file: GGUFFile, outline: DecoderModel) -> LayerPlacement | None:
-        """None if one device has all layers. `outline`: the model without weights."""
+    def __call__(
+        self, files: Sequence[GGUFFile], outline: DecoderModel
+    ) -> LayerPlacement | None:
+        """None if one device has all layers. `files`: the model's and those of its adapters;
+        `outline`: the model without weights."""
         devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
-        layer_placement = self.place(devices, [available_bytes(d) for d in devices], file, outline)
+        layer_placement = self.place(devices, [available_bytes(d) for d in devices], files, outline)
         if layer_placement is not None:
             log.info(
                 "layers", **{str(d): layer_placement.layers.count(d) for d in layer_placement.all}
@@ -55,11 +59,11 @@ class DeviceMapOptions:
         self,
         devices: Sequence[torch.device],
         free_bytes: Sequence[int],
-        file: GGUFFile,
+        files: Sequence[GGUFFile],
         outline: DecoderModel,
     ) -> LayerPlacement | None:
         """The placement on `devices` with `free_bytes` each; None if one device has all layers."""
-        layers, rest = _weights(file)
+        layers, rest = _weights(files)
         placed = self._placed(layers, rest, free_bytes, outline)
         host = torch.device("cpu")
         layer_placement = LayerPlacement(
@@ -109,11 +113,11 @@ def device_map_options(
     )
 
 
-def _weights(file: GGUFFile) -> tuple[list[int], int]:
+def _weights(files: Sequence[GGUFFile]) -> tuple[list[int], int]:
     """Bytes of each layer, and bytes of everything else."""
     layers: dict[int, int] = {}
     rest = 0
-    for info in file.tensors.values():
+    for info in chain.from_iterable(file.tensors.values() for file in files):
         layer = _LAYER.match(info.name)
         if layer is None:
             rest += info.nbytes

@@ -1,0 +1,125 @@
+"""What adapters add to a model's tensors: places the pairs on devices and checks that all are used."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from model_zoo.gguf.adapter import Adapter, counted, listed
+from model_zoo.gguf.tensors import META
+from model_zoo.layers.low_rank import LowRank, LowRankRows
+from runtime.distributed.ranks import Split
+from runtime.errors import ModelFileError, UnsupportedModelError
+from runtime.quant.block_types import Weight
+
+_LAYERS = "blk."
+
+
+class AdaptedTensors:
+    """The adapters of one model, and which of their pairs layers have requested.
+
+    held: bytes by device, to which those of the pairs are added. row_elements: what a row needs at
+    once at most while an addition to a layer is computed.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter], held: Counter[torch.device]) -> None:
+        self._adapters = tuple(adapters)
+        self._claimed: list[set[str]] = [set() for _ in adapters]
+        self._misshapen: list[list[str]] = [[] for _ in adapters]
+        self._held = held
+        self.row_elements = 0
+
+    def additions(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        device: torch.device,
+        *,
+        outs: Split | None = None,
+        ins: Split | None = None,
+    ) -> tuple[LowRank, ...]:
+        """To the matrix or matrices (..., out, in), or to the part of these outputs or inputs."""
+        found = []
+        for adapter in self._claim(name, shape):
+            down, up = self._fetched(adapter, name, device)
+            if ins is not None:
+                _check_bounds(adapter, adapter.pair(name)[0], ins)
+                down = down.inputs(ins.begin, ins.end)
+            up = up if outs is None else up.outputs(outs.begin, outs.end)
+            placed = self._placed(down, device), self._placed(up, device)
+            found.append(LowRank(*placed, adapter.factor(name)))
+        if name.startswith(_LAYERS):
+            self.row_elements = max(self.row_elements, *(each.row_elements for each in found), 0)
+        return tuple(found)
+
+    def embedding_additions(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        device: torch.device,
+        *,
+        held: Split | None = None,
+    ) -> tuple[LowRankRows, ...]:
+        """To the embedding (rows, hidden), or to the rows `held`."""
+        found = []
+        for adapter in self._claim(name, shape):
+            down, up = self._fetched(adapter, name, device)
+            down = down if held is None else down.outputs(held.begin, held.end)
+            placed = self._placed(down, device), self._placed(up, device)
+            found.append(LowRankRows(*placed, adapter.factor(name)))
+        self.row_elements = max(self.row_elements, *(each.row_elements for each in found), 0)
+        return tuple(found)
+
+    def check(self) -> None:
+        """ModelFileError for a pair of the wrong shape, or that no layer has requested."""
+        for adapter, claimed, misshapen in zip(
+            self._adapters, self._claimed, self._misshapen, strict=True
+        ):
+            path = adapter.file.path
+            if misshapen:
+                raise ModelFileError(
+                    f"{path}: the adapter is for another model: {counted(misshapen)} of the wrong "
+                    f"shape ({listed(misshapen)})."
+                )
+            unused = sorted(adapter.names - claimed)
+            if unused:
+                raise UnsupportedModelError(
+                    f"{path}: the adapter changes tensors that the model lacks or that cannot be "
+                    f"adapted ({listed(unused)})."
+                )
+
+    def _claim(self, name: str, shape: tuple[int, ...]) -> list[Adapter]:
+        """The adapters that change this tensor; wrong shapes are recorded."""
+        found = []
+        for number, adapter in enumerate(self._adapters):
+            if name not in adapter.names:
+                continue
+            self._claimed[number].add(name)
+            if adapter.shape(name) == shape:
+                found.append(adapter)
+            else:
+                stated = " x ".join(map(str, adapter.shape(name)))
+                wanted = " x ".join(map(str, shape))
+                self._misshapen[number].append(f"{name} is {wanted}, not {stated}")
+        return found
+
+    def _fetched(self, adapter: Adapter, name: str, device: torch.device) -> list[Weight]:
+        """Both matrices of the pair, read from disk now."""
+        pair = adapter.pair(name)
+        for each in pair if device != META else ():
+            for _ in adapter.file.fetch(each):
+                pass
+        return [adapter.file.weight(each) for each in pair]
+
+    def _placed(self, weight: Weight, device: torch.device) -> Weight:
+        self._held[device] += weight.nbytes
+        return weight.to(device)
+
+
+def _check_bounds(adapter: Adapter, name: str, ins: Split) -> None:
+    kind = adapter.file.tensors[name].type
+    if not ins.falls_on(kind.block_elements):
+        raise UnsupportedModelError(
+            f"{adapter.file.path}: {name} ({kind.name}) has blocks of {kind.block_elements} "
+            "inputs, which cannot be divided among the ranks; convert the adapter to F16."
+        )
