@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from model_zoo.chat.formats.generic import generic_messages
@@ -48,6 +49,15 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """An adapter in use; `digest`: SHA-256 in hex of the file's header and size."""
+
+    path: Path
+    digest: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """The facts that a model file states.
 
@@ -82,6 +92,7 @@ class ModelDescription:
     pooling: str | None = None
     sees: bool = False
     projector: Mapping[str, MetadataValue] | None = None
+    adapters: tuple[AdapterFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

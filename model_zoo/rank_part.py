@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from model_zoo.gguf.adapter import AdapterPath
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope

@@ -13,9 +13,10 @@ import torch
 from gguf import LlamaFileType
 
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template
-from model_zoo.chat_model import ChatModel, ModelDescription
+from model_zoo.chat_model import AdapterFacts, ChatModel, ModelDescription
 from model_zoo.families import FAMILIES, TEXT_FAMILIES
-from model_zoo.gguf.adapter import Adapter, AdapterPath
+from model_zoo.gguf.adapter import Adapter
+from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
@@ -112,7 +113,7 @@ def load(
         decoder,
         tokenizer,
         None if chosen is None else chosen.template,
-        describe(file, metadata, decoder, chosen, source),
+        describe(file, metadata, decoder, chosen, source, adapters),
         {} if chosen is None else chosen.alternatives,
         vision,
         ranking=ranking,
@@ -124,6 +125,10 @@ def open_adapters(
 ) -> tuple[Adapter, ...]:
     """The adapters of the model with this metadata; errors as of `Adapter.open`, and
     UnsupportedModelError for an adapter of another architecture."""
+    if len(sources) > MAX_ADAPTERS:
+        raise UnsupportedModelError(
+            f"{metadata.path}: has {len(sources):,} adapters; the limit is {MAX_ADAPTERS}."
+        )
     adapters = tuple(Adapter.open(source, read=read) for source in sources)
     for adapter in adapters:
         check_adapts(adapter, metadata)
@@ -156,6 +161,7 @@ def describe(
     decoder: DecoderModel,
     chosen: ChosenTemplate | None,
     vision: VisionFile | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> ModelDescription:
     """The description of a loaded file."""
     tensors = file.tensors.values()
@@ -181,6 +187,7 @@ def describe(
         pooling=_POOLINGS.get(metadata.get("pooling_type", int, 0)),
         sees=vision is not None,
         projector=None if own is None else _projector_facts(own),
+        adapters=tuple(AdapterFacts(a.file.path, a.file.digest, a.scale) for a in adapters),
     )
 
 

@@ -37,7 +37,9 @@ def write_adapter(
         for name, pair in pairs.items()
         for side, array in zip("ab", pair, strict=True)
     }
-    return write_tensors(path, tensors, architecture=architecture, alpha=alpha, kind=kind, keys=keys)
+    return write_tensors(
+        path, tensors, architecture=architecture, alpha=alpha, kind=kind, keys=keys
+    )
 
 
 def write_tensors(

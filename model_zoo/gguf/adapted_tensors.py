@@ -1,4 +1,4 @@
-"""What adapters add to a model's tensors: places the pairs on devices and checks that all are used."""
+"""What adapters add to a model's tensors, on its devices; unused pairs are errors."""
 
 from collections import Counter
 from collections.abc import Sequence

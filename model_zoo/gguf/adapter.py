@@ -1,9 +1,8 @@
 """LoRA adapters in GGUF, as llama.cpp's converter writes them: pairs of matrices by tensor name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.unread import UnreadFile
@@ -12,14 +11,6 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 LISTED_NAMES = 8  # in an error
 _DOWN, _UP = ".lora_a", ".lora_b"
 _EMBEDDING = "token_embd.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterPath:
-    """An adapter's file, and the factor of its changes beside the one that the file implies."""
-
-    path: Path
-    scale: float = 1.0
 
 
 class Adapter:
@@ -37,7 +28,7 @@ class Adapter:
         self.architecture = metadata.architecture
         _check_kind(metadata)
         self._alpha = metadata.get("adapter.lora.alpha", float, 0.0)
-        self._scale = scale
+        self.scale = scale
         self.names = frozenset(name.rpartition(".lora_")[0] for name in file.tensors)
         self._check_pairs()
 
@@ -50,7 +41,7 @@ class Adapter:
     def factor(self, name: str) -> float:
         """What multiplies the product of the pair of the tensor `name`."""
         rank = self.file.tensors[name + _UP].shape[-1]
-        return self._scale * self._alpha / rank if self._alpha else self._scale
+        return self.scale * self._alpha / rank if self._alpha else self.scale
 
     def pair(self, name: str) -> tuple[str, str]:
         """The names of the two matrices, `down` first."""
@@ -98,7 +89,7 @@ def _check_kind(metadata: Metadata) -> None:
     kind = metadata.get("general.type", str, "model")
     if kind != "adapter":
         raise ModelFileError(
-            f"{metadata.path}: is no LoRA adapter: its `general.type` is {kind[:40]!r}, not adapter."
+            f"{metadata.path}: has `general.type` {kind[:40]!r}; that of a LoRA adapter is adapter."
         )
     type_ = metadata.require("adapter.type", str)
     if type_ != "lora":

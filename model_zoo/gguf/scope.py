@@ -351,7 +351,7 @@ class TensorScope:
         return tuple(name for name in tensors.file.tensors if name not in tensors.claimed)
 
     def check(self) -> None:
-        """ModelFileError if tensors are missing, misshapen or unused, those of adapters included."""
+        """ModelFileError if tensors are missing, misshapen or unused, also those of adapters."""
         problems = {
             "missing": list(dict.fromkeys(self._tensors.missing + self._tensors.uneven())),
             "of the wrong shape": list(dict.fromkeys(self._tensors.misshapen)),

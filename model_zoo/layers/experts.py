@@ -176,7 +176,9 @@ class _Matrices:
         outs: Split | None = None,
     ) -> "_Matrices":
         bias = w.table(f"{name}.bias", shape=shape[:2], optional=True, outs=outs)
-        return cls(w.experts(name, shape=shape, outs=outs), bias, w.expert_additions(name, outs=outs))
+        return cls(
+            w.experts(name, shape=shape, outs=outs), bias, w.expert_additions(name, outs=outs)
+        )
 
     def rows(self, which: slice) -> "_Matrices":
         """The selected rows of each expert, as a view."""

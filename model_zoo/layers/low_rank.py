@@ -1,4 +1,4 @@
-"""Low-rank additions to matrices; Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"."""
+"""Low-rank additions to matrices; Hu et al., "LoRA"."""
 
 from dataclasses import dataclass, replace
 

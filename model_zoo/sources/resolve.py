@@ -10,6 +10,7 @@ import msgspec
 
 from model_zoo.chat.messages import Message
 from model_zoo.chat.template_language import is_go_template
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.sources.pull import Progress, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
 from model_zoo.store.store import Store, StoredModel
@@ -45,6 +46,7 @@ class ResolvedModel:
     system: str | None = None
     messages: tuple[Message, ...] = ()
     license: str | None = None
+    adapters: tuple[AdapterPath, ...] = ()
 
     @property
     def served_template(self) -> str | None:
@@ -93,6 +95,7 @@ def resolve_stored(stored: StoredModel, store: Store) -> ResolvedModel:
         system=layers.last("system"),
         messages=tuple(Message(role=turn.role, content=turn.content) for turn in turns),
         license="\n".join(layers.texts("license")) or None,
+        adapters=stored.adapters,
     )
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +12,18 @@ from typing import Any
 import msgspec
 
 from model_zoo.convert.quantize import quantize_file
+from model_zoo.gguf.adapter import Adapter
+from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.cursor import Cursor
 from model_zoo.gguf.header import read_header
+from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.split import further_parts
+from model_zoo.registry import check_adapts
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, placeholder_digest, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.sources.resolve import stored_model
-from model_zoo.store.definition import Definition
+from model_zoo.store.definition import ChosenAdapter, Definition
 from model_zoo.store.importing import import_file
 from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, check_digest, is_file_name
 from model_zoo.store.model_name import ModelName
@@ -46,6 +50,7 @@ def create(
     report = progress or ignore_progress
     for left in reversed(range(MAX_COMMITS)):
         layers, config, annotations = _base_layers(definition, store, report, environment)
+        _check_adapters(layers, store)
         if definition.quantize is not None:
             layers = _quantized(layers, definition.quantize, store, report)
         layers = _with_changes(layers, definition, store, report)
@@ -96,8 +101,14 @@ def _base_layers(
         report(PullProgress("parsing GGUF"))
         layers, config, annotations = _file_layers(files, store), None, {}
     if definition.projector is not None:
-        projector = _projector(definition.projector, store, report, environment)
+        file = _file_of(definition.projector, store, report, environment)
+        projector = ManifestLayer(f"{LAYER_TYPE}projector", file.digest, file.size)
         layers = [*(layer for layer in layers if layer.kind != "projector"), projector]
+    if definition.adapters is not None:
+        adapters = [
+            _adapter_layer(each, store, report, environment) for each in definition.adapters
+        ]
+        layers = [*(layer for layer in layers if layer.kind != "adapter"), *adapters]
     return layers, config, annotations
 
 
@@ -122,14 +133,39 @@ def _imported(source: PathSource, store: Store, report: Progress) -> dict[str, s
     return imported
 
 
-def _projector(
+def _file_of(
     source: Source, store: Store, report: Progress, environment: Mapping[str, str]
 ) -> ManifestLayer:
+    """The single file of a source, such as a projector, as a layer of kind "model"."""
     if isinstance(source, PathSource):
-        layer = import_file(source.path.absolute(), store, may_link=True, progress=report)
-    else:
-        layer = _remote(source, store, report, environment).manifest.of_kind("model")[0]
-    return ManifestLayer(f"{LAYER_TYPE}projector", layer.digest, layer.size)
+        return import_file(source.path.absolute(), store, may_link=True, progress=report)
+    return _remote(source, store, report, environment).manifest.of_kind("model")[0]
+
+
+def _adapter_layer(
+    adapter: ChosenAdapter, store: Store, report: Progress, environment: Mapping[str, str]
+) -> ManifestLayer:
+    kind = f"{LAYER_TYPE}adapter"
+    if isinstance(adapter.source, str):
+        size = _uploaded(adapter.source, store).stat().st_size
+        return ManifestLayer(kind, adapter.source, size, scale=adapter.scale)
+    found = _file_of(adapter.source, store, report, environment)
+    return ManifestLayer(kind, found.digest, found.size, scale=adapter.scale)
+
+
+def _check_adapters(layers: Sequence[ManifestLayer], store: Store) -> None:
+    """RequestError for a damaged adapter, or one of another architecture than the model."""
+    adapters = [layer for layer in layers if layer.kind == "adapter"]
+    if len(adapters) > MAX_ADAPTERS:
+        raise RequestError(f"{len(adapters):,} adapters are given; the limit is {MAX_ADAPTERS}")
+    for layer in adapters:
+        models = [each for each in layers if each.kind == "model"]
+        path = store.blob(min(models, key=lambda each: each.title or "").digest)
+        try:
+            adapter = Adapter.open(AdapterPath(store.blob(layer.digest)), read=False)
+            check_adapts(adapter, Metadata(_metadata(path), path=path))
+        except ModelFileError as error:
+            raise RequestError(f"adapter: {_message(error, path.parent)}") from None
 
 
 def _file_layers(files: Mapping[str, str], store: Store) -> list[ManifestLayer]:
@@ -140,10 +176,6 @@ def _file_layers(files: Mapping[str, str], store: Store) -> list[ManifestLayer]:
                 kinds[title] = file_kind(folder / title)
             except ModelFileError as error:
                 raise RequestError(f"file {title}: {_message(error, folder)}") from None
-        if "adapter" in kinds.values():
-            raise RequestError(
-                "LoRA adapters are not served; use a model with the adapter merged in"
-            )
         parts = [title for title, kind in kinds.items() if kind == "model"]
         _check_one_model(folder, parts)
     return [_file_layer(title, files[title], kinds[title], len(parts), store) for title in kinds]
@@ -176,11 +208,15 @@ def _linked_by_name(files: Mapping[str, str], store: Store) -> Iterator[Path]:
         for title, digest in files.items():
             if not is_file_name(title):
                 raise RequestError(f"{title[:80]!r} is not a valid file name")
-            blob = store.blob(check_digest(digest))
-            if not blob.is_file():
-                raise RequestError(f'blob "{digest}" not found; upload it first')
-            (Path(folder) / title).symlink_to(blob.resolve())
+            (Path(folder) / title).symlink_to(_uploaded(digest, store).resolve())
         yield Path(folder)
+
+
+def _uploaded(digest: str, store: Store) -> Path:
+    blob = store.blob(check_digest(digest))
+    if not blob.is_file():
+        raise RequestError(f'blob "{digest}" not found; upload it first')
+    return blob
 
 
 def _quantized(

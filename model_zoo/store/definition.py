@@ -9,6 +9,14 @@ from model_zoo.sources.reference import Source
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenAdapter:
+    """An adapter of a new model: the digest of a blob, or where its file is."""
+
+    source: Source | str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """A new model: its base or files, and its differences from them.
 
@@ -16,7 +24,7 @@ class Definition:
     that of the base. `files`: digests of blobs by file name; parts of a split model keep their
     names. `template`, `system` and `messages`: None keeps those of the base, an empty text removes
     them. `parameters` override those of the base, `licenses` are added to its own. `quantize`: a
-    recipe, for weights of 16 or 32 bits.
+    recipe, for weights of 16 or 32 bits. `adapters`: replace those of the base; None keeps them.
     """
 
     base: Source | None = None
@@ -28,3 +36,4 @@ class Definition:
     messages: tuple[Message, ...] | None = None
     licenses: tuple[str, ...] = ()
     quantize: str | None = None
+    adapters: tuple[ChosenAdapter, ...] | None = None

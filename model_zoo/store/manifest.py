@@ -1,6 +1,7 @@
 """Manifests: the blobs of a model, in the format of registries and of Ollama's store."""
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ LAYER_TYPE = "application/vnd.ollama.image."
 TITLE = "org.opencontainers.image.title"
 SOURCE = "org.opencontainers.image.source"
 REVISION = "org.opencontainers.image.revision"
+ADAPTER_SCALE = "caravan.adapter.scale"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # A flat file name: no separator, no leading dot, no character with a meaning in URLs.
@@ -42,12 +44,14 @@ class _Manifest(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ManifestLayer:
-    """One blob of a model: `digest` "sha256:<hex>", `size` in bytes, `title` the file's name."""
+    """One blob of a model: `digest` "sha256:<hex>", `size` in bytes, `title` the file's name,
+    `scale` of an adapter's changes."""
 
     media_type: str
     digest: str
     size: int
     title: str | None = None
+    scale: float = 1.0
 
     @property
     def kind(self) -> str:
@@ -120,11 +124,6 @@ class Manifest:
 
     def check_servable(self, name: object) -> None:
         """SourceError if the model cannot be served; checked before blobs are downloaded."""
-        if self.of_kind("adapter"):
-            raise SourceError(
-                f"{name}: has a LoRA adapter, which is not served; use a model with the adapter "
-                "merged in."
-            )
         if not self.of_kind("model"):
             kinds = ", ".join(sorted({layer.kind for layer in self.layers}))[:200]
             raise SourceError(f"{name}: has no GGUF model, only {kinds}; it cannot be served.")
@@ -148,9 +147,23 @@ def _layer(stated: _StatedLayer) -> ManifestLayer:
     title = (stated.annotations or {}).get(TITLE)
     if title is not None and not is_file_name(title):
         raise SourceError(f"{title[:80]!r} is not a valid file name")
-    return ManifestLayer(stated.mediaType, check_digest(stated.digest), stated.size, title)
+    scale = _scale((stated.annotations or {}).get(ADAPTER_SCALE, "1"))
+    return ManifestLayer(stated.mediaType, check_digest(stated.digest), stated.size, title, scale)
+
+
+def _scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not math.isfinite(scale):
+        raise SourceError(f"{text[:80]!r} is not a finite number ({ADAPTER_SCALE})")
+    return scale
 
 
 def _stated(layer: ManifestLayer) -> dict[str, object]:
     stated = {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size}
-    return stated if layer.title is None else {**stated, "annotations": {TITLE: layer.title}}
+    annotations = {} if layer.title is None else {TITLE: layer.title}
+    if layer.scale != 1.0:
+        annotations[ADAPTER_SCALE] = repr(layer.scale)
+    return {**stated, "annotations": annotations} if annotations else stated

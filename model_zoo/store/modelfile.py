@@ -9,10 +9,9 @@ from runtime.errors import RequestError
 
 MAX_CHARACTERS = 8 << 20
 MAX_COMMANDS = 10_000
-COMMANDS = ("from", "parameter", "system", "template", "message", "license")
+COMMANDS = ("from", "adapter", "parameter", "system", "template", "message", "license")
 ROLES = ("system", "user", "assistant")
 _REFUSED: Mapping[str, str] = {
-    "adapter": "use a model with the adapter merged in",
     "renderer": "use a TEMPLATE in Jinja instead",
     "parser": "leave it out",
     "requires": "leave it out",
@@ -58,6 +57,7 @@ def parse_modelfile(text: str) -> list[Command]:
 def render_modelfile(
     base: str,
     *,
+    adapters: Iterable[str] = (),
     template: str | None = None,
     system: str | None = None,
     parameters: Iterable[tuple[str, object]] = (),
@@ -65,7 +65,7 @@ def render_modelfile(
     license: str | None = None,
 ) -> str:
     """Renders a Modelfile. Three quotes in a row cannot be written in one and are removed."""
-    lines = [f"FROM {base}"]
+    lines = [f"FROM {base}", *(f"ADAPTER {adapter}" for adapter in adapters)]
     lines += [f"TEMPLATE {_quoted(template)}"] if template else []
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
     for name, value in parameters:
@@ -134,7 +134,7 @@ def _value(lines: Sequence[str], at: int, begun: str) -> tuple[str, int]:
 
 
 def _checked(command: Command) -> Command:
-    if command.name in ("from", "parameter") and not command.value:
+    if command.name in ("from", "adapter", "parameter") and not command.value:
         raise command.refuse(f"{command.name.upper()} has no value.")
     if command.name == "message" and command.key not in ROLES:
         raise command.refuse(f"the role of a message must be one of {', '.join(ROLES)}.")

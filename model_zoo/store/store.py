@@ -18,6 +18,7 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from filelock import FileLock, Timeout
 
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, check_digest
 from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError, StorageFullError, StoreError
@@ -36,7 +37,8 @@ _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 class StoredModel:
     """A complete model.
 
-    `files`: the GGUF file, or all parts of a split one in order; `projectors` likewise.
+    `files`: the GGUF file, or all parts of a split one in order; `projectors` and `adapters`
+    likewise.
     """
 
     name: ModelName
@@ -44,6 +46,7 @@ class StoredModel:
     files: tuple[Path, ...]
     projectors: tuple[Path, ...]
     modified_at: float
+    adapters: tuple[AdapterPath, ...] = ()
 
 
 class Store:
@@ -98,7 +101,11 @@ class Store:
             raise StoreError(f"{known}: has no layer with a GGUF model; it cannot be served.")
         projectors = tuple(self._file(known, layer) for layer in manifest.of_kind("projector"))
         modified_at = self.manifest_path(known).stat().st_mtime
-        return StoredModel(known, manifest, files, projectors, modified_at)
+        adapters = tuple(
+            AdapterPath(self._file(known, layer), layer.scale)
+            for layer in manifest.of_kind("adapter")
+        )
+        return StoredModel(known, manifest, files, projectors, modified_at, adapters)
 
     def blob(self, digest: str) -> Path:
         """The path of the blob, whether or not it exists."""

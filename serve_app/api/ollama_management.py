@@ -85,7 +85,7 @@ class CreateBody(_NamedBody):
     messages: Items[ModelMessage] = Field(default_factory=list)
     quantize: str = ""
     quantization: str = ""
-    adapters: Any = unserved()
+    adapters: dict[str, str] = Field(default_factory=dict)
     path: Any = unserved()
     renderer: Any = unserved()
     parser: Any = unserved()
@@ -175,6 +175,7 @@ def _definition(body: CreateBody, resolve_base: BaseResolver) -> Definition:
         messages=[_message(index, each) for index, each in enumerate(body.messages)],
         licenses=licenses,
         quantize=body.quantize or body.quantization,
+        adapters=[blob_digest(digest) for _, digest in sorted(body.adapters.items())],
         resolve_base=resolve_base,
     )
 

@@ -1,6 +1,7 @@
 """Ollama's protocol for listing models: /api/tags, /api/show, /api/ps."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +19,7 @@ from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.listing import ListedModel, LoadedModel
-from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_card import CardAdapter, ModelCard
 from serve_app.gateway.model_registry import ServedModel
 
 # For a model without expiry; clients require a date.
@@ -130,6 +131,7 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
         "license": card.license or "",
         "modelfile": render_modelfile(
             tagged(card.name),
+            adapters=map(_adapter, card.adapters),
             template=card.chat_template,
             system=card.system,
             parameters=parameters,
@@ -151,6 +153,13 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
         "capabilities": list(card.capabilities),
         "modified_at": _date(card.modified_at),
     }
+
+
+def _adapter(adapter: CardAdapter) -> str:
+    """As /api/create understands it, if it is a blob of the store."""
+    return (
+        f"@{adapter.name}" if re.fullmatch(r"sha256-[0-9a-f]{64}", adapter.name) else adapter.name
+    )
 
 
 def _parameters(card: ModelCard, options: Options) -> list[tuple[str, Any]]:

@@ -46,8 +46,8 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
     """Create a model from a Modelfile.
 
     FROM names a model of the store, a model to pull, or a GGUF file (the first part of a split
-    one). PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and LICENSE override or extend it. Files
-    are copied into the store.
+    one). ADAPTER names a GGUF file with a LoRA adapter. PARAMETER, SYSTEM, TEMPLATE (in Jinja),
+    MESSAGE and LICENSE override or extend it. Files are copied into the store.
     """
     new = stored_name(name)
     try:
@@ -57,7 +57,9 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
     folder = Path(getattr(modelfile, "name", "")).parent
     with progress_reporter(as_json=as_json) as progress:
         definition = definition_from_modelfile(
-            text, lambda stated: _resolve_base(stated, folder, store, progress)
+            text,
+            lambda stated: _resolve_base(stated, folder, store, progress),
+            lambda stated: _resolve_adapter(stated, folder, store, progress),
         )
         definition = dataclasses.replace(definition, quantize=recipe)
         model = creation.create(new, definition, store, progress=progress)
@@ -78,3 +80,8 @@ def _resolve_base(stated: str, folder: Path, store: Store, progress: Progress) -
     return Definition(
         files={part.name: import_file(part, store, progress=progress).digest for part in parts}
     )
+
+
+def _resolve_adapter(stated: str, folder: Path, store: Store, progress: Progress) -> str:
+    """The digest of an ADAPTER line's file, a path relative to the Modelfile; imported."""
+    return import_file(folder / Path(stated).expanduser(), store, progress=progress).digest

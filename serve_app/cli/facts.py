@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.chat.template_choice import choose_template
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.unread import UnreadFile
@@ -25,6 +26,10 @@ class LocatedModel:
     file: Path
     projector: Path | None
     stored: StoredModel | None
+
+    @property
+    def adapters(self) -> tuple[AdapterPath, ...]:
+        return () if self.stored is None else self.stored.adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
 """The memory that serving a model needs, planned from the headers of its files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from model_zoo.gguf.adapter import Adapter
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.vision_loading import find_vision
-from model_zoo.registry import class_for, token_metadata
+from model_zoo.registry import class_for, open_adapters, token_metadata
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
@@ -63,6 +66,15 @@ class ServingMemory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Files:
+    """The headers of a model's files."""
+
+    facts: ModelFacts
+    projector: Path | None
+    adapters: Sequence[Adapter]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _UnloadedModel:
     """A model that is built without reading its weights."""
 
@@ -80,6 +92,7 @@ def serving_memory(
     device: str,
     projector: Path | None = None,
     projector_wanted: bool = False,
+    adapters: Sequence[AdapterPath] = (),
 ) -> ServingMemory:
     """Plans the memory as for serving; None means the default of the settings.
 
@@ -89,7 +102,8 @@ def serving_memory(
     ModelFileError for a model that is not supported.
     """
     where = _device(device)
-    outline = _outline(facts, projector, where, wanted=projector_wanted)
+    files = _Files(facts, projector, open_adapters(adapters, facts.metadata, read=False))
+    outline = _outline(files, where, wanted=projector_wanted)
     most = outline.decoder.context_length
     own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
     options = _options(context_tokens or own, slots, where)
@@ -129,37 +143,35 @@ def _options(context_tokens: int, slots: int | None, device: torch.device) -> En
     )
 
 
-def _outline(
-    facts: ModelFacts, projector: Path | None, device: torch.device, *, wanted: bool
-) -> _UnloadedModel:
+def _outline(files: _Files, device: torch.device, *, wanted: bool) -> _UnloadedModel:
     """With its vision model, unless the model's own projector does not fit."""
     try:
-        return _built_for(facts, projector, device)
+        return _built_for(files, device)
     except (ConfigurationError, UnsupportedModelError) as error:
-        if projector is None or wanted:
+        if files.projector is None or wanted:
             raise
-        return replace(_built_for(facts, None, device), left_alone=str(error))
+        text_only = replace(files, projector=None)
+        return replace(_built_for(text_only, device), left_alone=str(error))
 
 
-def _built_for(facts: ModelFacts, projector: Path | None, device: torch.device) -> _UnloadedModel:
+def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
     """On a CPU, weights are views of the mapped file and are not read; for other devices, which
     would copy them, they are on "meta"."""
-    draft = _built_on(facts, projector, META, device)
+    draft = _built_on(files, META, device)
     if device.type != "cpu":
         return draft
     torch.set_num_threads(usable_cpus())
     if needs_compiling():
         print_note("compiling the CPU kernels, once for this processor and their version")
-    return _built_on(facts, projector, device, device)
+    return _built_on(files, device, device)
 
 
-def _built_on(
-    facts: ModelFacts, projector: Path | None, where: torch.device, device: torch.device
-) -> _UnloadedModel:
+def _built_on(files: _Files, where: torch.device, device: torch.device) -> _UnloadedModel:
     """`where`: the device of the weights; `device`: the one to serve on."""
-    w = TensorScope(facts.file, device=where, dtype=_dtype(device))
+    facts = files.facts
+    w = TensorScope(facts.file, device=where, dtype=_dtype(device), adapters=files.adapters)
     decoder = class_for(facts.metadata)(w, facts.metadata)
-    tower = _tower(facts, projector, w, decoder)
+    tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()
     return _UnloadedModel(decoder, None if tower is None else PlannedEncoder.of(tower, device))
 

@@ -88,6 +88,7 @@ def show(
             device=device,
             projector=location.projector,
             projector_wanted=projector is not None,
+            adapters=location.adapters,
         )
     except CaravanError as error:
         need = error
@@ -130,6 +131,7 @@ def _document(
         "modified_at": iso_date(facts.file.modified_at),
         "stored": None if stored is None else _stored(location, store),
         "projector": None if location.projector is None else _projector(location.projector),
+        "adapters": [{"path": str(a.path), "scale": a.scale} for a in location.adapters],
         "supported": refusal is None,
         "unsupported_because": refusal,
         "memory": {"error": str(need)} if isinstance(need, CaravanError) else asdict(need),
@@ -229,6 +231,8 @@ def _summary(document: Mapping[str, Any], facts: ModelFacts) -> Iterator[tuple[s
     if document["stored"] is not None:
         yield from _stored_pairs(document["stored"])
     yield "projector", _projector_line(document)
+    for adapter in document["adapters"]:
+        yield "adapter", f"{adapter['path']}, scale {adapter['scale']:g}"
     yield "chat template", facts.template.origin or "none: raw prompts only"
     reason = document["unsupported_because"]
     yield "served", "yes" if reason is None else f"no: {shortened(reason, _LONGEST_REASON)}"

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from model_zoo.gguf.adapter_path import MAX_ADAPTERS
 from model_zoo.sources.reference import HubSource, PathSource, Source, parse_source
 from runtime.errors import ConfigurationError, SourceError
 from serve_app.config.sections import (
@@ -129,17 +130,34 @@ class ParallelSettings(Section):
     placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
 
 
+class AdapterSettings(Section):
+    """A LoRA adapter of a model.
+
+    `source`: the path of a GGUF file or hf://org/repo/file.gguf. `scale`: multiplies its changes.
+    """
+
+    source: str = Field(min_length=1)
+    scale: float = Field(default=1.0, allow_inf_nan=False)
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, source: str) -> str:
+        return _single_file(source)
+
+
 class ModelSettings(EngineSettings):
     """One configured model. None: chosen from the model file and the machine.
 
     `system`: system prompt of conversations without one; "" disables the model's own.
     `tensor_split`, `num_gpu`, `main_gpu`: see `serve_app.replica.device_map.DeviceMapOptions`.
     `spm_infill`: see `ChatModel.suffix_first`.
+    `adapters`: instead of the model's own; [] for none.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
     source: str = Field(min_length=1)
     projector: str | None = None
+    adapters: tuple[AdapterSettings, ...] | None = Field(default=None, max_length=MAX_ADAPTERS)
     system: str | None = None
     vision: VisionSettings = VisionSettings()
     memory_bytes: int | None = Count
@@ -162,11 +180,7 @@ class ModelSettings(EngineSettings):
     @field_validator("projector")
     @classmethod
     def _known_projector(cls, projector: str | None) -> str | None:
-        source = None if projector is None else _parsed(projector)
-        named = source is None or isinstance(source, PathSource)
-        if not named and not (isinstance(source, HubSource) and source.file):
-            raise ValueError("must be the path of a file or hf://org/repo/file.gguf")
-        return projector
+        return None if projector is None else _single_file(projector)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -327,6 +341,13 @@ def _parsed(source: str) -> Source:
         raise ValueError(str(error)) from None
 
 
+def _single_file(text: str) -> str:
+    source = _parsed(text)
+    if not isinstance(source, PathSource) and not (isinstance(source, HubSource) and source.file):
+        raise ValueError("must be the path of a file or hf://org/repo/file.gguf")
+    return text
+
+
 def _line(details: dict[str, Any], args: Mapping[str, Any]) -> str:
     location = details["loc"]
     place = "args" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
@@ -350,6 +371,7 @@ def _model_name(location: tuple[int | str, ...], args: Mapping[str, Any]) -> str
 def _nearest(location: tuple[int | str, ...]) -> str:
     names = [part for part in location if isinstance(part, str)]
     owners: dict[str, type[BaseModel]] = {
+        "adapters": AdapterSettings,
         "autoscaling": AutoscalingSettings,
         "failover": FailoverSettings,
         "image_urls": ImageUrlSettings,

@@ -8,6 +8,15 @@ from serve_app.config.options import Options
 
 
 @dataclass(frozen=True, slots=True)
+class CardAdapter:
+    """An adapter in use: the name of its file, a SHA-256 in hex of its header, its scale."""
+
+    name: str
+    digest: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """Properties of the model's file, then of how this application serves it.
 
@@ -45,3 +54,4 @@ class ModelCard:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     capabilities: tuple[str, ...] = ("completion",)
     projector: Mapping[str, Any] | None = None
+    adapters: tuple[CardAdapter, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any
 from model_zoo.chat.messages import Message
 from model_zoo.chat.template_language import check_template
 from model_zoo.sources.reference import PathSource, RegistrySource, RemoteSource, parse_source
-from model_zoo.store.definition import Definition
+from model_zoo.store.definition import ChosenAdapter, Definition
 from model_zoo.store.manifest import check_digest
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.modelfile import ROLES, Command, parse_modelfile
@@ -22,9 +22,26 @@ _PATH = re.compile(r"[./~\\].*|.*\\.*|.*\.(gguf|safetensors|bin)", re.IGNORECASE
 
 # From the text of a FROM line to the model or files that it names, with their own settings.
 BaseResolver = Callable[[str], Definition]
+# From the text of an ADAPTER line to the digest of a blob.
+AdapterResolver = Callable[[str], str]
 
 
-def definition_from_modelfile(text: str, resolve_base: BaseResolver) -> Definition:
+def adapter_from_request(text: str) -> str:
+    """The blob of an ADAPTER line that came over the network. RequestError if it names none."""
+    blob = _BLOB.fullmatch(text)
+    if blob is None:
+        raise RequestError(
+            f"{text[:80]!r} is not an adapter; upload the file (POST /api/blobs/sha256:…) and name "
+            "its digest, as in @sha256:…"
+        )
+    return f"{blob[1]}:{blob[2]}"
+
+
+def definition_from_modelfile(
+    text: str,
+    resolve_base: BaseResolver,
+    resolve_adapter: AdapterResolver = adapter_from_request,
+) -> Definition:
     """RequestError names the line that is wrong."""
     commands = parse_modelfile(text)
     froms = [command for command in commands if command.name == "from"]
@@ -35,6 +52,12 @@ def definition_from_modelfile(text: str, resolve_base: BaseResolver) -> Definiti
         system=_last(commands, "system"),
         messages=_messages(commands),
         licenses=tuple(c.value for c in commands if c.name == "license" and c.value),
+        adapters=tuple(
+            ChosenAdapter(_with_line(c, lambda each: resolve_adapter(each.value)))
+            for c in commands
+            if c.name == "adapter"
+        )
+        or None,
     )
     if definition.template:
         line = [command for command in commands if command.name == "template"][-1]
@@ -52,6 +75,7 @@ def definition_from_fields(
     messages: Sequence[Message],
     licenses: Sequence[str],
     quantize: str | None,
+    adapters: Sequence[str] = (),
     resolve_base: BaseResolver,
 ) -> Definition:
     """From the fields of a request; empty values count as absent. RequestError for wrong ones."""
@@ -70,6 +94,7 @@ def definition_from_fields(
         messages=tuple(messages) or None,
         licenses=tuple(text for text in licenses if text),
         quantize=quantize or None,
+        adapters=tuple(map(ChosenAdapter, adapters)) or None,
     )
     return _based_on(definition, [resolve_base(base)]) if base else definition
 
@@ -98,6 +123,11 @@ def base_from_settings(settings: ModelSettings) -> Definition:
         projector=None if settings.projector is None else parse_source(settings.projector),
         system=settings.system,
         parameters={**context, **settings.defaults},
+        adapters=tuple(
+            ChosenAdapter(parse_source(each.source), each.scale) for each in settings.adapters
+        )
+        if settings.adapters is not None
+        else None,
     )
 
 
@@ -132,6 +162,7 @@ def _based_on(definition: Definition, bases: Sequence[Definition]) -> Definition
         files=base.files,
         system=base.system if definition.system is None else definition.system,
         parameters={**base.parameters, **definition.parameters},
+        adapters=base.adapters if definition.adapters is None else definition.adapters,
     )
 
 

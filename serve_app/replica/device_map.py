@@ -40,9 +40,7 @@ class DeviceMapOptions:
     sequences: int
     kv_dtype: torch.dtype
 
-    def __call__(
-        self, files: Sequence[GGUFFile], outline: DecoderModel
-    ) -> LayerPlacement | None:
+    def __call__(self, files: Sequence[GGUFFile], outline: DecoderModel) -> LayerPlacement | None:
         """None if one device has all layers. `files`: the model's and those of its adapters;
         `outline`: the model without weights."""
         devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]

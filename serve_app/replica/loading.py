@@ -13,7 +13,7 @@ from model_zoo.gguf.split import further_parts
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.multimodal.image_cache import ImageCache
-from model_zoo.rank_part import file_digest, load_part
+from model_zoo.rank_part import files_digest, load_part
 from model_zoo.registry import LoadOptions, load
 from model_zoo.store.store import default_root
 from runtime.distributed.control_channel import RankInfo, RankZero
@@ -137,8 +137,9 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
             context_tokens=_requested_context(settings, files),
             ranks=member.ranks,
             progress=LoadingProgress(settings.name),
+            adapters=files.adapters,
         )
-        member.report_loaded(file_digest(files.path))
+        member.report_loaded(files_digest(files.path, files.adapters))
         if device.type == "cpu":
             explain_bus_errors()
         compute_part(decoder, member, device=device)
@@ -155,7 +156,8 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
         log_device(device)
-        files = pulled_files(settings, os.environ)
+        # Adapters change text models, which may share an encoder.
+        files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
         model, files = _load_model(settings, files, META, dtype, vision_device=device)
         _served_files(settings, files, model, mapped=device.type == "cpu")
@@ -200,7 +202,7 @@ def _load_replica(
     mapped = device.type == "cpu" or settings.num_gpu is not None
     served_files = _served_files(settings, files, model, mapped=mapped)
     if rank_group is not None:
-        rank_group.wait_loaded(file_digest(files.path))
+        rank_group.wait_loaded(files_digest(files.path, files.adapters))
     image_cache = create_image_cache(settings, model)
     options = _engine_options(settings, files, model, device, image_cache)
     _log_reduced_context(settings, files, options.context_tokens)
@@ -237,6 +239,7 @@ def _served_files(
     """`mapped`: the weights in use are those in the mapped files."""
     paths = [files.path, *further_parts(files.path, model.description.metadata)]
     paths += [] if files.projector is None else [files.projector]
+    paths += [adapter.path for adapter in files.adapters]
     warn_if_writable(settings.name, paths, default_root(os.environ))
     if mapped:
         explain_bus_errors()
@@ -285,6 +288,7 @@ def _load_model(
                 ),
                 progress=LoadingProgress(settings.name) if read else None,
                 read=read,
+                adapters=files.adapters,
             ),
         )
     except (ConfigurationError, UnsupportedModelError) as error:

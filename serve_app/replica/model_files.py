@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, resolve, resolve_stored, stored_model
@@ -44,6 +45,7 @@ class ModelFiles:
     license: str | None = None
     stored: StoredModel | None = None
     unused: tuple[str, ...] = ()
+    adapters: tuple[AdapterPath, ...] = ()
 
     def without(self, what: str, reason: Exception) -> "ModelFiles":
         """Without the "projector" or the "template", and with the reason in `unused`."""
@@ -54,11 +56,9 @@ class ModelFiles:
 def local_files(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles | None:
     """The model's files; None if one of them has to be pulled first."""
     store = Store(default_root(environment))
-    model = _local(settings.source, store)
-    projector = None if settings.projector is None else _local(settings.projector, store)
-    if model is None or (settings.projector is not None and projector is None):
-        return None
-    return _model_files(settings, model, projector)
+    found = {source: _local(source, store) for source in _sources(settings)}
+    present = {source: each for source, each in found.items() if each is not None}
+    return None if len(present) < len(found) else _model_files(settings, present)
 
 
 def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles:
@@ -73,8 +73,7 @@ def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> Mod
         local = _local(source, store)
         return local or resolve(source, store, progress=progress, environment=environment)
 
-    projector = None if settings.projector is None else resolved(settings.projector)
-    return _model_files(settings, resolved(settings.source), projector)
+    return _model_files(settings, {source: resolved(source) for source in _sources(settings)})
 
 
 def complete_card(card: ModelCard, files: ModelFiles) -> ModelCard:
@@ -99,7 +98,7 @@ def complete_card(card: ModelCard, files: ModelFiles) -> ModelCard:
 
 def pull_notice(settings: ModelSettings, environment: Mapping[str, str]) -> str:
     """The message for a model that `local_files` does not find."""
-    sources = settings.source + (f" with {settings.projector}" if settings.projector else "")
+    sources = " with ".join(_sources(settings))
     return (
         f"Model {settings.name}: {sources} is not in the store {default_root(environment)} of this "
         "machine. Each node that serves it pulls and checks it when a replica starts."
@@ -114,9 +113,19 @@ def _local(text: str, store: Store) -> ResolvedModel | None:
     return None if stored is None else resolve_stored(stored, store)
 
 
-def _model_files(
-    settings: ModelSettings, model: ResolvedModel, projector: ResolvedModel | None
-) -> ModelFiles:
+def _sources(settings: ModelSettings) -> list[str]:
+    """Of the model, then of its other files."""
+    others = [] if settings.projector is None else [settings.projector]
+    return [settings.source, *others, *(each.source for each in settings.adapters or ())]
+
+
+def _model_files(settings: ModelSettings, resolved: Mapping[str, ResolvedModel]) -> ModelFiles:
+    """`resolved`: by the texts of their sources."""
+    model = resolved[settings.source]
+    projector = None if settings.projector is None else resolved[settings.projector]
+    adapters = model.adapters
+    if settings.adapters is not None:
+        adapters = tuple(AdapterPath(resolved[e.source].path, e.scale) for e in settings.adapters)
     options, unsupported = served_options(
         {name: value for name, value in model.parameters.items() if name != "num_ctx"}
     )
@@ -140,6 +149,7 @@ def _model_files(
         license=model.license,
         stored=model.stored,
         unused=tuple(unused),
+        adapters=adapters,
     )
 
 

@@ -24,7 +24,7 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import PromptTooLongError, RequestError
-from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_card import CardAdapter, ModelCard
 from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
@@ -108,7 +108,8 @@ class ModelReplica:
     @property
     def identity(self) -> str:
         """Equal for replicas of the same files, which can continue each other's answers."""
-        facts = (self._card.digest, sorted((self._card.projector or {}).items()))
+        card = self._card
+        facts = (card.digest, sorted((card.projector or {}).items()), card.adapters)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
@@ -244,6 +245,7 @@ def model_card(
         projector=None
         if facts.projector is None
         else {name: _brief(value) for name, value in facts.projector.items()},
+        adapters=tuple(CardAdapter(a.path.name, a.digest, a.scale) for a in facts.adapters),
     )
 
 

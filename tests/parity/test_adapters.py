@@ -114,9 +114,7 @@ def test_stacked_adapters_with_scales_mean_what_peft_computes(tmp_path) -> None:
     for module in model.modules():
         if "second" in getattr(module, "lora_A", ()):
             module.set_scale("second", -0.75)
-    files = [
-        written(model, tmp_path / f"{name}.gguf", name, "llama") for name in ("one", "second")
-    ]
+    files = [written(model, tmp_path / f"{name}.gguf", name, "llama") for name in ("one", "second")]
     decoder = decoder_with(
         tmp_path / "tiny.gguf", AdapterPath(files[0]), AdapterPath(files[1], -0.75)
     )

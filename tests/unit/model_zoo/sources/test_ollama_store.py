@@ -88,7 +88,7 @@ def test_models_are_chosen_by_name_in_any_case(store, tmp_path) -> None:
 def test_models_that_cannot_be_served_are_skipped_and_reported(store, tmp_path) -> None:
     ollama = tmp_path / "ollama"
     keep(ollama, "library/good/latest")
-    keep(ollama, "library/tuned/latest", [*LAYERS, ("adapter", b"lora")])
+    keep(ollama, "library/tuned/latest", [("adapter", b"lora")])
     keep(ollama, "library/lost/latest", [("model", b"GGUF lost")])
     blob(ollama, b"GGUF lost").unlink()
     keep(ollama, "library/short/latest", [("model", b"GGUF short")])
@@ -103,9 +103,9 @@ def test_models_that_cannot_be_served_are_skipped_and_reported(store, tmp_path) 
     ]
     said = "\n".join(progress.status for progress in reported if "skipped" in progress.status)
     assert said.count("is missing or has the wrong size") == 2
-    for words in ("LoRA adapter", "lost:latest", "short:latest", "broken", "hostile"):
+    for words in ("has no GGUF model", "lost:latest", "short:latest", "broken", "hostile"):
         assert words in said
-    with pytest.raises(SourceError, match="LoRA adapter"):
+    with pytest.raises(SourceError, match="has no GGUF model"):
         import_models(ollama, store, names=["tuned"])
 
 

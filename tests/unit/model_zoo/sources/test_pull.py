@@ -100,7 +100,7 @@ def test_an_absent_model_is_an_error_with_its_name(store) -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([("model", b"x"), ("adapter", b"lora")], "LoRA adapter"),
+        ([("adapter", b"x")], "no GGUF model, only adapter"),
         ([("tensor", b"x"), ("json", b"{}")], "no GGUF model, only json, tensor"),
     ],
 )

@@ -186,7 +186,7 @@ REFUSED = [
             "m": uploaded(store, tiny),
             "a": uploaded(store, projector(tmp / "a.gguf", type="adapter")),
         },
-        "adapters are not served",
+        "adapter: sha256-.*`adapter.type` is missing",
     ),
 ]
 

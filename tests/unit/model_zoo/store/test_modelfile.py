@@ -68,8 +68,11 @@ def test_quoted_text_may_span_lines_and_be_followed_by_blanks():
         ("", "has no FROM line"),
         ("SYSTEM hi", "has no FROM line"),
         ("FROM", "line 1: FROM has no value"),
-        ("\nFROM a\nNONSENSE b", "line 3: 'NONSENSE' is not a command; use one of FROM, PARAMETER"),
-        ("FROM a\nADAPTER ./lora.gguf", "line 2: ADAPTER is not served; use a model with"),
+        (
+            "\nFROM a\nNONSENSE b",
+            "line 3: 'NONSENSE' is not a command; use one of FROM, ADAPTER, PARAM",
+        ),
+        ("FROM a\nADAPTER", "line 2: ADAPTER has no value"),
         ("FROM a\nrenderer x", "line 2: RENDERER is not served"),
         ("FROM a\nPARAMETER", "line 2: PARAMETER must be followed by a name"),
         ("FROM a\nPARAMETER top_k", "line 2: PARAMETER has no value"),
@@ -106,12 +109,14 @@ def test_a_rendered_modelfile_parses_to_the_same(system, said, stop):
     parameters: list[tuple[str, object]] = [("top_k", 3), *([("stop", stop)] if stop else [])]
     text = render_modelfile(
         "base:7b",
+        adapters=["one.gguf", "@sha256-0"],
         system=system,
         parameters=parameters,
         messages=[Message("user", said)],
     )
     found = [(c.name, c.key, c.value) for c in parse_modelfile(text)]
     expected = [("from", None, "base:7b")]
+    expected += [("adapter", None, "one.gguf"), ("adapter", None, "@sha256-0")]
     expected += [("system", None, system)] if system else []
     expected += [("parameter", name, str(value)) for name, value in parameters]
     expected += [("message", "user", said)]

@@ -94,7 +94,7 @@ def outline(tmp_path_factory):
     write_tiny_llama(path, config=TinyLlama(layers=LAYERS, feed_forward=1024))
     file = GGUFFile.open(path)
     decoder = load(path, device=torch.device("meta"), dtype=torch.float32).decoder
-    return file, decoder
+    return [file], decoder
 
 
 def placed(outline, free: list[int], *, count: int = 2, **change) -> LayerPlacement | None:
@@ -110,7 +110,7 @@ def test_a_model_that_fits_one_gpu_is_placed_there(outline) -> None:
 
 
 def test_a_model_larger_than_a_gpu_is_divided_by_free_memory(outline) -> None:
-    file, decoder = outline
+    (file,), decoder = outline
     working = decoder.activation_bytes(8, 2)
     half = int((working + file.size_bytes * 0.62) / 0.9)
     layer_placement = placed(outline, [half, half])
