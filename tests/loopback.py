@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,17 @@ class Exchange:
     headers: Mapping[str, str]
     sent: int = 0
 
+    @property
+    def method(self) -> str:
+        return self.handler.command
+
+    def body(self) -> Iterator[bytes]:
+        """The body in pieces; ends early if the client does."""
+        left = int(self.headers.get("content-length", "0"))
+        while left and (piece := self.handler.rfile.read(min(left, PIECE))):
+            left -= len(piece)
+            yield piece
+
     def answer(self, body: bytes = b"", *, status: int = 200, **headers: str) -> None:
         self.begin(status, {"content-length": str(len(body)), **headers})
         self.send(body)
@@ -58,6 +70,8 @@ class Exchange:
         self.handler.end_headers()
 
     def send(self, data: bytes) -> None:
+        if self.method == "HEAD":
+            return
         for at in range(0, len(data), PIECE):
             self.handler.wfile.write(data[at : at + PIECE])
             self.sent += len(data[at : at + PIECE])
@@ -100,7 +114,7 @@ class Server:
 
 
 @contextmanager
-def serving(answering: Answering) -> Iterator[Server]:
+def serving(answering: Answering, *, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """A server; clients in this process wait for it as long as a busy machine needs."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -117,13 +131,15 @@ def serving(answering: Answering) -> Iterator[Server]:
             except ConnectionError:  # the client has left
                 self.close_connection = True
 
-        do_HEAD = do_GET
+        do_HEAD = do_POST = do_PATCH = do_PUT = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listening.daemon_threads = True
+    if tls is not None:
+        listening.socket = tls.wrap_socket(listening.socket, server_side=True)
     server = Server(listening.server_port)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

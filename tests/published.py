@@ -14,11 +14,16 @@ CONFIG = json.dumps({"model_format": "gguf", "model_family": "llama"}).encode()
 
 
 class Registry:
-    """Models by "namespace/model:tag", as a registry of Ollama's kind publishes them."""
+    """Models by "namespace/model:tag", as a registry of Ollama's kind publishes them.
+
+    It accepts pushes as the OCI distribution specification describes, in chunks. `uploads`: the
+    sessions that are not finished.
+    """
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, bytes] = {}
+        self.uploads: dict[str, bytearray] = {}
 
     def publish(self, name: str, layers: Sequence[tuple[str, bytes]]) -> dict:
         """`layers`: kinds, such as "model" and "params", with their contents."""
@@ -29,6 +34,12 @@ class Registry:
 
     def __call__(self, exchange: Exchange) -> None:
         _, version, namespace, model, kind, reference = exchange.path.split("/", 5)
+        if kind == "blobs" and reference.startswith("uploads/"):
+            self._upload(exchange, reference.removeprefix("uploads/"))
+            return
+        if kind == "manifests" and exchange.method == "PUT":
+            self._push_manifest(exchange, f"{namespace}/{model}:{reference}")
+            return
         manifest = self.manifests.get(f"{namespace}/{model}:{reference}")
         if version == "v2" and kind == "manifests" and manifest is not None:
             exchange.answer(manifest, content_type=MANIFEST_TYPE)
@@ -37,6 +48,49 @@ class Registry:
         else:
             errors = [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]
             exchange.json({"errors": errors}, status=404)
+
+    def _upload(self, exchange: Exchange, session: str) -> None:
+        if exchange.method == "POST":
+            session = f"session{len(self.uploads)}-{len(self.blobs)}"
+            self.uploads[session] = bytearray()
+        received = self.uploads.get(session)
+        if received is None:
+            exchange.json({"errors": [{"code": "BLOB_UPLOAD_UNKNOWN"}]}, status=404)
+            return
+        if exchange.method == "PATCH":
+            begin, end = map(int, exchange.headers["content-range"].split("-"))
+            if begin != len(received) or int(exchange.headers["content-length"]) != end + 1 - begin:
+                exchange.answer(status=416)
+                return
+            for piece in exchange.body():
+                received += piece
+        if exchange.method == "PUT":
+            self._finish(exchange, session)
+            return
+        folder = exchange.path.partition("/uploads/")[0]
+        where = {
+            "location": f"{folder}/uploads/{session}?state={len(received)}",
+            "range": f"0-{max(0, len(received) - 1)}",
+        }
+        exchange.answer(status=204 if exchange.method == "GET" else 202, **where)
+
+    def _finish(self, exchange: Exchange, session: str) -> None:
+        data, (stated,) = bytes(self.uploads.pop(session)), exchange.query["digest"]
+        if digest(data) != stated:
+            exchange.json({"errors": [{"code": "DIGEST_INVALID"}]}, status=400)
+            return
+        self.blobs[stated] = data
+        exchange.answer(status=201, location=f"/v2/blobs/{stated}")
+
+    def _push_manifest(self, exchange: Exchange, name: str) -> None:
+        raw = b"".join(exchange.body())
+        stated = json.loads(raw)
+        references = [stated["config"], *stated["layers"]]
+        if any(len(self.blobs.get(each["digest"], b"")) != each["size"] for each in references):
+            exchange.json({"errors": [{"code": "MANIFEST_BLOB_UNKNOWN"}]}, status=400)
+            return
+        self.manifests[name] = raw
+        exchange.answer(status=201)
 
 
 class Hub:

@@ -6,7 +6,7 @@ credentials, bodies have limits, and `hang_up` ends connections that other threa
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -63,23 +63,43 @@ class ResponseBody:
     url: httpx.URL
 
 
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The end of a request that changes something, without its body."""
+
+    status: int
+    headers: httpx.Headers
+    url: httpx.URL
+
+
 class Http:
-    """A pool of connections. `plain_hosts`: "host" or "host:port" that may be unencrypted."""
+    """A pool of connections. `plain_hosts`: "host" or "host:port" that may be unencrypted.
+
+    `insecure_host`: likewise, and its certificate is not verified.
+    """
 
     def __init__(
-        self, *, plain_hosts: frozenset[str] = frozenset(), first_pause_s: float = 0.5
+        self,
+        *,
+        plain_hosts: frozenset[str] = frozenset(),
+        insecure_host: str | None = None,
+        first_pause_s: float = 0.5,
     ) -> None:
         self._plain_hosts = plain_hosts
+        self._insecure_host = insecure_host
         self._first_pause_s = first_pause_s
         self._connections: WeakSet[Any] = WeakSet()
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
         trusted = httpx.create_ssl_context()
         direct = httpx.HTTPTransport(verify=trusted, limits=limits)
+        mounts = {f"all://{host}": direct for host in ("localhost", "127.0.0.1", "[::1]")}
+        if insecure_host is not None:
+            mounts[f"all://{insecure_host}"] = httpx.HTTPTransport(verify=False, limits=limits)
         self._client = httpx.Client(
             verify=trusted,
             timeout=TIMEOUT,
             limits=limits,
-            mounts={f"all://{host}": direct for host in ("localhost", "127.0.0.1", "[::1]")},
+            mounts=mounts,
             headers={"accept-encoding": "identity", "user-agent": "caravan"},
         )
 
@@ -97,14 +117,25 @@ class Http:
                 socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def scheme(self, host: str) -> str:
-        """The scheme for a registry that is given as a host."""
+        """The scheme for a registry that is given as a host; asks `insecure_host` for its own."""
+        if host == self._insecure_host:
+            return "http" if self._speaks_plain_http(host) else "https"
         return "http" if self._may_be_plain(httpx.URL(f"http://{host}")) else "https"
+
+    def _speaks_plain_http(self, host: str) -> bool:
+        """False for a server of TLS, which refuses such requests or breaks the connection."""
+        try:
+            with self._client.stream("GET", f"http://{host}/v2/", extensions=self._trace) as answer:
+                return answer.status_code != 400
+        except httpx.TransportError:
+            return False
 
     @contextmanager
     def stream(
         self,
         url: httpx.URL,
         *,
+        method: str = "GET",
         headers: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
     ) -> Iterator[httpx.Response]:
@@ -112,22 +143,50 @@ class Http:
 
         Raises TransientError, StatusError, or SourceError for a forbidden URL or encoding.
         """
-        try:
-            with self._final(url, headers or {}, credentials) as response:
-                _check_status(response)
-                coding = response.headers.get("content-encoding", "identity")
-                if coding.strip().lower() not in ("", "identity"):
-                    raise SourceError(
-                        f"{response.url.host} compresses its data ({coding[:20]}), although the "
-                        "request forbids it."
-                    )
-                yield response
-        except httpx.TransportError as error:
-            raise TransientError(f"{type(error).__name__}: {error}") from error
-        except httpx.HTTPError as error:
-            raise SourceError(f"{url.host} sends invalid HTTP: {error}.") from error
-        except UnicodeError as error:  # raised by the lookup of the host
-            raise SourceError(f"{url.host}, or a host that it redirects to, is invalid.") from error
+        with _translated(url), self._final(method, url, headers or {}, credentials) as response:
+            _check_status(response, (200, 206))
+            coding = response.headers.get("content-encoding", "identity")
+            if coding.strip().lower() not in ("", "identity"):
+                raise SourceError(
+                    f"{response.url.host} compresses its data ({coding[:20]}), although the "
+                    "request forbids it."
+                )
+            yield response
+
+    def send(
+        self,
+        method: str,
+        url: httpx.URL,
+        *,
+        accepted: Container[int],
+        content: Callable[[], Iterator[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
+        credentials: Credentials | None = None,
+    ) -> Response:
+        """Sends one request, without redirects; after a challenge, again with new credentials.
+
+        `content`: begins the body, whose `content-length` is in `headers`. Raises StatusError for a
+        status that is not `accepted`, TransientError, or SourceError for a forbidden URL.
+        """
+        self.check(url)
+        challenged = False
+        with _translated(url):
+            while True:
+                stated = None if credentials is None else credentials.authorization(url)
+                secret = {} if stated is None else {"authorization": stated}
+                with self._client.stream(
+                    method,
+                    url,
+                    content=None if content is None else content(),
+                    headers={**(headers or {}), **secret},
+                    extensions=self._trace,
+                ) as response:
+                    if response.status_code == 401 and credentials is not None and not challenged:
+                        challenged = True
+                        if credentials.challenged(response):
+                            continue
+                    _check_status(response, accepted)
+                    return Response(response.status_code, response.headers, response.url)
 
     def read(
         self,
@@ -160,7 +219,7 @@ class Http:
         def fail(state: RetryCallState) -> None:
             raise SourceError(
                 f"{host}: {_error_of(state)}, {MAX_ATTEMPTS} times in a row. Try again later; the "
-                "received bytes are kept."
+                "transferred bytes are kept."
             ) from _error_of(state)
 
         return Retrying(
@@ -173,7 +232,11 @@ class Http:
 
     @contextmanager
     def _final(
-        self, url: httpx.URL, headers: Mapping[str, str], credentials: Credentials | None
+        self,
+        method: str,
+        url: httpx.URL,
+        headers: Mapping[str, str],
+        credentials: Credentials | None,
     ) -> Iterator[httpx.Response]:
         """The first response that is neither a redirect nor a challenge that can be met.
 
@@ -184,9 +247,8 @@ class Http:
         while True:
             stated = None if credentials is None else credentials.authorization(url)
             secret = {} if stated is None else {"authorization": stated}
-            trace = {"trace": self._connected}
             with self._client.stream(
-                "GET", url, headers={**headers, **secret}, extensions=trace
+                method, url, headers={**headers, **secret}, extensions=self._trace
             ) as response:
                 if response.status_code == 401 and credentials is not None and not challenged:
                     challenged = True
@@ -200,6 +262,10 @@ class Http:
                     raise SourceError(f"{url.host} redirects more than {MAX_REDIRECTS} times.")
                 target = response.headers.get("location", "")
             url = self._target(url, target)
+
+    @property
+    def _trace(self) -> dict[str, Any]:
+        return {"trace": self._connected}
 
     def _connected(self, event: str, info: Mapping[str, Any]) -> None:
         """httpx's trace hook: records sockets. TLS replaces the object of a connection."""
@@ -229,7 +295,9 @@ class Http:
 
     def _may_be_plain(self, url: httpx.URL) -> bool:
         host_and_port = url.host if url.port is None else f"{url.host}:{url.port}"
-        return is_loopback(url.host) or not self._plain_hosts.isdisjoint({url.host, host_and_port})
+        if is_loopback(url.host) or host_and_port == self._insecure_host:
+            return True
+        return not self._plain_hosts.isdisjoint({url.host, host_and_port})
 
 
 def _error_of(state: RetryCallState) -> BaseException | None:
@@ -253,13 +321,26 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 
-def _check_status(response: httpx.Response) -> None:
+@contextmanager
+def _translated(url: httpx.URL) -> Iterator[None]:
+    """Turns httpx's errors into ours."""
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise TransientError(f"{type(error).__name__}: {error}") from error
+    except httpx.HTTPError as error:
+        raise SourceError(f"{url.host} sends invalid HTTP: {error}.") from error
+    except UnicodeError as error:  # raised by the lookup of the host
+        raise SourceError(f"{url.host}, or a host that it redirects to, is invalid.") from error
+
+
+def _check_status(response: httpx.Response, accepted: Container[int]) -> None:
     status = response.status_code
     if status in _TRANSIENT:
         stated = response.headers.get("retry-after", "")
         retry_after_s = float(stated) if stated.isdecimal() and len(stated) < 6 else 0.0
         raise TransientError(f"status {status}", retry_after_s=retry_after_s)
-    if status not in (200, 206):
+    if status not in accepted:
         raise StatusError(status)
 
 

@@ -1,6 +1,7 @@
 """Ollama's registry, and others with the same protocol: manifests and blobs."""
 
 import re
+from dataclasses import dataclass
 from threading import Lock
 
 import httpx
@@ -10,9 +11,10 @@ from model_zoo.sources.download import BlobLocation, RemoteModel
 from model_zoo.sources.http import Http, StatusError, same_origin
 from model_zoo.sources.reference import RegistrySource
 from model_zoo.store.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Manifest, ManifestLayer
+from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError, SourceNotFoundError
 
-OCI_MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.oci.image.manifest.v1+json")
 MAX_TOKEN_BYTES = 64 << 10
 MAX_CHALLENGE_CHARACTERS = 4096
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"\\]*)"')
@@ -31,28 +33,51 @@ def find_in_registry(source: RegistrySource, http: Http) -> RemoteModel:
 
     SourceNotFoundError if the registry does not have it, SourceError for an invalid manifest.
     """
-    name = source.name
-    try:
-        root = httpx.URL(f"{http.scheme(name.host)}://{name.host}")
-    except httpx.InvalidURL:
-        raise SourceError(f"{source}: {name.host} is not a valid host.") from None
-    pages = root.join(f"/v2/{name.namespace}/{name.model}/")
-    token = RegistryToken(http, root)
+    repository = Repository.of(source.name, http)
     try:
         answer = http.read(
-            pages.join(f"manifests/{name.tag}"),
+            repository.manifest,
             limit_bytes=MAX_MANIFEST_BYTES,
-            headers={"accept": f"{MANIFEST_TYPE}, {OCI_MANIFEST_TYPE}"},
-            credentials=token,
+            headers={"accept": ", ".join(MANIFEST_TYPES)},
+            credentials=repository.token,
         )
     except StatusError as refusal:
         raise _refused(source, refusal.status) from None
     manifest = Manifest.parse(answer.body, origin=str(source))
 
     def locate(layer: ManifestLayer) -> BlobLocation:
-        return BlobLocation(pages.join(f"blobs/{layer.digest}"), token)
+        return BlobLocation(repository.blob(layer.digest), repository.token)
 
-    return RemoteModel(name, manifest, locate)
+    return RemoteModel(source.name, manifest, locate)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repository:
+    """Where a registry has the blobs and the manifest of a model; `token`: for its requests."""
+
+    pages: httpx.URL
+    tag: str
+    token: "RegistryToken"
+
+    @classmethod
+    def of(cls, name: ModelName, http: Http) -> "Repository":
+        try:
+            root = httpx.URL(f"{http.scheme(name.host)}://{name.host}")
+        except httpx.InvalidURL:
+            raise SourceError(f"{name}: {name.host} is not a valid host.") from None
+        pages = root.join(f"/v2/{name.namespace}/{name.model}/")
+        return cls(pages, name.tag, RegistryToken(http, root))
+
+    @property
+    def manifest(self) -> httpx.URL:
+        return self.pages.join(f"manifests/{self.tag}")
+
+    @property
+    def uploads(self) -> httpx.URL:
+        return self.pages.join("blobs/uploads/")
+
+    def blob(self, digest: str) -> httpx.URL:
+        return self.pages.join(f"blobs/{digest}")
 
 
 class RegistryToken:
@@ -105,8 +130,8 @@ def _challenge(response: httpx.Response) -> dict[str, str]:
     scheme, _, rest = stated.partition(" ")
     if scheme.lower() != "bearer":
         raise SourceError(
-            f"{response.url.host} requires a login ({scheme[:20] or 'of unknown kind'}); only "
-            "public models can be pulled from registries."
+            f"{response.url.host} requires a login ({scheme[:20] or 'of unknown kind'}); "
+            "registries are used without one."
         )
     return {name.lower(): value for name, value in _PARAMETER.findall(rest)}
 

@@ -52,22 +52,33 @@ def pull(
     progress: Progress | None = None,
     environment: Mapping[str, str] = os.environ,
     streams: DownloadStreams = STREAMS,
+    insecure: bool = False,
     first_pause_s: float = 0.5,
 ) -> StoredModel:
     """Brings the model up to date with its source; only missing blobs are downloaded.
 
-    `progress` is called in the caller's thread. SourceError if the model is not available,
-    StoreError if it cannot be stored; a later call resumes.
+    `progress` is called in the caller's thread. `insecure`: its host, as in `open_http`.
+    SourceError if the model is not available, StoreError if it cannot be stored; a later call
+    resumes.
     """
     report = progress or ignore_progress
-    plain = frozenset(filter(None, environment.get("CARAVAN_PLAIN_HTTP_HOSTS", "").split(",")))
-    with closing(Http(plain_hosts=plain, first_pause_s=first_pause_s)) as http:
+    host = source.name.host if insecure else None
+    with closing(open_http(environment, host, first_pause_s=first_pause_s)) as http:
         report(PullProgress("pulling manifest"))
         remote = _find(source, http, environment)
         remote.manifest.check_servable(source)
         model = _download_all(remote, http, store, streams, report)
     report(PullProgress("success"))
     return model
+
+
+def open_http(
+    environment: Mapping[str, str], insecure_host: str | None, *, first_pause_s: float
+) -> Http:
+    """`insecure_host`: may speak plain HTTP or have any certificate, as clients of Ollama request
+    with `insecure`; others may if `CARAVAN_PLAIN_HTTP_HOSTS` names them."""
+    plain = frozenset(filter(None, environment.get("CARAVAN_PLAIN_HTTP_HOSTS", "").split(",")))
+    return Http(plain_hosts=plain, insecure_host=insecure_host, first_pause_s=first_pause_s)
 
 
 def _find(source: RemoteSource, http: Http, environment: Mapping[str, str]) -> RemoteModel:

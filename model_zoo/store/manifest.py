@@ -39,6 +39,7 @@ class _StatedLayer(msgspec.Struct):
 class _Manifest(msgspec.Struct):
     layers: list[_StatedLayer]
     config: _StatedLayer | None = None
+    mediaType: str = MANIFEST_TYPE
     annotations: dict[str, str] | None = None
 
 
@@ -67,6 +68,7 @@ class Manifest:
     config: ManifestLayer | None
     annotations: Mapping[str, str]
     raw: bytes
+    media_type: str = MANIFEST_TYPE
 
     @classmethod
     def parse(cls, raw: bytes, *, origin: str) -> "Manifest":
@@ -84,7 +86,8 @@ class Manifest:
             config = None if stated.config is None else _layer(stated.config)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SourceError) as error:
             raise SourceError(f"{origin}: invalid manifest: {error}.") from None
-        return cls(layers, config, MappingProxyType(stated.annotations or {}), raw)
+        annotations = MappingProxyType(stated.annotations or {})
+        return cls(layers, config, annotations, raw, stated.mediaType)
 
     @classmethod
     def of(

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -165,6 +166,12 @@ class Store:
         """Lets one process at a time write a blob; calls `waiting` while another holds the lock."""
         with self._lock(check_digest(digest).replace(":", "-"), waiting):
             yield
+
+    def open_blob(self, digest: str) -> BinaryIO:
+        try:
+            return self.blob(digest).open("rb")
+        except OSError as error:
+            raise file_error("read", self.blob(digest), error) from error
 
     def install_partial(self, layer: ManifestLayer) -> None:
         """Makes the partial file the blob if it has the digest; removes it otherwise."""

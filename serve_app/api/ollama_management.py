@@ -1,4 +1,4 @@
-"""Ollama's protocol for managing models: pull, create, copy, delete, uploads for create."""
+"""Ollama's protocol for managing models: pull, push, create, copy, delete, uploads for create."""
 
 import asyncio
 import json
@@ -49,9 +49,11 @@ class _NamedBody(Body):
         return self.model or self.name
 
 
-class PullBody(_NamedBody):
+class TransferBody(_NamedBody):
+    """Of a pull or a push."""
+
     stream: bool = True
-    insecure: Any = unserved(False)
+    insecure: bool = False
     username: Any = harmless()
     password: Any = harmless()
 
@@ -105,8 +107,15 @@ class OllamaManagement:
 
     async def pull(self, request: Request) -> Response:
         management = self._allowed()
-        body = await self._bodies.read(PullBody, request)
-        return await _report(management.pull(body.named), stream=body.stream)
+        body = await self._bodies.read(TransferBody, request)
+        steps = management.pull(body.named, insecure=body.insecure)
+        return await _report(steps, stream=body.stream)
+
+    async def push(self, request: Request) -> Response:
+        management = self._allowed()
+        body = await self._bodies.read(TransferBody, request)
+        steps = management.push(body.named, insecure=body.insecure)
+        return await _report(steps, stream=body.stream)
 
     async def create(self, request: Request) -> Response:
         management = self._allowed()
@@ -144,9 +153,6 @@ class OllamaManagement:
         except ClientDisconnect:
             raise RequestError("the file is incomplete") from None
         return Response(status_code=201 if new else 200)
-
-    async def push(self, request: Request) -> Response:
-        raise ForbiddenError("this server does not push models")
 
     def _allowed(self) -> ModelManagement:
         if self._management is None:

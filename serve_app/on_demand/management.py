@@ -1,4 +1,4 @@
-"""Pulling, creating, copying and deleting models, once for each store of the cluster."""
+"""Pulling, pushing, creating, copying and deleting models, once for each store of the cluster."""
 
 import asyncio
 import time
@@ -45,7 +45,9 @@ class ModelManagement:
         model = self._configured.get(canonical_name(text))
         return base_from_request(text) if model is None else base_from_settings(model)
 
-    async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
+    async def pull(
+        self, name: str, *, insecure: bool = False
+    ) -> AsyncGenerator[PullProgress, None]:
         """The progress of the slowest store. Closing the generator cancels the pull, unless other
         clients have joined it.
 
@@ -54,7 +56,21 @@ class ModelManagement:
         if canonical_name(name) in self._configured:
             yield PullProgress("success")
             return
-        async for step in self._progress("pull", name):
+        async for step in self._progress("pull", name, insecure):
+            yield step
+
+    async def push(
+        self, name: str, *, insecure: bool = False
+    ) -> AsyncGenerator[PullProgress, None]:
+        """The progress of a push from one of the stores that have the model. Closing the generator
+        cancels the push, unless other clients have joined it."""
+        if canonical_name(name) in self._configured:
+            raise RequestError(
+                f"model '{name}' is part of the configuration; models of the store can be pushed"
+            )
+        sound_name(name)
+        id = uuid.uuid4().hex
+        async for step in self._followed(id, await self._first_store("push", id, name, insecure)):
             yield step
 
     async def create(self, name: str, definition: Definition) -> AsyncGenerator[PullProgress, None]:
@@ -120,22 +136,30 @@ class ModelManagement:
 
         The slowest store may change, so a step may be reported again with fewer bytes.
         """
-        id, seen, last = uuid.uuid4().hex, 0, None
+        id = uuid.uuid4().hex
         try:
             replicas = await self._call_stores_that_have_it(method, id, *arguments)
-            while True:
-                reports = await self._call(replicas, "operations.follow", id, max(0, seen - 1))
-                slowest = min(reports, key=_position)
-                seen = max(seen, slowest.count)
-                for step in slowest.steps:
-                    if step != last:
-                        yield step
-                    last = step
-                if slowest.done:
-                    return
-                await asyncio.sleep(POLL_S)
+            async for step in self._followed(id, replicas):
+                yield step
         finally:
             self._pool.forget()
+
+    async def _followed(
+        self, id: str, replicas: Sequence[str]
+    ) -> AsyncGenerator[PullProgress, None]:
+        """The steps of the slowest process in which the operation runs."""
+        seen, last = 0, None
+        while True:
+            reports = await self._call(replicas, "operations.follow", id, max(0, seen - 1))
+            slowest = min(reports, key=_position)
+            seen = max(seen, slowest.count)
+            for step in slowest.steps:
+                if step != last:
+                    yield step
+                last = step
+            if slowest.done:
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _call(self, replicas: Sequence[str], method: str, *arguments: Any) -> list[Any]:
         """The value of each. Raises the error of any; OverloadedError if a process is lost."""
@@ -164,6 +188,19 @@ class ModelManagement:
         if missing is not None and not found:
             raise missing
         return found
+
+    async def _first_store(self, method: str, *arguments: Any) -> list[str]:
+        """Calls one store after the other; the replica of the first that does not raise
+        ModelNotFoundError. Raises that error if all do."""
+        replicas = await self._pool.store_replicas()
+        for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
+            try:
+                await self._call([replica], method, *arguments)
+                return [replica]
+            except ModelNotFoundError:
+                if not left:
+                    raise
+        raise OverloadedError(PROCESS_LOST)
 
     def _refuse_configured(self, name: str) -> None:
         if canonical_name(name) in self._configured:

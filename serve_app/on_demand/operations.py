@@ -46,8 +46,8 @@ class Operations:
             if operation is None:
                 if len(running) >= self._max_running:
                     raise OverloadedError(
-                        f"{len(running)} pulls and creations are already running, which is the "
-                        "limit; try again later"
+                        f"{len(running)} pulls, pushes and creations are already running, which is "
+                        "the limit; try again later"
                     )
                 operation = _Operation(key, self._lease_s, self._clock)
                 operation.future = self._threads.submit(operation.run, work)

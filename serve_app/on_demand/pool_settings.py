@@ -27,9 +27,10 @@ class OnDemandSettings(Section):
     memory of the device at the start, of a GPU the share `num_gpus`. `max_models`: how many models
     one process may hold; None: as many as fit. `keep_alive`: how long a model stays loaded after
     its last request, unless a request sets another. `pull_hosts`: where clients may pull from.
-    `hf_token_for`: repositories of the Hub for which those pulls use the server's token, as
-    `org/repo`, `org/*` or `*`. `max_upload_bytes`: limit for one uploaded file.
-    `upload_quota_bytes`: limit for a tenant's uploads that no model uses yet.
+    `push_hosts`: where they may push to; None: `pull_hosts`. `hf_token_for`: repositories of the
+    Hub for which those pulls use the server's token, as `org/repo`, `org/*` or `*`.
+    `max_upload_bytes`: limit for one uploaded file. `upload_quota_bytes`: limit for a tenant's
+    uploads that no model uses yet.
     """
 
     replicas: int | None = Count
@@ -44,6 +45,7 @@ class OnDemandSettings(Section):
         HUB_HOST,
         HUB_REGISTRY,
     )
+    push_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] | None = None
     hf_token_for: tuple[Annotated[str, Field(pattern=REPOSITORY_PATTERN)], ...] = ()
     max_upload_bytes: int = Field(default=64 * 2**30, ge=1)
     upload_quota_bytes: int = Field(default=256 * 2**30, ge=1)

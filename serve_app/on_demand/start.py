@@ -9,7 +9,7 @@ from model_zoo.store.store import Store, default_root
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
 from serve_app.on_demand.pool_settings import OnDemandSettings
-from serve_app.on_demand.store_manager import PullRules, StoreManager
+from serve_app.on_demand.store_manager import StoreManager, TransferRules
 from serve_app.on_demand.uploads import UploadLimits, Uploads
 from serve_app.transport.generation import generation_server
 
@@ -38,7 +38,7 @@ async def open_store_manager(
         store,
         Uploads(store, UploadLimits(settings.max_upload_bytes, settings.upload_quota_bytes)),
         address,
-        rules=PullRules(settings.pull_hosts, settings.hf_token_for),
+        rules=TransferRules(settings.pull_hosts, settings.hf_token_for, settings.push_hosts),
     )
     opened.callback(store_manager.close)
     sweeping = asyncio.create_task(store_manager.sweep_periodically())

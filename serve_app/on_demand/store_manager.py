@@ -20,6 +20,7 @@ from typing import Any
 from model_zoo.convert.recipes import recipe_named
 from model_zoo.sources.hub import without_token
 from model_zoo.sources.pull import Progress, pull
+from model_zoo.sources.push import push
 from model_zoo.sources.reference import HubSource, PathSource, RemoteSource, Source
 from model_zoo.store.creation import copy, create
 from model_zoo.store.definition import Definition
@@ -52,26 +53,37 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class PullRules:
-    """What clients' pulls may do.
+class TransferRules:
+    """What clients' pulls and pushes may do.
 
-    `hosts`: where they may pull from. `hf_token_for`: repositories of the Hub, as `org/repo` with
-    `*` as a wildcard, for which they use the server's token. Sources of configured models are
-    always allowed and always pulled with the token.
+    `hosts`: where they may pull from. `push_hosts`: where they may push to; None: `hosts`.
+    `hf_token_for`: repositories of the Hub, as `org/repo` with `*` as a wildcard, for which pulls
+    use the server's token. Sources of configured models are always allowed and always pulled with
+    the token.
     """
 
     hosts: Sequence[str]
     hf_token_for: Sequence[str] = ()
+    push_hosts: Sequence[str] | None = None
 
     def check(self, source: RemoteSource) -> RemoteSource:
         """The source. RequestError if its host is not allowed."""
         host = source.name.host
-        if host.lower() not in {allowed.lower() for allowed in self.hosts}:
+        if not _contains(self.hosts, host):
             raise RequestError(
                 f"{source}: pulls from {host} are not allowed; `on_demand.pull_hosts` allows "
                 f"{', '.join(sorted(self.hosts)) or 'none'}"
             )
         return source
+
+    def check_push(self, name: ModelName) -> None:
+        """RequestError if models may not be pushed to the host of the name."""
+        hosts = self.hosts if self.push_hosts is None else self.push_hosts
+        if not _contains(hosts, name.host):
+            raise RequestError(
+                f"{name}: pushes to {name.host} are not allowed; `on_demand.push_hosts` allows "
+                f"{', '.join(sorted(hosts)) or 'none'}"
+            )
 
     def allow_token(self, source: Source | None) -> bool:
         if not isinstance(source, HubSource):
@@ -90,7 +102,7 @@ class StoreManager:
         uploads: Uploads,
         address: Address,
         *,
-        rules: PullRules,
+        rules: TransferRules,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self.pool = pool
@@ -134,7 +146,7 @@ class StoreManager:
                 log.warning("call failed", method=method, reason=repr(error))
             return CallResult(replica, failed=wire.failed(error))
 
-    def pull(self, id: str, text: str) -> None:
+    def pull(self, id: str, text: str, insecure: bool = False) -> None:
         """Begins or joins the pull of the model that `text` names, as operation `id`."""
         source = self._rules.check(requested_source(text, self._store))
         with_token = self._rules.allow_token(source)
@@ -142,9 +154,27 @@ class StoreManager:
         def work(progress: Progress) -> None:
             environment = self._pull_environment(with_token)
             with _as_ollama_reports(source, with_token):
-                pull(source, self._store, progress=progress, environment=environment)
+                pull(
+                    source,
+                    self._store,
+                    progress=progress,
+                    environment=environment,
+                    insecure=insecure,
+                )
 
-        self.operations.begin(id, f"pull {source}", work)
+        self.operations.begin(id, f"pull {source} {insecure}", work)
+
+    def push(self, id: str, text: str, insecure: bool = False) -> None:
+        """Begins or joins the push of a model to the registry that its name begins with, as
+        operation `id`. ModelNotFoundError if the store does not have it."""
+        name = self._find(text)
+        self._rules.check_push(name)
+
+        def work(progress: Progress) -> None:
+            environment = self._pull_environment(with_token=False)
+            push(name, self._store, progress=progress, environment=environment, insecure=insecure)
+
+        self.operations.begin(id, f"push {name} {insecure}", work)
 
     def create(self, id: str, text: str, definition: Definition, configured: bool) -> None:
         """Begins or joins the creation of the model that `text` names, as operation `id`.
@@ -217,6 +247,10 @@ class StoreManager:
         if known is None:
             raise ModelNotFoundError(f"model '{text}' not found")
         return known
+
+
+def _contains(hosts: Sequence[str], host: str) -> bool:
+    return host.lower() in {allowed.lower() for allowed in hosts}
 
 
 @contextmanager

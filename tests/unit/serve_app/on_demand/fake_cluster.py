@@ -29,7 +29,7 @@ from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits, StoredVersion
 from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
-from serve_app.on_demand.store_manager import PullRules, StoreManager
+from serve_app.on_demand.store_manager import StoreManager, TransferRules
 from serve_app.on_demand.uploads import UploadLimits, Uploads
 from serve_app.transport.generation import generation_server
 from serve_app.transport.stream_server import StreamServer
@@ -128,7 +128,7 @@ async def cluster_of(
                 store,
                 Uploads(store, UploadLimits(1 << 24, quota_bytes), clock=clock),
                 address,
-                rules=PullRules(pull_hosts, hf_token_for),
+                rules=TransferRules(pull_hosts, hf_token_for),
                 environment=environment,
             )
             opened.callback(store_manager.close)
