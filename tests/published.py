@@ -33,6 +33,9 @@ class Registry:
         return manifest
 
     def __call__(self, exchange: Exchange) -> None:
+        if exchange.path == "/v2/":
+            exchange.json({})
+            return
         _, version, namespace, model, kind, reference = exchange.path.split("/", 5)
         if kind == "blobs" and reference.startswith("uploads/"):
             self._upload(exchange, reference.removeprefix("uploads/"))

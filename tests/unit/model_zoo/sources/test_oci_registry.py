@@ -1,4 +1,4 @@
-"""Pulling from the real registry server of the OCI project, started on loopback.
+"""Pulls from, and pushes to, the real registry server of the OCI project, started on loopback.
 
 Debian has it as the package `docker-registry`; $CARAVAN_DOCKER_REGISTRY names its binary.
 """
@@ -21,9 +21,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from model_zoo.sources import push as pushing
 from model_zoo.sources.download import DownloadStreams
-from model_zoo.sources.pull import pull
+from model_zoo.sources.pull import PullProgress, pull
 from model_zoo.sources.reference import parse_source
+from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from tests.loopback import Exchange, digest, free_port, serving
@@ -129,8 +131,21 @@ def test_an_absent_blob_of_a_real_registry_is_an_error(tmp_path) -> None:
         hexadecimal = digest(WEIGHTS).removeprefix("sha256:")
         lost = tmp_path / "registry/storage/docker/registry/v2/blobs/sha256"
         shutil.rmtree(lost / hexadecimal[:2] / hexadecimal)
-        with pytest.raises(SourceError, match="does not give the blob, with status 404"):
+        with pytest.raises(SourceError, match="refuses the blob with status 404"):
             pull(parse_source(f"ollama://{address}/library/tiny:1b"), Store(tmp_path / "models"))
+
+
+def test_a_model_pushed_to_a_real_registry_is_the_same_when_it_is_pulled(address, tmp_path) -> None:
+    store, other = Store(tmp_path / "models"), Store(tmp_path / "other")
+    tiny = pull(parse_source(f"ollama://{address}/library/tiny:1b"), store, streams=STREAMS)
+    name = ModelName.parse(f"{address}/me/copy:2")
+    store.commit(name, tiny.manifest)
+    reported: list[PullProgress] = []
+    pushing.push(name, store, progress=reported.append, chunk_bytes=100_000)
+    assert max(step.completed for step in reported) == len(WEIGHTS)
+    copied = pull(parse_source(f"ollama://{name}"), other, streams=STREAMS)
+    assert copied.manifest.raw == tiny.manifest.raw
+    assert not any(bad for _, bad in other.damaged(copied.manifest))
 
 
 class TokenServer:
@@ -201,3 +216,8 @@ def test_a_real_registry_that_requires_a_token_gets_one(tmp_path) -> None:
             assert model.files[0].read_bytes() == WEIGHTS
             assert len(tokens.exchanges) == 1
             assert tokens.exchanges[0].query["scope"] == ["repository:library/tiny:pull"]
+            name = ModelName.parse(f"{address}/me/copy:2")
+            Store(tmp_path / "models").commit(name, model.manifest)
+            pushing.push(name, Store(tmp_path / "models"), chunk_bytes=100_000)
+            copied = pull(parse_source(f"ollama://{name}"), Store(tmp_path / "other"))
+            assert copied.files[0].read_bytes() == WEIGHTS

@@ -112,7 +112,7 @@ def broken_after(published: Registry, nbytes: int, times: int) -> Callable[[Exch
             published(exchange)
             return
         session = exchange.path.rpartition("/")[2]
-        published.uploads[session] += exchange.handler.rfile.read(nbytes)
+        published.uploads[session] += b"".join(exchange.body())[:nbytes]
         raise ConnectionError
 
     return answering

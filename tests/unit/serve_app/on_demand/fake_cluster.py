@@ -102,6 +102,7 @@ async def cluster_of(
     *roots: Path | Store,
     max_loaded_bytes: int = 100,
     pull_hosts: Sequence[str] = (),
+    push_hosts: Sequence[str] | None = None,
     quota_bytes: int = 1 << 30,
     clock: Callable[[], float] = time.monotonic,
     hf_token_for: Sequence[str] = (),
@@ -128,7 +129,7 @@ async def cluster_of(
                 store,
                 Uploads(store, UploadLimits(1 << 24, quota_bytes), clock=clock),
                 address,
-                rules=TransferRules(pull_hosts, hf_token_for),
+                rules=TransferRules(pull_hosts, hf_token_for, push_hosts),
                 environment=environment,
             )
             opened.callback(store_manager.close)
