@@ -70,6 +70,7 @@ class ModelDescription:
     pooling: "mean", "cls" or "last" in files made for embedding, "rank" in rerankers.
     sees: whether the model accepts images.
     projector: metadata of a separate projector file, with its `general.parameter_count`.
+    matrix_bytes: of the file's matrices, which models of the same file can share.
     """
 
     architecture: str
@@ -93,6 +94,7 @@ class ModelDescription:
     sees: bool = False
     projector: Mapping[str, MetadataValue] | None = None
     adapters: tuple[AdapterFacts, ...] = ()
+    matrix_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
@@ -63,6 +64,7 @@ class LoadOptions:
     weights; None or a result of None puts all layers on one device.
     read: False leaves the weights on disk, for an outline on a CPU.
     adapters: change matrices of the text model, which stay as they are in its file.
+    shared: copies of weights of models that are loaded already.
     """
 
     vision_device: torch.device | None = None
@@ -73,6 +75,7 @@ class LoadOptions:
     place: Place | None = None
     read: bool = True
     adapters: Sequence[AdapterPath] = ()
+    shared: SharedWeights | None = None
 
 
 def load(
@@ -188,6 +191,7 @@ def describe(
         sees=vision is not None,
         projector=None if own is None else _projector_facts(own),
         adapters=tuple(AdapterFacts(a.file.path, a.file.digest, a.scale) for a in adapters),
+        matrix_bytes=sum(info.nbytes for info in tensors if len(info.shape) > 1),
     )
 
 
@@ -306,6 +310,7 @@ class _Recipe:
                 ranks=self.options.ranks,
                 layer_placement=self.layer_placement,
                 adapters=adapting,
+                shared=self.options.shared,
             )
             for (file, device), share, adapting in zip(places, shares, adapters, strict=True)
         ]

@@ -49,6 +49,8 @@ class GGUFFile:
             )
         self.size_bytes = sum(part.size_bytes for part in parts)
         self.modified_at = max(part.modified_at for part in parts)
+        # Equal for opened files with the same content.
+        self.identity = tuple(part.identity for part in parts)
         self._parts = tuple(parts)
         self._part_of = {name: part for part in parts for name in part.header.tensors}
 
@@ -125,13 +127,14 @@ class GGUFFile:
 class _MappedFile:
     """One mapped file."""
 
-    def __init__(self, path: Path, data: mmap.mmap, modified_at: float, *, arrays: bool) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, status: stat_result, *, arrays: bool) -> None:
         self.path = path
         self.map = data
         self.header = read_header(Cursor(data, str(path)), arrays=arrays)
         self.size_bytes = len(data)
         self.header_bytes = min(self.header.data_begin, len(data))
-        self.modified_at = modified_at
+        self.modified_at = status.st_mtime
+        self.identity = status.st_dev, status.st_ino, len(data), status.st_mtime_ns
         self._bytes = _as_tensor(data)
 
     @classmethod
@@ -147,7 +150,7 @@ class _MappedFile:
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}.") from error
         except ValueError as error:  # a path with a NUL, or a file that just became empty
             raise ModelFileError(f"{str(path)!r}: cannot be read: {error}.") from error
-        return cls(path, data, status.st_mtime, arrays=arrays)
+        return cls(path, data, status, arrays=arrays)
 
     def view(self, begin: int, type: BlockType, shape: tuple[int, ...]) -> Weight:
         stored = (*shape[:-1], type.row_bytes(shape[-1]))

@@ -12,6 +12,7 @@ from torch import Tensor
 from model_zoo.gguf.adapted_tensors import AdaptedTensors
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import Progress, RowRange, Shape, Tensors
 from model_zoo.layers.linear import (
     AllGatherLinear,
@@ -40,6 +41,7 @@ class TensorScope:
     part or, for layers that reduce or gather, whole. Names and shapes are always those of the file.
     `layer_placement`: the device of each layer under the prefix `blk`; `device` is the main one.
     `adapters`: change matrices of the file; layers compute their additions beside its products.
+    `shared`: copies of weights that other models of this process use.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class TensorScope:
         ranks: Ranks = ALONE,
         layer_placement: LayerPlacement | None = None,
         adapters: Sequence[Adapter] = (),
+        shared: SharedWeights | None = None,
     ) -> None:
-        self._tensors = Tensors(file, progress)
+        self._tensors = Tensors(file, progress, shared)
         self._adapted = AdaptedTensors(adapters, self._tensors.held)
         self._prefix = ""
         self.device = device

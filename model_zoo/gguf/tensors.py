@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.shared_weights import SharedWeights
 from runtime.distributed.ranks import Split
 from runtime.quant.block_types import Weight, block_type, dequantize
 
@@ -32,10 +33,16 @@ class RowRange:
 
 
 class Tensors:
-    """The state that scopes share: one copy of a matrix per device, and the requested names."""
+    """The state that scopes share: one copy of a matrix per device, and the requested names.
 
-    def __init__(self, file: GGUFFile, progress: Progress | None) -> None:
+    `shared`: has the copies of other models of the same file.
+    """
+
+    def __init__(
+        self, file: GGUFFile, progress: Progress | None, shared: SharedWeights | None = None
+    ) -> None:
         self.file = file
+        self._shared = SharedWeights() if shared is None else shared
         self.claimed: set[str] = set()
         self.missing: list[str] = []
         self.misshapen: list[str] = []
@@ -79,7 +86,7 @@ class Tensors:
             self._fetch(name, device, outs, each)
             whole = self.file.weight(name)
             some = whole if each is None else whole.matrices(each.begin, each.end)
-            self._weights[key] = self._placed(_cut(some, outs, ins), device)
+            self._weights[key] = self._placed(key, device, _cut(some, outs, ins))
         return self._weights[key]
 
     def transposed(self, weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
@@ -106,7 +113,10 @@ class Tensors:
         for name, shape in shapes.items():
             self._claim(name, shape)
             self._fetch(name, device)
-        return self._placed(_stacked(parts, device) if joined is None else joined, device)
+        key = "joined", *shapes
+        if joined is None:
+            return self._copied(key, device, lambda: _stacked(parts, device))
+        return self._placed(key, device, joined)
 
     def rows(self, pieces: Sequence[RowRange], device: torch.device) -> list[Weight]:
         """The weight of each piece, or one weight with all rows if they are copied anyway."""
@@ -119,8 +129,9 @@ class Tensors:
             self._fetch(piece.name, device, part)
             views.append(_cut(self.file.weight(piece.name), part, None))
         if device.type != "cpu" and len({view.type for view in views}) == 1:
-            views = [_stacked(views, device)]
-        return [self._placed(view, device) for view in views]
+            return [self._copied(tuple(pieces), device, lambda: _stacked(views, device))]
+        pairs = zip(pieces, views, strict=True)
+        return [self._placed(piece, device, view) for piece, view in pairs]
 
     def stacked(
         self,
@@ -144,13 +155,15 @@ class Tensors:
             return missing_weight(len(shape) + 1)
         for name in names:
             self._fetch(name, device, outs)
-        even = self.file.evenly_spaced(names)
+        even, key = self.file.evenly_spaced(names), ("stacked", *names, outs, ins)
         if even is not None:
-            return self._placed(_cut(even, outs, ins), device)
+            return self._placed(key, device, _cut(even, outs, ins))
         parts = [_cut(self.file.weight(name), outs, ins) for name in names]
-        rows, whole = _stacked(parts, device), (len(names), *parts[0].shape)
-        stacked = Weight(rows.data.view(*whole[:-1], -1), rows.type, whole)
-        return self._placed(stacked, device)
+
+        def stacked() -> Weight:
+            return _stacked(parts, device).unflatten(len(names))
+
+        return self._copied(key, device, stacked)
 
     def numbers(
         self, name: str, shape: Shape, device: torch.device, *, outs: Split | None = None
@@ -181,9 +194,19 @@ class Tensors:
         self.misshapen.append(f"{name} is {' x '.join(map(str, info.shape))}, not {wanted}")
         return False
 
-    def _placed(self, weight: Weight, device: torch.device) -> Weight:
-        self.held[device] += weight.nbytes
-        return weight.to(device)
+    def _placed(self, part: Hashable, device: torch.device, view: Weight) -> Weight:
+        """A part of the map, on the device; `part` identifies it in the file."""
+        return self._copied(part, device, lambda: view.to(device))
+
+    def _copied(self, part: Hashable, device: torch.device, copy: Callable[[], Weight]) -> Weight:
+        """The same for a part that `copy` places. The map itself needs no sharing: models of one
+        file share its pages."""
+        if device.type in ("cpu", "meta"):
+            placed = copy()
+        else:
+            placed = self._shared.get((self.file.identity, part, device), copy)
+        self.held[device] += placed.nbytes
+        return placed
 
     def _fetch(
         self,

@@ -78,7 +78,7 @@ def block_type(name: str) -> BlockType:
     raise UnsupportedModelError(f"Block type {name} is not supported; supported are {known}.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Weight:
     """A quantised tensor, in the bytes of its file.
 

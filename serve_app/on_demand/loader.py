@@ -10,6 +10,7 @@ from threading import Lock
 
 import torch
 
+from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
@@ -47,6 +48,7 @@ class StoreLoader:
         self._device = computing_device(settings.model.device, settings.model.threads)
         self._outlines: OrderedDict[StoredVersion, tuple[ModelCard, MemoryNeed]] = OrderedDict()
         self._outlines_lock = Lock()
+        self._weights = SharedWeights()
         self.max_loaded_bytes = self._memory_limit()
 
     def find(self, name: str) -> StoredVersion:
@@ -89,7 +91,8 @@ class StoreLoader:
                 served=card.context_tokens,
                 reason="the model was trained for this context" if trained else limit,
             )
-        return load_replica(settings, files=dataclasses.replace(origin, context_tokens=None))
+        files = dataclasses.replace(origin, context_tokens=None)
+        return load_replica(settings, files=files, shared=self._weights)
 
     def unload(self, replica: ModelReplica) -> None:
         replica.close()
@@ -98,8 +101,10 @@ class StoreLoader:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def free_bytes(self) -> int:
-        return int(available_bytes(self._device) * (1 - LEFT_FREE))
+    def free_bytes(self, shared_bytes: int = 0) -> int:
+        free = int(available_bytes(self._device) * (1 - LEFT_FREE))
+        # On a CPU, weights are pages of files, which count as free.
+        return free + (shared_bytes if self._device.type == "cuda" else 0)
 
     def _memory_limit(self) -> int:
         stated = self._settings.max_loaded_bytes
@@ -166,7 +171,10 @@ class StoreLoader:
 
 def _memory_need(outline: ModelPlan) -> MemoryNeed:
     minimum = _minimum_bytes(outline, outline.options.context_tokens)
-    return MemoryNeed(minimum, max(minimum, _bytes(outline, outline.options)))
+    base = str(outline.files.path.resolve())
+    facts = outline.model.description
+    shared = min(facts.matrix_bytes, facts.weight_bytes)
+    return MemoryNeed(minimum, max(minimum, _bytes(outline, outline.options)), base, shared)
 
 
 def _minimum_bytes(outline: ModelPlan, context_tokens: int) -> int:

@@ -6,7 +6,7 @@ A pool belongs to one event loop: code between two awaits is atomic.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -50,10 +50,15 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a model takes: with a cache for one request, and for all that it may run."""
+    """Bytes that a model takes: with a cache for one request, and for all that it may run.
+
+    `base_bytes` of both are weights that it shares with the loaded models of the same `base`.
+    """
 
     minimum_bytes: int
     full_bytes: int
+    base: str | None = None
+    base_bytes: int = 0
 
 
 class Replica(Protocol):
@@ -80,8 +85,9 @@ class Loader(Protocol):
     def unload(self, replica: Any) -> None:
         """Unloads a replica that `load` returned."""
 
-    def free_bytes(self) -> int:
-        """Free memory of the device, beside the loaded models."""
+    def free_bytes(self, shared_bytes: int = 0) -> int:
+        """Memory of the device for a model beside the loaded ones, which have `shared_bytes` of its
+        weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ class ModelPool:
     @property
     def free_bytes(self) -> int:
         """Bytes that may be loaded without unloading anything."""
-        return max(0, self._limits.max_loaded_bytes - sum(each.bytes for each in self._all()))
+        return max(0, self._limits.max_loaded_bytes - _taken(self._all()))
 
     @property
     def limits(self) -> PoolLimits:
@@ -177,7 +183,7 @@ class ModelPool:
         return self._load_metrics.metrics(
             [entry.replica.statistics() for entry in entries if entry.replica],
             held_requests=sum(entry.users for entry in entries if entry.replica is None),
-            used_share=self._share(*(entry.bytes for entry in entries if entry.users)),
+            used_share=self._share([entry for entry in entries if entry.users]),
         )
 
     def check(self) -> None:
@@ -279,7 +285,7 @@ class ModelPool:
         card, need = await _run(self._outlining, self._loader.outline, entry.version)
         async with self._changing.place(entry.tenant):
             entry.bytes = await self._assign_memory(entry, need)
-            entry.card = card
+            entry.base, entry.base_bytes, entry.card = need.base, need.base_bytes, card
         return await _run(self._loading, self._loader.load, entry.version, entry.bytes)
 
     async def _assign_memory(self, entry: "_PooledModel", need: MemoryNeed) -> int:
@@ -298,24 +304,30 @@ class ModelPool:
         wanted = max(need.minimum_bytes, min(need.full_bytes, share))
         while True:
             others = [each for each in self._all() if each is not entry]
+            held = need.base is not None and need.base in {each.base for each in others}
+            shared = need.base_bytes if held else 0
             free = min(
-                limit - sum(each.bytes for each in others),
-                await _run(self._loading, self._loader.free_bytes),
+                limit - _taken(others) + shared,
+                await _run(self._loading, self._loader.free_bytes, shared),
             )
             below = self._limits.max_models is None or len(others) < self._limits.max_models
             if below and free >= need.minimum_bytes:
                 return min(wanted, free)
             idle = [each for each in others if each.idle]
             if not idle:
-                self._load_metrics.note_refused(entry.version.name, self._share(need.minimum_bytes))
+                refused = self._share_of(1, need.minimum_bytes)
+                self._load_metrics.note_refused(entry.version.name, refused)
                 raise self._all_in_use(entry, need, free)
             await self._unload(min(idle, key=lambda each: each.used_at), "memory needed")
 
-    def _share(self, *nbytes: int) -> float:
-        """The share of the process that models of these sizes take, by bytes or by their number."""
+    def _share(self, entries: Sequence["_PooledModel"]) -> float:
+        """The share of the process that the models take, by bytes or by their number."""
+        return self._share_of(len(entries), _taken(entries))
+
+    def _share_of(self, count: int, nbytes: int) -> float:
         limits = self._limits
-        by_number = len(nbytes) / limits.max_models if limits.max_models else 0.0
-        return max(by_number, sum(nbytes) / max(1, limits.max_loaded_bytes))
+        by_number = count / limits.max_models if limits.max_models else 0.0
+        return max(by_number, nbytes / max(1, limits.max_loaded_bytes))
 
     def _all_in_use(self, entry: "_PooledModel", need: MemoryNeed, free: int) -> OverloadedError:
         busy = ", ".join(sorted(each.version.name for each in self._all() if each is not entry))
@@ -375,8 +387,8 @@ class ModelPool:
 class _PooledModel:
     """One version of a model, from its first request until it is unloaded.
 
-    `tenant`: whose request began the load. `bytes`: memory reserved for it. `users_of`: running and
-    waiting requests by tenant.
+    `tenant`: whose request began the load. `bytes`: memory reserved for it, of which `base_bytes`
+    are shared with other models of `base`. `users_of`: running and waiting requests by tenant.
     """
 
     def __init__(self, version: StoredVersion, keep_alive_s: float, tenant: str) -> None:
@@ -387,6 +399,8 @@ class _PooledModel:
         self.used_at = time.monotonic()
         self.expires_at = 0.0
         self.bytes = 0
+        self.base: str | None = None
+        self.base_bytes = 0
         self.card: ModelCard | None = None
         self.replica: Replica | None = None
         self.loading: asyncio.Task[Replica] | None = None
@@ -432,6 +446,17 @@ class _PooledModel:
             waiting=statistics.waiting,
             slots=statistics.slots,
         )
+
+
+def _taken(entries: Iterable[_PooledModel]) -> int:
+    """Bytes of the models; what they share counts once."""
+    total, bases = 0, set()
+    for entry in entries:
+        total += entry.bytes
+        if entry.base is not None:
+            total -= entry.base_bytes if entry.base in bases else 0
+            bases.add(entry.base)
+    return total
 
 
 def _delayed(delta: ChatDelta, waited_ns: int) -> ChatDelta:

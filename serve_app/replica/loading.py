@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from model_zoo.chat_model import ChatModel
+from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.split import further_parts
 from model_zoo.gguf.tensors import META
 from model_zoo.images.decode import DecodingLimits
@@ -101,12 +102,13 @@ def load_replica(
     rank_zero: RankZero | None = None,
     *,
     files: ModelFiles | None = None,
+    shared: SharedWeights | None = None,
 ) -> ModelReplica:
     """A replica with a running engine and all memory reserved.
 
     `encoders`: the pool that encodes its images; None: it encodes them itself. `rank_zero`: the
     listener that the other ranks join; None: it computes alone. `files`: by default those of the
-    settings, pulled if necessary.
+    settings, pulled if necessary. `shared`: weights of other models of this process.
     """
     with _named_errors(settings), ExitStack() as on_failure:
         device = _main_device(settings)
@@ -117,7 +119,7 @@ def load_replica(
             on_failure.callback(rank_group.close)
             share_threads(settings.threads, rank_group.machine_ranks)
         files = files or pulled_files(settings, os.environ)
-        replica = _load_replica(settings, files, encoders, device, rank_group)
+        replica = _load_replica(settings, files, encoders, device, rank_group, shared)
         on_failure.pop_all()
         return replica
 
@@ -189,6 +191,7 @@ def _load_replica(
     encoders: EncoderSource | None,
     device: torch.device,
     rank_group: RankGroup | None,
+    shared: SharedWeights | None,
 ) -> ModelReplica:
     started = time.monotonic()
     log_device(device)
@@ -196,7 +199,7 @@ def _load_replica(
     vision_device = device if encoders is None else META
     ranks = ALONE if rank_group is None else rank_group.ranks
     model, files = _load_model(
-        settings, files, device, dtype, vision_device=vision_device, ranks=ranks
+        settings, files, device, dtype, vision_device=vision_device, ranks=ranks, shared=shared
     )
     # Weights on GPUs are copies; weights on the host stay in the mapped file.
     mapped = device.type == "cpu" or settings.num_gpu is not None
@@ -267,6 +270,7 @@ def _load_model(
     vision_device: torch.device | None = None,
     ranks: Ranks = ALONE,
     read: bool = True,
+    shared: SharedWeights | None = None,
 ) -> tuple[ChatModel, ModelFiles]:
     """The model and its files, without a pulled projector or template that is not supported."""
     context_tokens = _requested_context(settings, files)
@@ -289,6 +293,7 @@ def _load_model(
                 progress=LoadingProgress(settings.name) if read else None,
                 read=read,
                 adapters=files.adapters,
+                shared=shared,
             ),
         )
     except (ConfigurationError, UnsupportedModelError) as error:
@@ -296,7 +301,14 @@ def _load_model(
             raise
         text_only = files.without("projector", error)
         return _load_model(
-            settings, text_only, device, dtype, vision_device=vision_device, ranks=ranks, read=read
+            settings,
+            text_only,
+            device,
+            dtype,
+            vision_device=vision_device,
+            ranks=ranks,
+            read=read,
+            shared=shared,
         )
     model = dataclasses.replace(model, suffix_first=settings.spm_infill)
     if files.template is None:

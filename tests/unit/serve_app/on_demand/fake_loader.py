@@ -52,7 +52,8 @@ class FakeModel:
 
 
 class FakeLoader:
-    """`sizes`: minimum and full bytes of each model. `loads` and `unloads`: names in order."""
+    """`sizes`: minimum and full bytes of each model, then its base and the bytes that it shares
+    with other models of that. `loads` and `unloads`: names in order."""
 
     def __init__(self, **sizes: tuple[int, int]) -> None:
         self.sizes = sizes
@@ -88,8 +89,8 @@ class FakeLoader:
         replica.closed = True
         self.unloads.append(replica.version.name)
 
-    def free_bytes(self) -> int:
-        return self.free
+    def free_bytes(self, shared_bytes: int = 0) -> int:
+        return self.free + shared_bytes
 
 
 def card(version: StoredVersion, memory_bytes: int) -> ModelCard:

@@ -89,6 +89,21 @@ async def test_the_least_recently_used_model_is_unloaded():
         assert pool.free_bytes == 0
 
 
+async def test_weights_that_models_share_count_once():
+    base = ("/store/base", 30)
+    loader = FakeLoader(a=(40, 40, *base), b=(40, 40, *base), c=(45, 45), d=(40, 40, "x", 30))
+    loader.free = 50
+    async with pool_of(loader) as pool:
+        for model, free in (("a", 60), ("b", 50), ("c", 5)):
+            await ask(pool, model)
+            assert pool.free_bytes == free
+        assert names(pool) == {"a", "b", "c"}
+        assert pool.measures() and await pool.unload("a")
+        assert pool.free_bytes == 15, "the other model still has the shared weights"
+        await ask(pool, "d")
+        assert loader.unloads == ["a", "b"], "another base is not shared"
+
+
 async def test_models_in_use_stay_loaded_and_a_full_pool_refuses_at_once():
     loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
