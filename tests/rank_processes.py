@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.rank_part import file_digest, load_part
+from model_zoo.rank_part import files_digest, load_part
 from model_zoo.registry import LoadOptions, load
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
@@ -96,7 +96,7 @@ def assembled(
         ranks = ALONE if rank_group is None else rank_group.ranks
         model = load(path, device=CPU, dtype=torch.float32, options=LoadOptions(ranks=ranks))
         if rank_group is not None:
-            rank_group.wait_loaded(file_digest(path))
+            rank_group.wait_loaded(files_digest(path))
         settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
         engine, _ = assemble(
             model.decoder,
@@ -124,7 +124,7 @@ def compute(rank_info: RankInfo, path: Path, told: Path) -> None:
         part = load_part(
             path, device=CPU, dtype=torch.float32, context_tokens=None, ranks=member.ranks
         )
-        member.report_loaded(file_digest(told))
+        member.report_loaded(files_digest(told))
         compute_part(part, member, device=CPU)
     except Exception as error:
         member.control_channel.fail(error)

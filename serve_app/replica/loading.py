@@ -19,7 +19,7 @@ from model_zoo.registry import LoadOptions, load
 from model_zoo.store.store import default_root
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
-from runtime.distributed.ranks import ALONE, Ranks, Unconnected
+from runtime.distributed.ranks import ALONE, Unconnected
 from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
 from runtime.errors import (
     CaravanError,
@@ -161,7 +161,8 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         # Adapters change text models, which may share an encoder.
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
-        model, files = _load_model(settings, files, META, dtype, vision_device=device)
+        options = LoadOptions(vision_device=device)
+        model, files = _load_model(settings, files, META, dtype, options)
         _served_files(settings, files, model, mapped=device.type == "cpu")
         _check_vision(settings, model)
         assert model.vision is not None
@@ -177,7 +178,8 @@ def _plan(
     dtype = number_type(settings.dtype, device)
     size = settings.parallel.tensor
     ranks = ALONE if size == 1 else Unconnected(size)
-    model, files = _load_model(settings, files, weight_device, dtype, ranks=ranks, read=False)
+    loading = LoadOptions(ranks=ranks, read=False)
+    model, files = _load_model(settings, files, weight_device, dtype, loading)
     options = _engine_options(settings, files, model, device, create_image_cache(settings, model))
     check_options(options, model.decoder)
     _check_vision(settings, model)
@@ -196,11 +198,12 @@ def _load_replica(
     started = time.monotonic()
     log_device(device)
     dtype = number_type(settings.dtype, device)
-    vision_device = device if encoders is None else META
-    ranks = ALONE if rank_group is None else rank_group.ranks
-    model, files = _load_model(
-        settings, files, device, dtype, vision_device=vision_device, ranks=ranks, shared=shared
+    loading = LoadOptions(
+        vision_device=device if encoders is None else META,
+        ranks=ALONE if rank_group is None else rank_group.ranks,
+        shared=shared,
     )
+    model, files = _load_model(settings, files, device, dtype, loading)
     # Weights on GPUs are copies; weights on the host stay in the mapped file.
     mapped = device.type == "cpu" or settings.num_gpu is not None
     served_files = _served_files(settings, files, model, mapped=mapped)
@@ -266,50 +269,33 @@ def _load_model(
     files: ModelFiles,
     device: torch.device,
     dtype: torch.dtype,
-    *,
-    vision_device: torch.device | None = None,
-    ranks: Ranks = ALONE,
-    read: bool = True,
-    shared: SharedWeights | None = None,
+    options: LoadOptions,
 ) -> tuple[ChatModel, ModelFiles]:
-    """The model and its files, without a pulled projector or template that is not supported."""
+    """The model and its files, without a pulled projector or template that is not supported.
+
+    `options`: those that do not follow from the settings and the files.
+    """
     context_tokens = _requested_context(settings, files)
+    complete = dataclasses.replace(
+        options,
+        context_tokens=context_tokens,
+        place=device_map_options(settings, context_tokens, device),
+        image_limits=DecodingLimits(
+            bytes=MAX_IMAGE_BYTES,
+            pixels=settings.max_image_pixels,
+            frames=settings.max_image_frames,
+        ),
+        progress=LoadingProgress(settings.name) if options.read else None,
+        adapters=files.adapters,
+    )
     try:
         model = load(
-            files.path,
-            projector=files.projector,
-            device=device,
-            dtype=dtype,
-            options=LoadOptions(
-                vision_device=vision_device,
-                context_tokens=context_tokens,
-                ranks=ranks,
-                place=device_map_options(settings, context_tokens, device),
-                image_limits=DecodingLimits(
-                    bytes=MAX_IMAGE_BYTES,
-                    pixels=settings.max_image_pixels,
-                    frames=settings.max_image_frames,
-                ),
-                progress=LoadingProgress(settings.name) if read else None,
-                read=read,
-                adapters=files.adapters,
-                shared=shared,
-            ),
+            files.path, projector=files.projector, device=device, dtype=dtype, options=complete
         )
     except (ConfigurationError, UnsupportedModelError) as error:
         if files.projector is None or files.projector_required:
             raise
-        text_only = files.without("projector", error)
-        return _load_model(
-            settings,
-            text_only,
-            device,
-            dtype,
-            vision_device=vision_device,
-            ranks=ranks,
-            read=read,
-            shared=shared,
-        )
+        return _load_model(settings, files.without("projector", error), device, dtype, options)
     model = dataclasses.replace(model, suffix_first=settings.spm_infill)
     if files.template is None:
         return model, files
