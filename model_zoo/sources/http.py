@@ -86,15 +86,18 @@ class Http:
         first_pause_s: float = 0.5,
     ) -> None:
         self._plain_hosts = plain_hosts
-        self._insecure_host = insecure_host
+        # The scheme is of no consequence, but those of HTTP would hide their default ports.
+        self._insecure = None if insecure_host is None else httpx.URL(f"any://{insecure_host}")
         self._first_pause_s = first_pause_s
         self._connections: WeakSet[Any] = WeakSet()
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
         trusted = httpx.create_ssl_context()
         direct = httpx.HTTPTransport(verify=trusted, limits=limits)
         mounts = {f"all://{host}": direct for host in ("localhost", "127.0.0.1", "[::1]")}
-        if insecure_host is not None:
-            mounts[f"all://{insecure_host}"] = httpx.HTTPTransport(verify=False, limits=limits)
+        if self._insecure is not None:
+            port = "" if self._insecure.port in (None, 80, 443) else f":{self._insecure.port}"
+            unverified = httpx.HTTPTransport(verify=False, limits=limits)
+            mounts[f"all://{self._insecure.host}{port}"] = unverified
         self._client = httpx.Client(
             verify=trusted,
             timeout=TIMEOUT,
@@ -118,14 +121,15 @@ class Http:
 
     def scheme(self, host: str) -> str:
         """The scheme for a registry that is given as a host; asks `insecure_host` for its own."""
-        if host == self._insecure_host:
-            return "http" if self._speaks_plain_http(host) else "https"
-        return "http" if self._may_be_plain(httpx.URL(f"http://{host}")) else "https"
+        url = httpx.URL(f"http://{host}")
+        if self._is_insecure(url):
+            return "http" if self._speaks_plain_http(url.join("/v2/")) else "https"
+        return "http" if self._may_be_plain(url) else "https"
 
-    def _speaks_plain_http(self, host: str) -> bool:
+    def _speaks_plain_http(self, url: httpx.URL) -> bool:
         """False for a server of TLS, which refuses such requests or breaks the connection."""
         try:
-            with self._client.stream("GET", f"http://{host}/v2/", extensions=self._trace) as answer:
+            with self._client.stream("GET", url, extensions=self._trace) as answer:
                 return answer.status_code != 400
         except httpx.TransportError:
             return False
@@ -295,9 +299,15 @@ class Http:
 
     def _may_be_plain(self, url: httpx.URL) -> bool:
         host_and_port = url.host if url.port is None else f"{url.host}:{url.port}"
-        if is_loopback(url.host) or host_and_port == self._insecure_host:
+        if is_loopback(url.host) or self._is_insecure(url):
             return True
         return not self._plain_hosts.isdisjoint({url.host, host_and_port})
+
+    def _is_insecure(self, url: httpx.URL) -> bool:
+        if self._insecure is None:
+            return False
+        named = self._insecure.copy_with(scheme=url.scheme)
+        return _origin(named) == _origin(url)
 
 
 def _error_of(state: RetryCallState) -> BaseException | None:

@@ -299,6 +299,8 @@ def test_insecure_accepts_plain_http(store) -> None:
 def test_insecure_concerns_the_named_host_only(store, tls) -> None:
     http = Http(insecure_host="registry.lan:5000")
     http.check(httpx.URL("http://registry.lan:5000/v2/"))
+    for named in ("Registry.LAN", "registry.lan:80"):
+        Http(insecure_host=named).check(httpx.URL("http://registry.lan/v2/"))
     for url in ("http://registry.lan/v2/", "http://registry.lan:5001/", "http://192.0.2.1/"):
         with pytest.raises(SourceError, match="only https:// is allowed"):
             http.check(httpx.URL(url))
