@@ -41,7 +41,7 @@ class _Command(IntEnum):
     """The first number of a message."""
 
     STATES = 0  # compute hidden states; the batch follows
-    LOGITS = 1  # compute logits of the first n of these states
+    LOGITS = 1  # compute logits of the next n of these states
     CLEAR = 2  # clear a page
 
 
@@ -105,6 +105,7 @@ class RankZeroModel:
             return self._decoder.states(batch, cache)
 
     def logits(self, states: Tensor) -> Tensor:
+        """`states`: the first rows of those of the last step that it has not been called for."""
         with self._broadcaster.rank_errors():
             self._broadcaster.send_logits(len(states))
             return self._decoder.logits(states)
@@ -158,7 +159,9 @@ def follow(
                 batch = _received(_MessageReader(numbers[1:]), pool, ranks, device)
                 states = decoder.states(batch, pool)
             case _Command.LOGITS:
-                decoder.logits(states[: numbers[1]])
+                rows = int(numbers[1])
+                decoder.logits(states[:rows])
+                states = states[rows:]
             case _Command.CLEAR:
                 pool.clear_page(int(numbers[1]))
 

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 from runtime.engine.fairness import may_enter
 from runtime.engine.request import (
+    MAX_PROMPT_LOGPROBS,
     Delta,
     FinishReason,
     GenerationRequest,
     Outcome,
     Pooled,
     Sampled,
+    Scored,
     Usage,
 )
 from runtime.engine.scheduler import Advance, ImageNeed, Scheduler, Sequence, StepPlan
@@ -134,7 +136,7 @@ class Engine:
     def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
         """Queue a request that `admissible` has returned; `deliver` receives its deltas."""
         assert request.id not in self._live
-        text = TextStream(request.stop.strings)
+        text = TextStream(request.stop.strings, keep_match=request.stop.keep_match)
         if request.resume is not None:
             sampled = b"".join(self._bytes_of(request, token) for token in request.resume.tokens)
             text.resume(sampled, request.resume.characters)
@@ -247,26 +249,45 @@ class Engine:
         first = live.first_token is None
         if first:
             self._note_first_token(live, now)
-        sampled, finish = advance.outcome, advance.finish
+        sampled, finish, scores = advance.outcome, advance.finish, advance.prompt_logprobs
         if isinstance(sampled, Pooled):
             self._end(live, Delta(vector=sampled.vector), FinishReason.STOP)
+            return
+        if isinstance(sampled, Scored):
+            self._end(live, Delta(prompt_logprobs=scores), FinishReason.LENGTH)
             return
         if not isinstance(sampled, Sampled):
             self._end(live, Delta(error=sampled.reason), FinishReason.FAILED)
             return
-        text, shown = "", tuple[Sampled, ...]()
-        if finish is not FinishReason.STOP:  # an end token counts, but has no text
-            piece = self._bytes_of(live.sequence.request, sampled.token)
-            text, shown = live.text.push(piece, sampled)
-            if live.text.stopped:
-                finish = FinishReason.STOP
-                self._scheduler.finish(advance.sequence)
-        usage = self._usage(live) if first else None
-        delta = Delta(text, (sampled.token,), _logprobs(live, shown), usage=usage)
+        text, shown = self._push(live, sampled, ended=finish is FinishReason.STOP)
+        if live.text.stopped:
+            finish = FinishReason.STOP
+            self._scheduler.finish(advance.sequence)
+        delta = Delta(
+            text,
+            (sampled.token,),
+            _logprobs(live, shown),
+            usage=self._usage(live) if first else None,
+            prompt_logprobs=scores,
+            matched=_matched(live, sampled.token, finish),
+        )
         if finish is None:
             live.deliver(delta)
         else:
             self._end(live, delta, finish)
+
+    def _push(
+        self, live: _Live, sampled: Sampled, *, ended: bool
+    ) -> tuple[str, tuple[Sampled, ...]]:
+        """The text that the token makes certain, and its tokens. A token that has `ended` the
+        answer counts, but has no text unless the request keeps it."""
+        request = live.sequence.request
+        stop = request.stop
+        if ended and not (stop.keep_match and sampled.token in stop.reported):
+            return "", ()
+        produced = len(live.sequence.tokens) - len(request.prompt)
+        piece = self._bytes_of(request, sampled.token)
+        return live.text.push(piece, sampled, may_stop=produced > stop.min_tokens and not ended)
 
     def _bytes_of(self, request: GenerationRequest, token: int) -> bytes:
         markup = request.markup.get(token)
@@ -275,7 +296,10 @@ class Engine:
     def _end(self, live: _Live, delta: Delta, finish: FinishReason) -> None:
         text, shown = live.text.flush()
         usage = self._usage(live)
-        last = Delta(text, (), _logprobs(live, shown), finish, usage, delta.error, delta.vector)
+        last = dataclasses.replace(
+            Delta(text, (), _logprobs(live, shown), finish, usage, delta.error, delta.vector),
+            matched=delta.matched,
+        )
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
         totals, resume = self._totals, live.sequence.request.resume
@@ -318,11 +342,12 @@ def admissible(
         raise RequestError(
             f"The prompt has a token id outside the vocabulary of {limits.vocab_size:,} tokens."
         )
+    _check_tokens(request, limits)
     room = limits.context_tokens - length
-    if room < (request.pooling is None):
+    if room < request.draws:
         raise PromptTooLongError(
             f"The prompt has {length:,} tokens; the context holds {limits.context_tokens:,}"
-            f"{'' if request.pooling else ', one of them for the answer'}. Shorten the prompt or "
+            f"{', one of them for the answer' if request.draws else ''}. Shorten the prompt or "
             "raise `context_tokens`."
         )
     if request.images and not limits.image_rows:
@@ -336,7 +361,7 @@ def admissible(
         )
     if request.resume is None:  # resumed requests are never refused
         _check_capacity(limits, live, own)
-    if request.pooling is not None:
+    if not request.draws:
         return request
     stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
     sampled = len(request.known) - length
@@ -345,6 +370,27 @@ def admissible(
             f"The answer already has {sampled:,} tokens; it may have {stop.max_tokens:,}."
         )
     return dataclasses.replace(request, stop=stop)
+
+
+def _check_tokens(request: GenerationRequest, limits: EngineLimits) -> None:
+    for name, tokens in (
+        ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
+        ("stop_token_ids", request.stop.reported),
+    ):
+        outside = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
+        if outside is not None:
+            raise RequestError(
+                f'"{name}" has the token id {outside}, which is outside the vocabulary of '
+                f"{limits.vocab_size:,} tokens."
+            )
+    if request.prompt_logprobs is None:
+        return
+    if len(request.prompt) * (1 + request.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"The prompt has {len(request.prompt):,} tokens, of each of which "
+            f"{1 + request.prompt_logprobs} log-probabilities are requested; a request may have "
+            f"{MAX_PROMPT_LOGPROBS:,} in total. Request fewer alternatives or shorten the prompt."
+        )
 
 
 def _check_capacity(limits: EngineLimits, live: int, own: int) -> None:
@@ -378,6 +424,13 @@ def _check_spans(request: GenerationRequest, limits: EngineLimits) -> None:
 
 def _logprobs(live: _Live, shown: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
     return shown if live.sequence.request.sampling.logprobs is not None else ()
+
+
+def _matched(live: _Live, token: int, finish: FinishReason | None) -> str | int | None:
+    """The stop string or the reported end token that has ended the answer."""
+    if finish is not FinishReason.STOP or live.text.stopped:
+        return live.text.matched
+    return token if token in live.sequence.request.stop.reported else None
 
 
 def _image(need: ImageNeed) -> PreparedImage:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import DoesNotFitError
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
@@ -259,8 +260,8 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """Slot state, the largest workspace, pooled vectors, page tables, and input buffers: one on the
-    device and two on the host, which take twice one of them here."""
+    """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and input
+    buffers: one on the device and two on the host, which take twice one of them here."""
     slots, context_tokens = limits.slots, limits.context_tokens
 
     state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens)
@@ -269,7 +270,8 @@ def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits)
     )
     tables = slots * sum(layout.capacity_pages(context_tokens))
     vectors = 2 * 4 * slots * model.hidden_size
-    return state + workspace + vectors + 2 * buffer_bytes(layout, limits) + 4 * tables
+    scores = limits.step_tokens * (4 + 12 * MAX_TOP_LOGPROBS)
+    return state + workspace + vectors + scores + 2 * buffer_bytes(layout, limits) + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

@@ -6,6 +6,11 @@ from enum import Enum
 from typing import Protocol
 
 MAX_TOP_LOGPROBS = 20
+# Biased tokens of a request, as in OpenAI's API, and tokens barred at the start of an answer.
+MAX_LOGIT_BIASES = 300
+MAX_BARRED_TOKENS = 212
+# Log-probabilities of a prompt: its tokens and their alternatives together.
+MAX_PROMPT_LOGPROBS = 2**17
 
 
 class FinishReason(Enum):
@@ -35,6 +40,9 @@ class SamplingParams:
     ignore tokens at positions before `counted_from`. `logprobs` n: return the log-probability of
     the sampled token and of the n most likely ones, from the raw logits; None: return none. The
     random number of a token depends on (seed, position) only.
+
+    `logit_bias`: token ids, each once, and what is added to their logits before the penalties.
+    `barred` tokens are not sampled at positions before `barred_until`.
     """
 
     temperature: float = 0.8
@@ -48,6 +56,14 @@ class SamplingParams:
     repeat_last_n: int | None = 64
     counted_from: int = 0
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    barred: tuple[int, ...] = ()
+    barred_until: int = 0
+
+    @property
+    def biased(self) -> bool:
+        """Whether logits of single tokens change."""
+        return bool(self.logit_bias or self.barred)
 
     @property
     def penalised(self) -> bool:
@@ -61,12 +77,19 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When the answer ends: after `max_tokens`, at an end token or before a stop string, neither of
-    which is part of the text."""
+    """When the answer ends: after `max_tokens`, at an end token or at a stop string.
+
+    Neither of these is part of the text, unless `keep_match` is set. `reported`: the end tokens
+    that `Delta.matched` names. Stop strings that are complete within the first `min_tokens` tokens
+    do not end the answer. `max_tokens` 0 is for requests with `prompt_logprobs`.
+    """
 
     max_tokens: int
     end_tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
+    reported: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    keep_match: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +162,10 @@ class GenerationRequest:
 
     `markup`: control tokens that are part of the text of this answer, with their bytes. Other
     control tokens have no text.
+
+    `prompt_logprobs` n: return the log-probability of each token of the prompt but the first, and
+    of the n most likely tokens at its position. The whole prompt is computed, without the prefix
+    cache.
     """
 
     id: str
@@ -152,6 +179,12 @@ class GenerationRequest:
     tenant: str = ""
     cache_salt: bytes = b""
     markup: Mapping[int, bytes] = field(default_factory=dict)
+    prompt_logprobs: int | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are sampled."""
+        return self.pooling is None and self.stop.max_tokens > 0
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -190,7 +223,15 @@ class Pooled:
     vector: bytes
 
 
-Outcome = Sampled | DrawFailure | Pooled
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The log-probabilities of a chunk's part of a prompt; `drawn` if the chunk samples too."""
+
+    prompt: tuple[Sampled, ...]
+    drawn: Sampled | DrawFailure | None = None
+
+
+Outcome = Sampled | DrawFailure | Pooled | Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +257,9 @@ class Delta:
 
     `tokens`: all ids sampled since then, including the end token and those whose text is held back.
     `logprobs` belong to the text of this delta; text cut off by a stop string has none. `usage`: in
-    the first delta the usage so far, in the last one the total.
+    the first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
+    tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
+    stop string or the reported end token that has ended the answer.
     """
 
     text: str = ""
@@ -226,6 +269,8 @@ class Delta:
     usage: Usage | None = None
     error: str | None = None
     vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
+    prompt_logprobs: tuple[Sampled, ...] = ()
+    matched: str | int | None = None
 
     def merged(self, later: "Delta") -> "Delta":
         """This delta and the next one as one."""
@@ -237,4 +282,6 @@ class Delta:
             later.usage or self.usage,
             later.error,
             later.vector,
+            self.prompt_logprobs + later.prompt_logprobs,
+            later.matched,
         )

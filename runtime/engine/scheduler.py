@@ -18,6 +18,7 @@ from runtime.engine.request import (
     Pooled,
     Sampled,
     SamplingParams,
+    Scored,
 )
 from runtime.kv.cache_manager import KVCacheManager, PageGrant, PageKey
 
@@ -44,12 +45,14 @@ class Sequence:
     pending: int = 0  # tokens sampled on the device and not yet read back
     epoch: int = 0  # incremented by preemption; marks results of earlier steps as stale
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    prompt_logprobs: list[Sampled] = field(default_factory=list)  # not taken yet
+    scored: int = 0  # positions whose rows have scored the next token of the prompt
     page_keys: list[PageKey] = field(default_factory=list)
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     spans: tuple[ImageSpan, ...] = field(init=False)
     cache_salt: bytes = field(init=False)
     inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
-    # False for a pooled prompt, which needs the states of all rows and may look ahead.
+    # False for a prompt that needs the states of all rows; a pooled one may also look ahead.
     shares_pages: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +60,7 @@ class Sequence:
         images = {image.digest for image in self.request.images}
         inserted = (s for s in self.spans if s.digest in images and not s.cross_rows)
         self.inserted = tuple(inserted)
-        self.shares_pages = self.request.pooling is None
+        self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
 
     @property
     def resumes(self) -> bool:
@@ -78,6 +81,22 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that are in no launched step."""
         return self.length - self.launched
+
+    def scores_in(self, start: int, end: int) -> range:
+        """The positions of [start, end) whose rows are to score the next token of the prompt."""
+        if self.request.prompt_logprobs is None:
+            return range(0)
+        return range(max(start, self.scored), min(end, len(self.request.prompt) - 1))
+
+    def add_scores(self, positions: range, logprobs: tuple[Sampled, ...]) -> None:
+        """The results of a chunk; positions that were computed twice count once."""
+        self.prompt_logprobs += logprobs[max(0, self.scored - positions.start) :]
+        self.scored = max(self.scored, positions.stop)
+
+    def take_scores(self) -> tuple[Sampled, ...]:
+        """Those that were not taken before; all of them once the prompt is computed."""
+        taken, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        return taken
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""
@@ -117,7 +136,8 @@ class Chunk:
 
     `known`: their token ids. If `feedback`, `known` is empty and the chunk is one position long:
     its token is the slot's last sampled one, which only the device knows so far. `samples`: the
-    last row samples the token at position start + length.
+    last row samples the token at position start + length. `scores`: positions whose rows score the
+    next token of the prompt.
     """
 
     sequence: Sequence
@@ -128,6 +148,7 @@ class Chunk:
     known: tuple[int, ...]
     feedback: bool
     samples: bool
+    scores: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +162,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The result of a retired step for one sequence; `finish` if that ended the sequence."""
+    """The result of a retired step for one sequence; `finish` if that ended the sequence.
+
+    `prompt_logprobs`: as in `Delta`, with the sequence's first result."""
 
     sequence: Sequence
     outcome: Outcome
     finish: FinishReason | None
+    prompt_logprobs: tuple[Sampled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +230,8 @@ class Scheduler:
 
     def add(self, request: GenerationRequest) -> Sequence:
         """Queue a request. Each of its whole spans, and all of its image rows, must fit a step."""
-        assert request.prompt and request.stop.max_tokens > 0
+        assert request.prompt
+        assert request.stop.max_tokens > 0 or request.prompt_logprobs is not None
         sequence = Sequence(request, list(request.known))
         if request.spans:
             assert all(not s.whole or s.length <= self.step_tokens for s in request.spans)
@@ -242,8 +267,12 @@ class Scheduler:
             sequence = chunk.sequence
             if sequence.state is SequenceState.FINISHED:
                 continue
-            assert chunk.samples == (outcome is not None)
             sequence.pending -= chunk.samples
+            if isinstance(outcome, Scored):
+                sequence.add_scores(chunk.scores, outcome.prompt)
+                if sequence.request.draws or not chunk.samples:
+                    outcome = outcome.drawn
+            assert outcome is not None or not chunk.samples
             if isinstance(outcome, Sampled):
                 sequence.tokens.append(outcome.token)
             if chunk.epoch == sequence.epoch:
@@ -253,7 +282,7 @@ class Scheduler:
                 self.cache_manager.trim(sequence)
             if outcome is not None:
                 finish = _finish_reason(sequence, outcome)
-                advances.append(Advance(sequence, outcome, finish))
+                advances.append(Advance(sequence, outcome, finish, sequence.take_scores()))
                 if finish is not None:
                     self.finish(sequence)
         return advances
@@ -343,7 +372,7 @@ class Scheduler:
 
     def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""
-        if sequence.produced >= sequence.request.stop.max_tokens:
+        if sequence.produced >= max(1, sequence.request.stop.max_tokens):
             return 0
         count = min(sequence.remaining, draft.budget)
         if not sequence.spans:
@@ -376,10 +405,10 @@ class Scheduler:
         assert not feedback or count == 1
         known = tuple(sequence.tokens[start:end])
         assert feedback or len(known) == count
+        slot, scores = sequence.slot, sequence.scores_in(start, end)
         draft.chunks.append(
-            Chunk(sequence, sequence.epoch, sequence.slot, start, count, known, feedback, samples)
+            Chunk(sequence, sequence.epoch, slot, start, count, known, feedback, samples, scores)
         )
-        slot = sequence.slot
         draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         draft.budget -= count
         if sequence.spans:
@@ -424,6 +453,8 @@ def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
     stop = sequence.request.stop
     if isinstance(outcome, Pooled):
         return FinishReason.STOP
+    if isinstance(outcome, Scored):
+        return FinishReason.LENGTH
     if not isinstance(outcome, Sampled):
         return FinishReason.FAILED
     if outcome.token in stop.end_tokens:

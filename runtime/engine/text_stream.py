@@ -12,11 +12,12 @@ class TextStream:
 
     Bytes are held back while they are an incomplete UTF-8 sequence or the beginning of a stop
     string. Bytes that can never become valid UTF-8 turn into U+FFFD; an incomplete sequence at
-    the very end is dropped.
+    the very end is dropped. `keep_match`: the text ends after a stop string instead of before it.
     """
 
-    def __init__(self, stop_strings: Sequence[str] = ()) -> None:
-        self.stopped = False
+    def __init__(self, stop_strings: Sequence[str] = (), *, keep_match: bool = False) -> None:
+        self.matched: str | None = None  # the stop string that has ended the answer
+        self._keep_match = keep_match
         self._stops = tuple(stop.encode() for stop in stop_strings if stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
@@ -24,6 +25,10 @@ class TextStream:
         self._pieces: deque[tuple[int, int, Sampled]] = deque()  # begin, end in bytes
         self._resumed_text = ""
         self._skip = 0  # characters that the client already has
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
 
     def resume(self, sampled: bytes, characters: int) -> None:
         """Continue an answer with the bytes `sampled`; the client has `characters` of its text.
@@ -35,18 +40,19 @@ class TextStream:
         self._resumed_text, _ = self._release(len(sampled) - self._possible_stop())
         self._skip = characters
 
-    def push(self, piece: bytes, sampled: Sampled) -> tuple[str, tuple[Sampled, ...]]:
+    def push(
+        self, piece: bytes, sampled: Sampled, *, may_stop: bool = True
+    ) -> tuple[str, tuple[Sampled, ...]]:
         """Append a token; returns the text that is now certain, and its tokens.
 
-        When a stop string is complete, `stopped` is set, and the text ends before it.
+        When a stop string is complete and `may_stop` is set, it ends the text.
         """
         assert not self.stopped
         begin = self._released + len(self._held)
         self._pieces.append((begin, begin + len(piece), sampled))
         self._held += piece
-        cut = self._find_stop()
+        cut = self._match() if may_stop else None
         if cut is not None:
-            self.stopped = True
             self._drop_pieces_from(self._released + cut)
             self._held = self._held[:cut]
             return self.flush()
@@ -72,9 +78,14 @@ class TextStream:
             done.append(self._pieces.popleft()[2])
         return text[skipped:], tuple(done)
 
-    def _find_stop(self) -> int | None:
-        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(places, default=None)
+    def _match(self) -> int | None:
+        """Where the text ends because of a stop string, which becomes `matched`."""
+        places = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if not places:
+            return None
+        begin, stop = min(places, key=lambda place: place[0])
+        self.matched = stop.decode()
+        return begin + len(stop) if self._keep_match else begin
 
     def _possible_stop(self) -> int:
         """Length of the longest suffix of the held bytes that is a prefix of a stop string."""

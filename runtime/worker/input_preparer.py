@@ -16,9 +16,17 @@ from runtime.engine.scheduler import Chunk, SlotLoad, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import AXES, FeatureRows, axes_of, plan_insertions
+from runtime.worker.logit_biases import (
+    BiasedRows,
+    LoadedBiases,
+    rows_of,
+    table_bytes,
+    used_entries,
+)
 from runtime.worker.model import ImageWrite, RowSpan
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
+from runtime.worker.prompt_scores import ScoredStep, plan_scores
 from runtime.worker.sampler import FLOATS, INTS, Draws, LoadedSlots, Path, Sampler, path_of
 
 _INT32, _INT64 = torch.int32, torch.int64
@@ -63,9 +71,9 @@ class DeviceInputs:
     """One step's upload, on the device; valid until the step after the next one is prepared.
 
     positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
-    output_rows [draws + pooled rows] int64: first the rows that draw, of the chunks in `drawing`,
-    then the rows that `pooled` reads. image_rows [n] int64: the rows of `images`, concatenated.
-    axes [3, rows] int64: as in `Batch`.
+    output_rows [draws + scored + pooled rows] int64: first the rows that draw, of the chunks in
+    `drawing`, then those that `scored` and `pooled` read. image_rows [n] int64: the rows of
+    `images`, concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
     positions: Tensor
@@ -77,6 +85,7 @@ class DeviceInputs:
     output_rows: Tensor
     draws: Draws
     drawing: tuple[int, ...]
+    scored: ScoredStep
     pooled: PooledStep
     page_cells: Tensor
     pages: Tensor
@@ -115,7 +124,8 @@ class InputPreparer:
         rows = _row_spans(chunks)
         positions, row_slot = _write_rows(buffer, chunks, rows)
         insertions = plan_insertions(chunks, rows)
-        drawing, pooled = self._drawing_order(chunks), plan_pooling(chunks, rows)
+        drawing = self._drawing_order(chunks)
+        scored, pooled = plan_scores(chunks, rows), plan_pooling(chunks, rows)
         drawn_rows = [rows[index].end - 1 for index in drawing]
         cell = self._pool.table_cell
         inputs = DeviceInputs(
@@ -125,9 +135,10 @@ class InputPreparer:
             buffer.put(insertions.rows, _INT64),
             insertions.parts,
             tuple(_write_group(buffer, kind, chunks, rows) for kind in self._kinds),
-            buffer.put([*drawn_rows, *pooled.rows], _INT64),
+            buffer.put([*drawn_rows, *scored.rows, *pooled.rows], _INT64),
             self._write_draws(buffer, [chunks[index] for index in drawing]),
             drawing,
+            scored,
             pooled,
             buffer.put([cell(w.group, w.slot, w.index) for w in plan.page_writes], _INT64),
             buffer.put([write.page for write in plan.page_writes], _INT32),
@@ -142,7 +153,7 @@ class InputPreparer:
         keyed = [
             (path_of(chunk.sequence.request.sampling, vocab), index)
             for index, chunk in enumerate(chunks)
-            if chunk.samples and chunk.sequence.request.pooling is None
+            if chunk.samples and chunk.sequence.request.draws
         ]
         return tuple(index for _, index in sorted(keyed))
 
@@ -152,6 +163,8 @@ class InputPreparer:
         paths = [path_of(s, self._sampler.vocab_size) for s in params]
         penalised = [row for row, s in enumerate(params) if s.penalised]
         scored = [row for row, s in enumerate(params) if s.logprobs is not None]
+        biased = [row for row, s in enumerate(params) if s.biased]
+        width = max((used_entries(params[row]) for row in biased), default=0)
         top = (s.top_k for s, p in zip(params, paths, strict=True) if p is Path.TOP)
         return Draws(
             slots=buffer.put([chunk.slot for chunk in drawn], _INT64),
@@ -162,6 +175,7 @@ class InputPreparer:
             window=max((_lookback(params[row], ends[row]) for row in penalised), default=0),
             scored=buffer.put(scored, _INT64),
             alternatives=max((params[row].logprobs or 0 for row in scored), default=0),
+            biased=BiasedRows(buffer.put(biased, _INT64), width) if biased else None,
         )
 
     def _write_loads(self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedSlots:
@@ -172,6 +186,7 @@ class InputPreparer:
             buffer.put([load.slot for load in loads], _INT64),
             buffer.put(floats, torch.float32),
             buffer.put(ints, _INT64),
+            _write_biases(buffer, [load for load in loads if load.sampling.biased]),
         )
 
 
@@ -179,15 +194,28 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits) -> int:
     """Bytes that the largest plan takes."""
     slots, groups = limits.slots, len(layout.groups)
     by_image = sum(kind.by_image for kind in layout.kinds)
-    # positions, axes, image rows and pooled rows; slots; begin and end; after_image
+    # positions, axes, image rows, and scored or pooled rows; slots; begin and end; after_image
     rows = limits.step_tokens * (8 * (3 + AXES) + 4 + 8 * groups + by_image)
     images = 2 * 8 * by_image * layout.image_rows
-    draws = 5 * 8 * slots
+    draws = 6 * 8 * slots
     held = layout.held_pages(limits.context_tokens, limits.step_tokens)
     tables = (8 + 4) * slots * sum(held)
     loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
-    parts = 16 + 5 * groups + slots
-    return rows + images + draws + tables + loads + ALIGNMENT * parts
+    biases = table_bytes(slots) + 8 * slots
+    parts = 21 + 5 * groups + slots
+    return rows + images + draws + tables + loads + biases + ALIGNMENT * parts
+
+
+def _write_biases(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedBiases | None:
+    if not loads:
+        return None
+    tokens, values, untils = rows_of([load.sampling for load in loads])
+    return LoadedBiases(
+        buffer.put([load.slot for load in loads], _INT64),
+        buffer.put(tokens, _INT32),
+        buffer.put(values, torch.float32),
+        buffer.put(untils, _INT32),
+    )
 
 
 def _lookback(sampling: SamplingParams, end: int) -> int:

@@ -17,6 +17,7 @@ from runtime.engine.request import (
     Pooling,
     Sampled,
     SamplingParams,
+    Scored,
     StopRules,
 )
 from runtime.engine.scheduler import Chunk, Sequence, SlotLoad, StepPlan
@@ -28,6 +29,7 @@ from runtime.vision.image_rows import FeatureRows
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
+from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
 from runtime.worker.sampler import Drawn, Sampler
 
 # An image's digest -> its features on the device, [rows, width], padding rows last.
@@ -39,13 +41,16 @@ _NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A launched step. `drawing`: the chunk of each drawn row; `pooling`: the chunk of each row of
-    `vectors`. `done` is recorded at the end of the step; None on a CPU."""
+    `vectors`; `scored` and `scores`: of prompts. `done` is recorded at the end of the step; None on
+    a CPU."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
     drawn: Drawn | None
     pooling: tuple[int, ...]
     vectors: Tensor
+    scored: ScoredStep
+    scores: PromptScores | None
     done: torch.cuda.Event | None
 
 
@@ -101,12 +106,17 @@ class DeviceRunner:
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
         states = self._model.states(self._batch(inputs), self._pool)
-        draws = len(inputs.drawing)
-        vectors = self._pooler.take(states[draws:], inputs.pooled.parts)
+        draws, scored = len(inputs.drawing), inputs.scored
+        pooled_at = draws + len(scored.rows)
+        vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
         drawn = None
         if draws:
             drawn = self._sampler.sample(self._model.logits(states[:draws]), inputs.draws)
-        launched = Launched(plan.chunks, inputs.drawing, drawn, inputs.pooled.chunks, vectors, None)
+        scores = self._score(states[draws:pooled_at], inputs) if scored.rows else None
+        pooling = inputs.pooled.chunks
+        launched = Launched(
+            plan.chunks, inputs.drawing, drawn, pooling, vectors, scored, scores, None
+        )
         return launched if self._device.type != "cuda" else _copied_to_host(launched, self._device)
 
     def collect(self, launched: Launched) -> tuple[Outcome | None, ...]:
@@ -119,6 +129,10 @@ class DeviceRunner:
         finite = launched.vectors.isfinite().all(dim=1).tolist()
         for index, vector, sound in zip(launched.pooling, launched.vectors, finite, strict=True):
             results[index] = Pooled(vector.numpy().tobytes()) if sound else _NOT_FINITE
+        for index, logprobs in by_chunk(launched.scored, launched.scores).items():
+            found = results[index]
+            assert not isinstance(found, Pooled | Scored)
+            results[index] = _NOT_FINITE if logprobs is None else Scored(logprobs, found)
         return tuple(results)
 
     def warm_up(self, images: ImageLimits | None = None) -> None:
@@ -148,6 +162,23 @@ class DeviceRunner:
             ) from error
         self._pool.clear_page(0)
         self._fresh, self._scratch = True, None
+
+    def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
+        """The scores of states [rows, hidden], in blocks of as many rows as a step may draw from,
+        for whose logits memory is reserved."""
+        draws = len(inputs.drawing)
+        rows = inputs.output_rows[draws : draws + len(states)]
+        slots, positions = inputs.row_slot[rows].long(), inputs.positions[rows] + 1
+        blocks, step = [], self._limits.slots
+        for begin in range(0, len(states), step):
+            block = slice(begin, begin + step)
+            logits = self._model.logits(states[block])
+            blocks.append(
+                self._sampler.score(
+                    logits, slots[block], positions[block], inputs.scored.alternatives
+                )
+            )
+        return PromptScores.joined(blocks)
 
     def _batch(self, inputs: DeviceInputs) -> Batch:
         positions, slots = inputs.positions, inputs.row_slot.long()
@@ -219,7 +250,12 @@ class DeviceRunner:
         """
         room = self._limits.context_tokens - 1  # one position for the token drawn last
         sampling = SamplingParams(
-            top_k=0, top_p=0.5, repeat_penalty=1.1, repeat_last_n=None, logprobs=MAX_TOP_LOGPROBS
+            top_k=0,
+            top_p=0.5,
+            repeat_penalty=1.1,
+            repeat_last_n=None,
+            logprobs=MAX_TOP_LOGPROBS,
+            logit_bias=((0, 1.0),),
         )
         left = rows - slots
         chunks, loads = [], []
@@ -288,7 +324,11 @@ def _copied_to_host(launched: Launched, device: torch.device) -> Launched:
             pinned(drawn.top_tokens),
             pinned(drawn.top_logprobs),
         )
-    vectors = pinned(launched.vectors)
+    vectors, scores = pinned(launched.vectors), launched.scores
+    if scores is not None:
+        scores = PromptScores(
+            pinned(scores.logprobs), pinned(scores.top_tokens), pinned(scores.top_logprobs)
+        )
     done = torch.cuda.Event()
     done.record(torch.cuda.current_stream(device))
-    return replace(launched, drawn=drawn, vectors=vectors, done=done)
+    return replace(launched, drawn=drawn, vectors=vectors, scores=scores, done=done)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
+from runtime.worker.prompt_scores import PromptScores
 
 TOP_LIMIT = 256  # a larger top_k takes the sorting path
 SORT_BLOCK = 8  # rows sorted at once; bounds the memory of that path
@@ -52,6 +54,7 @@ class LoadedSlots:
     slots: Tensor
     floats: Tensor
     ints: Tensor
+    biases: LoadedBiases | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Draws:
     window: int
     scored: Tensor
     alternatives: int
+    biased: BiasedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +104,11 @@ class Sampler:
         self._tokens = torch.zeros((slots, context_tokens), dtype=torch.int32, device=device)
         self._floats = torch.zeros((slots, FLOATS), dtype=torch.float32, device=device)
         self._ints = torch.zeros((slots, INTS), dtype=torch.int64, device=device)
+        self._biases = BiasTable(slots=slots, device=device)
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int) -> int:
-        return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS)
+        return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + table_bytes(slots)
 
     @staticmethod
     def workspace_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
@@ -112,7 +117,7 @@ class Sampler:
         scores = 8 * slots * vocab_size
         penalties = 64 * slots * context_tokens
         candidates = 64 * slots * min(TOP_LIMIT * _CHUNK, vocab_size + _CHUNK)
-        return max(sorting, penalties, candidates) + scores
+        return max(sorting, penalties, candidates, 3 * table_bytes(slots)) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
         """Sequences enter slots: their tokens from position 0, and their parameters."""
@@ -120,6 +125,8 @@ class Sampler:
             self._tokens[slot, : tokens.shape[0]] = tokens
         self._floats.index_copy_(0, loaded.slots, loaded.floats)
         self._ints.index_copy_(0, loaded.slots, loaded.ints)
+        if loaded.biases is not None:
+            self._biases.load(loaded.biases)
 
     def parameter_rows(
         self, sampling: Sequence[SamplingParams]
@@ -158,12 +165,21 @@ class Sampler:
         The drawn tokens are also appended to the tokens of their slots.
         """
         raw = logits[draws.scored]
+        if draws.biased is not None:
+            self._biases.apply(logits, draws.biased, draws.slots, draws.positions)
         if draws.penalised.shape[0]:
             self._penalise(logits, draws)
         tokens, finite = self._draw(logits, draws)
         self._tokens[draws.slots, draws.positions] = tokens.int()
         scores = _score(raw, tokens[draws.scored], draws.alternatives)
         return Drawn(tokens, finite, *scores)
+
+    def score(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, alternatives: int
+    ) -> PromptScores:
+        """Scores of the tokens at `positions` of `slots`, [rows] int64 each, by the raw logits
+        [rows, vocab] float32, and of the most likely ones."""
+        return PromptScores(*_score(logits, self.tokens_at(slots, positions), alternatives))
 
     def _draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         floats, ints = self._floats[draws.slots], self._ints[draws.slots]

@@ -1,0 +1,102 @@
+"""Which rows of a step score the next token of their prompt, and the results by chunk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan
+
+import torch
+from torch import Tensor
+
+from runtime.engine.request import Alternative, Sampled
+from runtime.engine.scheduler import Chunk
+from runtime.worker.model import RowSpan
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """`count` rows of the chunk `index`, each with so many `alternatives`; `tokens`: the scored
+    ones. No rows, if the chunk is only the end of a prompt for which nothing is sampled."""
+
+    index: int
+    tokens: tuple[int, ...]
+    alternatives: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredStep:
+    """What a step scores: the batch rows in the order of `parts`, and the most alternatives."""
+
+    rows: tuple[int, ...]
+    parts: tuple[ScoredChunk, ...]
+
+    @property
+    def alternatives(self) -> int:
+        return max((part.alternatives for part in self.parts), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Of each scored row: logprobs [rows] float32, top_tokens and top_logprobs [rows,
+    alternatives]."""
+
+    logprobs: Tensor
+    top_tokens: Tensor
+    top_logprobs: Tensor
+
+    @classmethod
+    def joined(cls, blocks: Sequence["PromptScores"]) -> "PromptScores":
+        return cls(
+            torch.cat([block.logprobs for block in blocks]),
+            torch.cat([block.top_tokens for block in blocks]),
+            torch.cat([block.top_logprobs for block in blocks]),
+        )
+
+
+def plan_scores(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> ScoredStep:
+    """`spans`: the rows of each chunk."""
+    rows: list[int] = []
+    parts = []
+    for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True)):
+        request = chunk.sequence.request
+        if request.prompt_logprobs is None or not (chunk.scores or not request.draws):
+            continue
+        rows += [span.begin + position - chunk.start for position in chunk.scores]
+        tokens = request.prompt[chunk.scores.start + 1 : chunk.scores.stop + 1]
+        parts.append(ScoredChunk(index, tokens, request.prompt_logprobs))
+    return ScoredStep(tuple(rows), tuple(parts))
+
+
+def by_chunk(
+    step: ScoredStep, scores: PromptScores | None
+) -> dict[int, tuple[Sampled, ...] | None]:
+    """The scored tokens of each chunk by its index; None if its logits are not finite."""
+    rows = () if scores is None else _rows(scores)
+    found: dict[int, tuple[Sampled, ...] | None] = {}
+    begin = 0
+    for part in step.parts:
+        end = begin + len(part.tokens)
+        scored = list(zip(part.tokens, rows[begin:end], strict=True))
+        finite = not any(isnan(logprob) for _, (logprob, _, _) in scored)
+        found[part.index] = _sampled(scored, part.alternatives) if finite else None
+        begin = end
+    return found
+
+
+# A row's log-probability, and its most likely tokens with theirs.
+_Row = tuple[float, list[int], list[float]]
+
+
+def _rows(scores: PromptScores) -> list[_Row]:
+    columns = (scores.logprobs, scores.top_tokens, scores.top_logprobs)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _sampled(scored: Sequence[tuple[int, _Row]], alternatives: int) -> tuple[Sampled, ...]:
+    return tuple(
+        Sampled(
+            token,
+            logprob,
+            tuple(map(Alternative, tokens[:alternatives], logprobs[:alternatives])),
+        )
+        for token, (logprob, tokens, logprobs) in scored
+    )
