@@ -151,11 +151,12 @@ class ChatModel:
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | str | None = None,
         variables: Mapping[str, Any] | None = None,
+        opens_reply: bool = True,
         at_most: int | None = None,
         now: datetime | None = None,
         lease: ImageLease | None = None,
     ) -> Prompt:
-        """The prompt of a conversation, ready for the model's answer.
+        """The prompt of a conversation, ready for the model's answer if `opens_reply` is set.
 
         tools: function schemas; rendered by the variant "tool_use" if the file has one. A template
         that reads no tools or no calls gets them as text (`formats.generic`, `written_calls`).
@@ -178,7 +179,12 @@ class ChatModel:
             template,
             self.tokenizer,
             messages,
-            {**thinking_variables(thinking, template), **(variables or {}), "tools": tools or None},
+            {
+                **thinking_variables(thinking, template),
+                **(variables or {}),
+                "tools": tools or None,
+                "add_generation_prompt": opens_reply,
+            },
             image=None if placeholders is None else placeholders.spelled,
             reserved=() if placeholders is None else placeholders.reserved,
             now=now,
@@ -225,17 +231,18 @@ class ChatModel:
         text: str,
         images: Sequence[ImagePart] = (),
         *,
+        bos: bool = True,
         at_most: int | None = None,
         lease: ImageLease | None = None,
     ) -> Prompt:
-        """The prompt of raw text; BOS is added if the file states so.
+        """The prompt of raw text; BOS is added if `bos` is set and the file states so.
 
         `[img-N]` in the text is image N, from 0; images without a tag precede the text. Line breaks
         around images are not added.
         """
         self._refuse_unseen(images)
         if self.vision is None or not images:
-            return self._prompt([text], [], at_most)
+            return self._prompt([text], [], at_most, bos=bos)
         placeholders = self.vision.placeholders
         before, _, after = placeholders.spelled.partition(placeholders.marker)
         texts, placed = [""], []
@@ -246,7 +253,7 @@ class ChatModel:
                 placed.append(part)
                 texts[-1] += before.strip()
                 texts.append(after.strip())
-        return self._prompt(texts, placed, at_most, lease=lease)
+        return self._prompt(texts, placed, at_most, lease=lease, bos=bos)
 
     @property
     def inserts(self) -> bool:
@@ -286,6 +293,8 @@ class ChatModel:
         at_most: int | None,
         sentinel: str = "",
         lease: ImageLease | None = None,
+        *,
+        bos: bool = True,
     ) -> Prompt:
         """`texts` with an image between each and the next."""
         seen = PromptImages()
@@ -293,7 +302,7 @@ class ChatModel:
             room = self.decoder.context_length if at_most is None else at_most
             files = [image.data for image in images]
             seen = self.vision.prepare(files, at_most=room, lease=lease)
-        laid = lay_out(self.tokenizer, texts, seen.pieces, sentinel=sentinel)
+        laid = lay_out(self.tokenizer, texts, seen.pieces, sentinel=sentinel, bos=bos)
         return Prompt(laid.tokens, laid.spans, seen.images)
 
     def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:

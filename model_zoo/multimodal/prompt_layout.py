@@ -24,9 +24,15 @@ class Layout:
 
 
 def lay_out(
-    tokenizer: Tokenizer, texts: Sequence[str], shown: Sequence[ImagePieces], *, sentinel: str = ""
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    shown: Sequence[ImagePieces],
+    *,
+    sentinel: str = "",
+    bos: bool = True,
 ) -> Layout:
-    """Tokens of `texts`, one more than images, with an image between each pair; at most one BOS.
+    """Tokens of `texts`, one more than images, with an image between each pair; at most one BOS,
+    and without `bos` none that the texts do not contain.
 
     Adjacent texts, those of placeholders included, are encoded as one. `sentinel` is removed first,
     as in `encode_chat`.
@@ -48,7 +54,8 @@ def lay_out(
             parts.append(piece)
         run += text
     parts += Unforged(run, sentinel).cut(tokenizer)
-    return _filled(tokenizer.with_bos(tokenizer.encode_parts(parts)), rows)
+    encoded = tokenizer.encode_parts(parts)
+    return _filled(tokenizer.with_bos(encoded) if bos else encoded, rows)
 
 
 def _filled(encoded: Sequence[int], rows: Sequence[tuple[PlaceholderRows, bytes]]) -> Layout:

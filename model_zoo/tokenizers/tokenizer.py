@@ -1,6 +1,6 @@
 """Text to tokens and back, from a model file's own metadata."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -244,6 +244,14 @@ class Tokenizer:
         """`token` for display: control tokens by name, invalid UTF-8 as U+FFFD."""
         shown = self.token_bytes(token)
         return shown.decode(errors="replace") if shown else self.vocabulary.tokens[token]
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """The text that encodes to `tokens`, control tokens by name; without the space that some
+        families put before a text."""
+        spelled = b"".join(self.token_bytes(t) or self.token_text(t).encode() for t in tokens)
+        text = spelled.decode(errors="replace")
+        begins = bool(tokens) and text.startswith(" ") and self._prefix.applies("", first=True)
+        return text[1:] if begins else text
 
     def decode(self, tokens: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from runtime.engine.fairness import may_enter
 from runtime.engine.request import (
+    MAX_BARRED_TOKENS,
+    MAX_LOGIT_BIASES,
     MAX_PROMPT_LOGPROBS,
     Delta,
     FinishReason,
@@ -383,6 +385,13 @@ def _check_tokens(request: GenerationRequest, limits: EngineLimits) -> None:
                 f'"{name}" has the token id {outside}, which is outside the vocabulary of '
                 f"{limits.vocab_size:,} tokens."
             )
+    sampling = request.sampling
+    if len(sampling.logit_bias) > MAX_LOGIT_BIASES or len(sampling.barred) > MAX_BARRED_TOKENS:
+        raise RequestError(
+            f"The request biases {len(sampling.logit_bias):,} tokens and bars "
+            f"{len(sampling.barred):,}; at most {MAX_LOGIT_BIASES} and {MAX_BARRED_TOKENS} are "
+            "accepted."
+        )
     if request.prompt_logprobs is None:
         return
     if len(request.prompt) * (1 + request.prompt_logprobs) > MAX_PROMPT_LOGPROBS:

@@ -240,7 +240,8 @@ class Usage:
 
     `prompt_tokens` includes `cached_tokens`, those found in the prefix cache. `queue_ns` runs from
     arrival to the first step that computes for the request, `prompt_ns` from there to the first
-    sampled token, `decode_ns` from there to the end. `completion_tokens` counts an end token.
+    sampled token, `decode_ns` from there to the end. `completion_tokens` counts an end token and
+    includes `thinking_tokens`, which the engine, that does not parse answers, leaves at 0.
     """
 
     prompt_tokens: int
@@ -249,6 +250,7 @@ class Usage:
     queue_ns: int
     prompt_ns: int
     decode_ns: int
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

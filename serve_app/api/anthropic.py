@@ -1,4 +1,4 @@
-"""Anthropic's protocol: /v1/messages."""
+"""Anthropic's protocol: /v1/messages and its count of tokens."""
 
 import uuid
 from collections.abc import Iterator
@@ -11,11 +11,12 @@ from starlette.responses import Response
 from model_zoo.chat.messages import Message, ToolCall
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
-from serve_app.api.anthropic_reply import MessageEncoder
+from serve_app.api.anthropic_reply import MessageEncoder, error_body
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.json_values import check_value
-from serve_app.api.reply import Reply
+from serve_app.api.openai import encoded
+from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
 from serve_app.api.tenant import tenant_id
@@ -23,7 +24,7 @@ from serve_app.api.tools import MAX_ARGUMENTS_BYTES, NAME, Function, described
 from serve_app.config.options import BOUNDS, OLLAMA_DEFAULTS, Options, number, stop_strings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTask
 
 # As in Ollama, "xhigh" is not more than "high".
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
@@ -104,7 +105,7 @@ class MessagesBody(Body):
 
 
 class AnthropicMessages:
-    """Answers /v1/messages."""
+    """Answers /v1/messages and /v1/messages/count_tokens."""
 
     def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
         self._backend = backend
@@ -114,24 +115,52 @@ class AnthropicMessages:
     async def create(self, request: Request) -> Response:
         body = await self._bodies.read(MessagesBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        options, thinking, tools = _configured(body, model), _thinking(body), _tools(body)
-        drafts = _drafts(body)
-        unread = [image for draft in drafts for image in draft.images]
-        tenant = tenant_id(request)
-        images = iter(await self._images.read(model, unread, tenant=tenant))
-        messages = tuple(draft.message(images) for draft in drafts)
+        options, tenant = _configured(body, model), tenant_id(request)
+        prompt = await self._conversation(body, model, tenant)
         task = ChatTask(
             id=uuid.uuid4().hex,
             model=model.name,
-            prompt=Conversation(messages, thinking, tools=tools, thinking_optional=True),
+            prompt=prompt,
             sampling=options.sampling(),
             max_tokens=options.max_tokens,
             stop=options.stop or (),
             context_tokens=options.num_ctx,
             tenant=tenant,
         )
-        encoder = MessageEncoder(body.model, ReplyReader(tools))
+        own = options.stop if body.stop_sequences is not None else None
+        encoder = MessageEncoder(body.model, ReplyReader(prompt.tools), own or ())
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
+
+    async def count(self, request: Request) -> Response:
+        """The tokens of the prompt that the same request to /v1/messages would have."""
+        body = await self._bodies.read(MessagesBody, request)
+        model = await self._backend.served(body.model, allowed_models(request))
+        tenant = tenant_id(request)
+        task = PromptTask(
+            uuid.uuid4().hex,
+            model.name,
+            await self._conversation(body, model, tenant),
+            context_tokens=model.options.num_ctx,
+            tenant=tenant,
+        )
+        return Reply(self._backend.generate(task), _COUNT, stream=False)
+
+    async def _conversation(
+        self, body: MessagesBody, model: ServedModel, tenant: str
+    ) -> Conversation:
+        thinking, tools, drafts = _thinking(body), _tools(body), _drafts(body)
+        unread = [image for draft in drafts for image in draft.images]
+        images = iter(await self._images.read(model, unread, tenant=tenant))
+        messages = tuple(draft.message(images) for draft in drafts)
+        return Conversation(messages, thinking, tools=tools, thinking_optional=True)
+
+
+def _counted(delta: ChatDelta) -> bytes:
+    assert delta.prompt_tokens is not None
+    return encoded({"input_tokens": len(delta.prompt_tokens.ids)})
+
+
+_COUNT = WholeEncoder(_counted, lambda refusal: encoded(error_body(refusal)))
 
 
 def _configured(body: MessagesBody, model: ServedModel) -> Options:

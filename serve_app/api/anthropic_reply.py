@@ -35,7 +35,10 @@ class MessageEncoder:
 
     stream_type = "text/event-stream"
 
-    def __init__(self, model: str, reader: ReplyReader) -> None:
+    def __init__(
+        self, model: str, reader: ReplyReader, stop_sequences: tuple[str, ...] = ()
+    ) -> None:
+        self._stop_sequences = stop_sequences
         self._id = f"msg_{secrets.token_hex(_ID_BYTES)}"
         self._model = model
         self._reader = reader
@@ -52,13 +55,13 @@ class MessageEncoder:
         events = []
         if not self._begun:
             self._begun = True
-            message = self._message([], None, delta.usage) | {"usage": _usage(delta.usage, said=0)}
+            message = self._message([], delta.usage) | {"usage": _usage(delta.usage, said=0)}
             events.append({"type": "message_start", "message": message})
         for event in self._reader.read(delta):
             events += self._block_events(event)
         if delta.finish is not None:
             events += self._stop()
-            ending = {"stop_reason": self._stop_reason(delta.finish), "stop_sequence": None}
+            ending = self._ending(delta)
             usage = _usage(delta.usage)
             events.append({"type": "message_delta", "delta": ending, "usage": usage})
             events.append({"type": "message_stop"})
@@ -75,7 +78,7 @@ class MessageEncoder:
                 blocks[-1][_BLOCKS[kind][1]] += value
             elif kind is not None:
                 blocks.append(_block(kind, value))
-        return encoded(self._message(blocks, self._stop_reason(delta.finish), delta.usage))
+        return encoded(self._message(blocks, delta.usage) | self._ending(delta))
 
     def broken(self, refusal: Refusal) -> bytes:
         return _event(error_body(refusal))
@@ -120,22 +123,23 @@ class MessageEncoder:
         self._open = None
         return [{"type": "content_block_stop", "index": self._blocks - 1}]
 
-    def _stop_reason(self, finish: FinishReason) -> str:
-        """The engine does not report which stop string ended a reply: `end_turn`, as in Ollama."""
-        if finish is FinishReason.LENGTH:
-            return "max_tokens"
-        return "tool_use" if self._collected.calls else "end_turn"
+    def _ending(self, delta: ChatDelta) -> dict[str, Any]:
+        """Stop strings of the model's configuration are no stop sequences of the request."""
+        if delta.matched in self._stop_sequences:
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.matched}
+        reason = "tool_use" if self._collected.calls else "end_turn"
+        if delta.finish is FinishReason.LENGTH:
+            reason = "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
 
-    def _message(
-        self, blocks: list[dict[str, Any]], stop_reason: str | None, usage: Usage | None
-    ) -> dict[str, Any]:
+    def _message(self, blocks: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": blocks,
-            "stop_reason": stop_reason,
+            "stop_reason": None,
             "stop_sequence": None,
             "usage": _usage(usage),
         }

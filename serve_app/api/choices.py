@@ -150,6 +150,7 @@ class _Totals:
             queue_ns=max(usage.queue_ns for usage in known),
             prompt_ns=max(usage.prompt_ns for usage in known),
             decode_ns=max(usage.decode_ns for usage in known),
+            thinking_tokens=sum(usage.thinking_tokens for usage in known),
         )
 
 

@@ -5,7 +5,6 @@ import base64
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,7 @@ from runtime.errors import ModelFileError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import encoded, error_body
-from serve_app.api.refusals import Refusal
-from serve_app.api.reply import Reply
+from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.gateway.backend import ChatBackend
@@ -117,7 +115,7 @@ class Embeddings:
             dimensions=body.dimensions,
             encoding=encoding,
         )
-        encoder = VectorEncoder(
+        encoder = WholeEncoder(
             lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
         )
         return Reply(computed(self._backend, tasks), encoder, stream=False)
@@ -142,22 +140,6 @@ async def computed(
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-
-
-@dataclass(frozen=True, slots=True)
-class VectorEncoder:
-    """A reply in one piece in the format of one endpoint."""
-
-    whole: Callable[[ChatDelta], bytes]
-    refused: Callable[[Refusal], bytes]
-    stream_type: str = "application/json"
-    heartbeat: bytes = b" "
-
-    def piece(self, delta: ChatDelta) -> bytes:
-        return self.whole(delta)
-
-    def broken(self, refusal: Refusal) -> bytes:
-        return self.refused(refusal)
 
 
 def native_reply(
@@ -191,8 +173,8 @@ def openai_reply(
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _native(reply: Callable[[ChatDelta], dict[str, Any]]) -> VectorEncoder:
-    return VectorEncoder(
+def _native(reply: Callable[[ChatDelta], dict[str, Any]]) -> WholeEncoder:
+    return WholeEncoder(
         lambda delta: encoded(reply(delta)), lambda refusal: encoded({"error": refusal.message})
     )
 

@@ -35,6 +35,7 @@ from serve_app.api.ollama_models import OllamaModels
 from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
+from serve_app.api.prompt_tokens import PromptTokens
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
@@ -211,7 +212,10 @@ def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
     models = OpenAIModels(backend)
     embeddings = Embeddings(backend, bodies)
     reranking = Reranking(backend, bodies)
+    tokens = PromptTokens(backend, images, bodies)
     return [
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/v1/chat/completions", chat.complete, methods=["POST"]),
         Route("/v1/completions", completions.complete, methods=["POST"]),
         Route("/v1/embeddings", embeddings.openai, methods=["POST"]),
@@ -234,7 +238,10 @@ def _responses_routes(responses: OpenAIResponses) -> list[Route]:
 
 def _anthropic_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> list[Route]:
     messages = AnthropicMessages(backend, images, bodies)
-    return [Route("/v1/messages", messages.create, methods=["POST"])]
+    return [
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
+    ]
 
 
 async def _running(request: Request) -> Response:

@@ -50,10 +50,10 @@ class VllmExtras(Body):
     min_p: Any = None
     repetition_penalty: Any = None
     use_beam_search: Any = unserved(False)
-    stop_token_ids: Any = unserved()
-    include_stop_str_in_output: Any = unserved(False)
-    ignore_eos: Any = unserved(False)
-    min_tokens: Any = unserved(0)
+    stop_token_ids: Any = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Any = None
     bad_words: Any = unserved()
     allowed_token_ids: Any = unserved()
     logits_processors: Any = unserved()
@@ -89,7 +89,7 @@ class Common(VllmExtras):
     n: Any = None
     echo: Any = unserved(False)
     response_format: Any = unserved({"type": "text"})
-    logit_bias: Any = unserved()
+    logit_bias: Any = None
     user: Any = harmless()
     metadata: Any = harmless()
     store: Any = harmless()
@@ -237,6 +237,7 @@ def _usage(delta: ChatDelta) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
     }
     return {"usage": counts}
 

@@ -35,8 +35,10 @@ from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tools import Tool, declared, decoded_arguments
+from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
 
 # "developer" is the newer name of "system".
@@ -147,20 +149,15 @@ class OpenAIChat:
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(ChatBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        if not body.messages:
-            raise RequestError("[] is too short - 'messages'")
-        self._images.check_count(sum(len(each.images) for each in body.messages))
-        drafts = _drafts(body.messages)
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         count = choice_count("n", body.n)
-        variables = _variables(body.chat_template_kwargs)
-        unread = [image for draft in drafts for image in draft.images]
         tenant = tenant_id(request)
-        images = iter(await self._images.read(model, unread, tenant=tenant))
-        messages = tuple(draft.message(images) for draft in drafts)
+        messages = await read_messages(self._images, model, body.messages, tenant=tenant)
+        variables = template_variables(body.chat_template_kwargs)
         tools = () if body.tool_choice == "none" else declared(body.tools)
         prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
         task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant)
+        task = with_extras(task, body)
         choices = [ChatChoice(index, ReplyReader(tools)) for index in range(count)]
         encoder = ChoicesEncoder(KIND, body.model, task.id, choices, usage_wanted=body.usage_wanted)
         deltas = generate_choices(self._backend, choice_tasks(task, [prompt], count), count)
@@ -185,7 +182,8 @@ class ChatChoice:
             chunks.append(self._chunk(self._role() | part, None, logprobs))
             logprobs = ()
         if delta.finish is not None:
-            chunks.append(self._chunk({}, self._finish(delta)))
+            ending = {"stop_reason": delta.matched}
+            chunks.append(self._chunk({}, self._finish(delta)) | ending)
         return chunks
 
     def whole(self, delta: ChatDelta) -> dict[str, Any]:
@@ -202,6 +200,7 @@ class ChatChoice:
             "index": self._index,
             "message": message,
             "finish_reason": self._finish(delta),
+            "stop_reason": delta.matched,
             "logprobs": _content(delta.logprobs),
         }
 
@@ -238,6 +237,19 @@ class ChatChoice:
         if logprobs:
             choice["logprobs"] = _content(logprobs)
         return choice
+
+
+async def read_messages(
+    images: ImageReader, model: ServedModel, given: list[ChatMessage], *, tenant: str
+) -> tuple[Message, ...]:
+    """The conversation with its images. Raises RequestError that names what is wrong."""
+    if not given:
+        raise RequestError("[] is too short - 'messages'")
+    images.check_count(sum(len(each.images) for each in given))
+    drafts = _drafts(given)
+    unread = [image for draft in drafts for image in draft.images]
+    read = iter(await images.read(model, unread, tenant=tenant))
+    return tuple(draft.message(read) for draft in drafts)
 
 
 def _thought(text: str) -> dict[str, str]:
@@ -360,7 +372,7 @@ def thinking_for(effort: Any) -> bool | str | None:
     return EFFORTS[effort]
 
 
-def _variables(given: dict[str, Any]) -> dict[str, Any]:
+def template_variables(given: dict[str, Any]) -> dict[str, Any]:
     """Template variables of the request. Raises RequestError for reserved names and oversized
     values.
     """

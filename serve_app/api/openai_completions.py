@@ -1,6 +1,8 @@
 """The OpenAI-compatible protocol: /v1/completions, for prompts without a chat template."""
 
 import codecs
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -9,7 +11,7 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.choices import BestOf, choice_count, choice_tasks, generate_choices
-from serve_app.api.fields import BodyReader, harmless, token_ids, unserved
+from serve_app.api.fields import BodyReader, harmless, token_ids
 from serve_app.api.openai import (
     ChoicesEncoder,
     Common,
@@ -19,11 +21,13 @@ from serve_app.api.openai import (
 )
 from serve_app.api.reply import Reply
 from serve_app.api.tenant import tenant_id
-from serve_app.config.options import OPENAI_BOUNDS, number
+from serve_app.api.vllm_extras import with_extras
+from serve_app.config.options import LONGEST, OPENAI_BOUNDS, Bounds, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
+    EchoedPrompt,
     Infill,
     PromptSource,
     RawText,
@@ -39,7 +43,8 @@ class CompletionBody(Common):
     best_of: Any = None
     logprobs: Any = None
     suffix: str = ""
-    add_special_tokens: Any = unserved(True)
+    echo: bool = False
+    add_special_tokens: bool = True
     parallel_tool_calls: Any = harmless()
 
 
@@ -53,18 +58,22 @@ class OpenAICompletions:
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(CompletionBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        prompts = _prompts(body.prompt, body.suffix)
+        prompts = _prompts(body)
         n = choice_count("n", body.n, prompts=len(prompts))
         logprobs = _count(body, "logprobs")
         best_of = _best_of(body, n, prompts=len(prompts))
         per_prompt = n if best_of is None else best_of.candidates
+        most = _max_tokens(body)
         task = task_for(
             model,
-            configured(body, model, _count(body, "max_tokens")),
+            configured(body, model, most),
             prompts[0],
             logprobs=0 if best_of is not None and logprobs is None else logprobs,
             tenant=tenant_id(request),
         )
+        task = with_extras(task, body)
+        if body.echo:
+            task = replace(task, echo=True, max_tokens=0 if most == 0 else task.max_tokens)
         encoder = ChoicesEncoder(
             KIND,
             body.model,
@@ -88,10 +97,11 @@ class CompletionChoice:
 
     def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
         chunks = []
-        if delta.text or delta.logprobs:
+        if delta.text or delta.logprobs or delta.echo is not None:
             chunks.append(self._choice(delta, None))
         if delta.finish is not None:
-            chunks.append(self._choice(ChatDelta(), delta.finish.value))
+            ending = ChatDelta(matched=delta.matched)
+            chunks.append(self._choice(ending, delta.finish.value))
         return chunks
 
     def whole(self, delta: ChatDelta) -> dict[str, Any]:
@@ -99,30 +109,52 @@ class CompletionChoice:
         return self._choice(delta, delta.finish.value)
 
     def _choice(self, delta: ChatDelta, finish: str | None) -> dict[str, Any]:
-        return {
+        echo = delta.echo or EchoedPrompt("")
+        logprobs = _prompt_lists(echo)
+        self._characters += len(echo.text)
+        for name, values in self._lists(delta.logprobs).items():
+            logprobs[name] += values
+        choice = {
             "index": self._index,
-            "text": delta.text,
+            "text": echo.text + delta.text,
             "finish_reason": finish,
-            "logprobs": self._logprobs(delta.logprobs),
+            "logprobs": logprobs if logprobs["tokens"] else None,
         }
+        return choice if finish is None else choice | {"stop_reason": delta.matched}
 
-    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
+    def _lists(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, list[Any]]:
         """The legacy format: parallel lists. Offsets count the whole characters before a token."""
-        if not logprobs:
-            return None
         offsets = []
         for entry in logprobs:
             offsets.append(self._characters)
             self._characters += len(self._decoder.decode(entry.drawn.raw))
-        return {
-            "tokens": [_label(entry.drawn) for entry in logprobs],
-            "token_logprobs": [entry.drawn.logprob for entry in logprobs],
-            "top_logprobs": [
-                {_label(candidate): candidate.logprob for candidate in entry.top}
-                for entry in logprobs
-            ],
-            "text_offset": offsets,
-        }
+        return _lists(logprobs) | {"text_offset": offsets}
+
+
+def _prompt_lists(echo: EchoedPrompt) -> dict[str, list[Any]]:
+    """The same for the prompt, whose first token has no log-probability.
+
+    The text does not have all that the tokens before it say, such as a BOS token, so offsets are
+    counted from its end.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    sizes = [len(decoder.decode(entry.drawn.raw)) for entry in echo.tokens]
+    rest = accumulate(reversed(sizes))
+    offsets = [max(0, len(echo.text) - size) for size in rest]
+    lists = _lists(echo.tokens) | {"text_offset": offsets[::-1]}
+    for name in ("token_logprobs", "top_logprobs"):
+        lists[name][:1] = [None] * len(echo.tokens[:1])
+    return lists
+
+
+def _lists(logprobs: tuple[TokenLogprob, ...]) -> dict[str, list[Any]]:
+    return {
+        "tokens": [_label(entry.drawn) for entry in logprobs],
+        "token_logprobs": [entry.drawn.logprob for entry in logprobs],
+        "top_logprobs": [
+            {_label(candidate): candidate.logprob for candidate in entry.top} for entry in logprobs
+        ],
+    }
 
 
 def _label(candidate: Candidate) -> str:
@@ -136,16 +168,20 @@ def _label(candidate: Candidate) -> str:
     return candidate.text
 
 
-def _prompts(prompt: Any, suffix: str = "") -> list[PromptSource]:
+def _prompts(body: CompletionBody) -> list[PromptSource]:
     """A text or token ids, or a list of these."""
+    prompt = body.prompt
+    if body.echo and body.suffix:
+        raise RequestError('the fields "echo" and "suffix" are not served together')
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return [_prompt(f"prompt[{index}]", item, suffix) for index, item in enumerate(prompt)]
-    return [_prompt("prompt", prompt, suffix)]
+        return [_prompt(f"prompt[{index}]", item, body) for index, item in enumerate(prompt)]
+    return [_prompt("prompt", prompt, body)]
 
 
-def _prompt(place: str, prompt: Any, suffix: str) -> PromptSource:
+def _prompt(place: str, prompt: Any, body: CompletionBody) -> PromptSource:
+    suffix = body.suffix
     if isinstance(prompt, str):
-        return Infill(prompt, suffix) if suffix else RawText(prompt)
+        return Infill(prompt, suffix) if suffix else RawText(prompt, bos=body.add_special_tokens)
     if isinstance(prompt, list) and (ids := token_ids(prompt)):
         if suffix:
             raise RequestError(f'field "{place}" must be a string if there is a "suffix"')
@@ -168,6 +204,13 @@ def _best_of(body: CompletionBody, n: int, *, prompts: int) -> BestOf | None:
         )
     wanted = body.logprobs is not None
     return BestOf(n, candidates, logprobs_wanted=wanted) if candidates > n else None
+
+
+def _max_tokens(body: CompletionBody) -> int | None:
+    """0 if only the prompt is wanted back."""
+    if not body.echo or body.max_tokens is None:
+        return _count(body, "max_tokens")
+    return int(number("max_tokens", body.max_tokens, Bounds(int, 0, LONGEST)))
 
 
 def _count(body: CompletionBody, name: str) -> int | None:

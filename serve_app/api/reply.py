@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from starlette.responses import Response
@@ -57,6 +58,23 @@ class ReplyEncoder(Protocol):
 
     def refused(self, refusal: Refusal) -> bytes:
         """The body of an error response."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeEncoder:
+    """Encodes replies in one piece, `whole`, and errors, `refused`, in the format of one
+    endpoint."""
+
+    whole: Callable[[ChatDelta], bytes]
+    refused: Callable[[Refusal], bytes]
+    stream_type: str = "application/json"
+    heartbeat: bytes = b" "
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        return self.whole(delta)
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return self.refused(refusal)
 
 
 class Reply(Response):

@@ -115,6 +115,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "frequency_penalty": Bounds(float, -2, 2),
     "max_tokens": Bounds(int, 1, LONGEST),
     "max_completion_tokens": Bounds(int, 1, LONGEST),
+    "min_tokens": Bounds(int, 0, LONGEST),
     "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
 }

@@ -19,7 +19,7 @@ from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
+from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, Task
 from serve_app.logs import get_logger
 from serve_app.transport.client import StreamClient
 from serve_app.transport.wire import Address, ConnectionLost, Heartbeat
@@ -89,7 +89,7 @@ class ChatBackend:
         If the replica is lost or drained, another one continues the answer from its tokens. Raises
         ReplicaLostError after too many losses, OverloadedError if no replica has room or runs.
         """
-        if isinstance(task, ChatTask):
+        if not isinstance(task, EmbeddingTask):
             salt = task.tenant if self._private_caches else ""
             task = replace(task, now=datetime.now(), cache_salt=salt)
         failover = FailoverState(task, self._failover)

@@ -58,6 +58,8 @@ class FailoverState:
         self._characters = 0
         self._scored = 0  # tokens whose log-probabilities the client has
         self._repeated = 0  # tokens that the current replica samples a second time
+        self._thinking = 0  # tokens of thinking
+        self._echoed = False
         self._new_tokens = 0  # of the current attempt
         self._arrived_ns = self._attempt_ns = self._first_ns = clock()
         self._attempts = 0
@@ -69,13 +71,14 @@ class FailoverState:
 
     @property
     def task(self) -> Task:
-        """The task for the next replica, with the answer so far."""
+        """The task for the next replica, with the answer so far. The prompt is echoed once."""
         if not isinstance(self._task, ChatTask) or not self.begun:
             return self._task
+        echo = self._task.echo and not self._echoed
         tokens = tuple(self._tokens[: len(self._tokens) - self._repeated])
         had_turn = bool(self._tokens or self._losses)
         begun = ResumeState(tokens, self._characters, had_turn)
-        return dataclasses.replace(self._task, begun=begun)
+        return dataclasses.replace(self._task, begun=begun, echo=echo)
 
     @property
     def begun(self) -> bool:
@@ -129,11 +132,17 @@ class FailoverState:
         if self._repeated:
             repeated = min(self._repeated, len(delta.tokens))
             self._repeated -= repeated
-            delta = dataclasses.replace(delta, tokens=delta.tokens[repeated:])
+            delta = dataclasses.replace(
+                delta,
+                tokens=delta.tokens[repeated:],
+                thinking_tokens=max(0, delta.thinking_tokens - repeated),
+            )
         self._new_tokens += len(delta.tokens)
         if self._losses and self.progressed:
             self._losses = 0
         self._tokens += delta.tokens
+        self._thinking += delta.thinking_tokens
+        self._echoed |= delta.echo is not None
         self._characters += len(delta.text)
         self._scored += len(delta.logprobs)
         if delta.finish is not None and delta.usage is not None:
@@ -186,6 +195,7 @@ class FailoverState:
     def _total_usage(self, last: Usage) -> Usage:
         """The usage of all attempts: one prompt, and the time that passed for the client."""
         assert self._usage is not None
+        last = dataclasses.replace(last, thinking_tokens=self._thinking)
         if self._attempts == 1:
             return dataclasses.replace(last, queue_ns=self._usage.queue_ns)
         return dataclasses.replace(

@@ -22,7 +22,7 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     `variables`: further variables of the template, JSON values by name. `tools`: the functions
     that the model may call, as OpenAI describes them. `thinking_optional`: a model that cannot
     think ignores `thinking` instead of refusing it. `template`: of the request, instead of the
-    model's.
+    model's. `opens_reply`: the prompt ends with the beginning of the answer.
     """
 
     messages: tuple[Message, ...]
@@ -32,16 +32,19 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     tools: tuple[dict[str, Any], ...] = ()
     thinking_optional: bool = False
     template: str = ""
+    opens_reply: bool = True
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
-    """Text without a template; the model file decides about a BOS token.
+    """Text without a template; the model file decides about a BOS token, unless `bos` is unset:
+    there is none then.
 
     `[img-N]` in the text stands for image N, counted from 0.
     """
 
     text: str
     images: tuple[ImagePart, ...] = ()
+    bos: bool = True
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag="tokens"):
@@ -74,6 +77,20 @@ class Truncation:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRules:
+    """Rules of the end of an answer beside its length and its stop strings.
+
+    `min_tokens`: nothing but the length ends it earlier. `tokens` end it like those of the model,
+    which `ignore_model` disables. `keep_match`: the text includes what has ended it.
+    """
+
+    min_tokens: int = 0
+    tokens: tuple[int, ...] = ()
+    ignore_model: bool = False
+    keep_match: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ChatTask:
     """One request to one model.
 
@@ -91,6 +108,9 @@ class ChatTask:
     tenants in turn. `cache_salt`: only tasks with the same salt share caches.
 
     `truncation`: None: a prompt that does not fit is refused.
+
+    `echo`: the first delta has the prompt, with log-probabilities if `sampling` requests them for
+    the answer. With it, `max_tokens` may be 0: nothing is generated.
     """
 
     id: str
@@ -104,6 +124,28 @@ class ChatTask:
     prompt_wanted: bool = False
     now: datetime | None = None
     begun: ResumeState | None = None
+    keep_alive_s: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+    truncation: Truncation | None = None
+    ending: EndRules = EndRules()
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTask:
+    """A prompt whose tokens are wanted, or token ids whose text is wanted; nothing is generated.
+
+    `vocabulary_wanted`: the reply has the tokens as the vocabulary spells them. The other fields as
+    in `ChatTask`.
+    """
+
+    id: str
+    model: str
+    prompt: PromptSource
+    vocabulary_wanted: bool = False
+    context_tokens: int | None = None
+    now: datetime | None = None
     keep_alive_s: float | None = None
     tenant: str = ""
     cache_salt: str = ""
@@ -129,7 +171,7 @@ class EmbeddingTask:
     queries: tuple[RawText, ...] = ()
 
 
-Task = ChatTask | EmbeddingTask
+Task = ChatTask | EmbeddingTask | PromptTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +192,26 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt as a part of its answer: its text and, if wanted, its tokens. The log-probability of
+    the first token means nothing."""
+
+    text: str
+    tokens: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The answer to a `PromptTask`. `text`: of given token ids, with control tokens; otherwise
+    empty. `context_tokens`: the limit of prompt and answer together."""
+
+    ids: tuple[int, ...]
+    context_tokens: int
+    vocabulary: tuple[str, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyOpening:
     """How to read the text of a reply. `thinks`: the prompt ends within thinking."""
 
@@ -165,7 +227,9 @@ class ChatDelta:
     `EmbeddingTask`, in the order of its texts, each as little-endian float32. `opening`: in the
     first delta of a replica's reply to a conversation; the text may contain thinking and tool calls
     in that format. `choices`: of a request with several choices, deltas of single choices with
-    their index; `tokens`, `usage` and `finish` are then those of all choices together.
+    their index; `tokens`, `usage` and `finish` are then those of all choices together. `echo`: in
+    the first delta of a task with `echo`. `thinking_tokens`: those of `tokens` that are thinking.
+    `prompt_tokens`: of a `PromptTask`.
     """
 
     text: str = ""
@@ -178,6 +242,10 @@ class ChatDelta:
     vectors: tuple[bytes, ...] = ()
     opening: ReplyOpening | None = None
     choices: "tuple[tuple[int, ChatDelta], ...]" = ()
+    echo: EchoedPrompt | None = None
+    matched: str | int | None = None
+    thinking_tokens: int = 0
+    prompt_tokens: PromptTokens | None = None
 
 
 def merge(deltas: list[ChatDelta]) -> ChatDelta:
@@ -194,6 +262,10 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         tuple(chain.from_iterable(delta.vectors for delta in deltas)),
         next((delta.opening for delta in deltas if delta.opening is not None), None),
         tuple(chain.from_iterable(delta.choices for delta in deltas)),
+        next((delta.echo for delta in deltas if delta.echo is not None), None),
+        last.matched,
+        sum(delta.thinking_tokens for delta in deltas),
+        last.prompt_tokens,
     )
 
 

@@ -20,6 +20,7 @@ from serve_app.gateway.tasks import (
     Conversation,
     Infill,
     PromptSource,
+    PromptTask,
     RawText,
     TokenIds,
 )
@@ -30,6 +31,8 @@ from serve_app.replica.truncation import (
     with_recent_turns,
     with_tokens_cut,
 )
+
+AnyTask = ChatTask | PromptTask
 
 TEXT_THREADS = 4
 IMAGE_THREADS = 2
@@ -62,7 +65,7 @@ class PromptPreparer:
         return self._text_gate.count + self._image_gate.count
 
     @asynccontextmanager
-    async def prepared(self, task: ChatTask, *, max_tokens: int) -> AsyncIterator[Prompt]:
+    async def prepared(self, task: AnyTask, *, max_tokens: int) -> AsyncIterator[Prompt]:
         """The task's prompt; the memory of its images is released on exit.
 
         `max_tokens`: of prompt and answer. Images beyond it are not decoded; a text prompt may be
@@ -92,18 +95,20 @@ class PromptPreparer:
         for threads in (self._text_threads, self._image_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _lease(self, task: ChatTask, images: Sequence[ImagePart]) -> ImageLease:
+    def _lease(self, task: AnyTask, images: Sequence[ImagePart]) -> ImageLease:
         file_bytes = sum(len(image.data) for image in images)
         salt = task.cache_salt.encode()
         return self.image_cache.lease(file_bytes, salt=salt, tenant=task.tenant)
 
-    def _prepare(self, task: ChatTask, max_tokens: int, lease: ImageLease | None) -> Prompt:
+    def _prepare(self, task: AnyTask, max_tokens: int, lease: ImageLease | None) -> Prompt:
         match task.prompt:
             case Conversation() as conversation:
                 return self._converse(task, conversation, max_tokens, lease)
-            case RawText(text, images):
+            case RawText(text, images, bos):
                 text = self._cut_text(task, text, max_tokens)
-                prompt = self._model.prepare_text(text, images, at_most=max_tokens, lease=lease)
+                prompt = self._model.prepare_text(
+                    text, images, bos=bos, at_most=max_tokens, lease=lease
+                )
                 return self._cut(task, prompt, max_tokens)
             case Infill(before, after, template):
                 model = self._templates.model(template)
@@ -114,7 +119,7 @@ class PromptPreparer:
                 return Prompt(ids)
 
     def _converse(
-        self, task: ChatTask, source: Conversation, max_tokens: int, lease: ImageLease | None
+        self, task: AnyTask, source: Conversation, max_tokens: int, lease: ImageLease | None
     ) -> Prompt:
         model = self._templates.model(source.template)
         thinking = self._served_thinking(model, source)
@@ -125,6 +130,7 @@ class PromptPreparer:
                 tools=source.tools,
                 thinking=thinking,
                 variables=source.variables,
+                opens_reply=source.opens_reply,
                 at_most=max(0, max_tokens - len(source.after)),
                 now=task.now,
                 lease=lease,
@@ -161,14 +167,14 @@ class PromptPreparer:
         characters = sum(len(message.text) for message in messages)
         return -(-characters // self._model.tokenizer.longest_token)
 
-    def _cut_text(self, task: ChatTask, text: str, max_tokens: int) -> str:
+    def _cut_text(self, task: AnyTask, text: str, max_tokens: int) -> str:
         """The text, without what `_cut` would remove in any case."""
         if task.truncation is None:
             return text
         longest = self._model.tokenizer.longest_token
         return cut_text(text, task.truncation, most_tokens=max_tokens, longest_token=longest)
 
-    def _cut(self, task: ChatTask, prompt: Prompt, max_tokens: int) -> Prompt:
+    def _cut(self, task: AnyTask, prompt: Prompt, max_tokens: int) -> Prompt:
         if task.truncation is None:
             return prompt
         return with_tokens_cut(

@@ -1,5 +1,6 @@
 """One model on one engine: tasks in, deltas out; independent of Ray and HTTP."""
 
+import asyncio
 import dataclasses
 import hashlib
 import itertools
@@ -16,36 +17,33 @@ from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import (
-    Alternative,
     Delta,
     FinishReason,
     GenerationRequest,
-    Sampled,
+    SamplingParams,
     StopRules,
 )
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.gateway.model_card import CardAdapter, ModelCard
 from serve_app.gateway.tasks import (
-    Candidate,
     ChatDelta,
     ChatTask,
     Conversation,
     EmbeddingTask,
     Infill,
+    PromptTask,
     RawText,
     ReplyOpening,
     Task,
     TokenIds,
-    TokenLogprob,
 )
 from serve_app.logs import get_logger
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
+from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
-
-# Stands for minus infinity, which JSON does not have, as in OpenAI's replies.
-MIN_LOGPROB = -9999.0
+from serve_app.replica.thinking_tokens import ThinkingCounter
 
 log = get_logger()
 
@@ -82,24 +80,46 @@ class ModelReplica:
         if isinstance(task, EmbeddingTask):
             yield await self._embedder.embed(task, max_tokens=limit)
             return
-        if not self._model.decoder.generates:
+        if isinstance(task, ChatTask) and not self._model.decoder.generates:
             raise RequestError(f'"{self._card.name}" does not support completion')
         task = dataclasses.replace(task, prompt=self._prompt_defaults.apply(task.prompt))
         if task.truncation is None:
             self._refuse_oversized(task, limit)
         async with self._preparer.prepared(task, max_tokens=limit) as prompt:
-            stream = self._engine.stream(self._request(task, prompt, limit))
-            opening = _opening(prompt)
-            async with aclosing(stream) as deltas:  # type: ignore[type-var]
+            if isinstance(task, PromptTask):
+                yield await asyncio.to_thread(
+                    tokenized, self._model, task, prompt, context_tokens=limit
+                )
+                return
+            async with aclosing(self._reply(task, prompt, limit)) as deltas:
                 async for delta in deltas:
-                    if delta.finish is FinishReason.FAILED:
-                        raise failure(self._engine, delta)
-                    reply = dataclasses.replace(self._chat_delta(delta), opening=opening)
-                    opening = None
-                    # The token ids of a prompt with images do not contain the images.
-                    if task.prompt_wanted and reply.finish is not None and not prompt.spans:
-                        reply = dataclasses.replace(reply, prompt=prompt.tokens)
-                    yield reply
+                    yield delta
+
+    async def _reply(
+        self, task: ChatTask, prompt: Prompt, limit: int
+    ) -> AsyncGenerator[ChatDelta, None]:
+        stream = self._engine.stream(self._request(task, prompt, limit))
+        opening, echo = _opening(prompt), task.echo
+        counter = self._thinking_counter(task, prompt)
+        async with aclosing(stream) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                if delta.finish is FinishReason.FAILED:
+                    raise failure(self._engine, delta)
+                reply = dataclasses.replace(self._chat_delta(delta), opening=opening)
+                opening = None
+                if counter is not None:
+                    thinking = counter.count(delta.text, len(delta.tokens))
+                    reply = dataclasses.replace(reply, thinking_tokens=thinking)
+                if echo:
+                    scores = delta.prompt_logprobs
+                    text = await asyncio.to_thread(
+                        echoed, self._model.tokenizer, task, prompt, scores
+                    )
+                    reply, echo = dataclasses.replace(reply, echo=text), False
+                # The token ids of a prompt with images do not contain the images.
+                if task.prompt_wanted and reply.finish is not None and not prompt.spans:
+                    reply = dataclasses.replace(reply, prompt=prompt.tokens)
+                yield reply
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
         """`verbose`: with the arrays of the metadata."""
@@ -129,7 +149,7 @@ class ModelReplica:
         self._preparer.close()
         self._engine.close()
 
-    def _refuse_oversized(self, task: ChatTask, limit: int) -> None:
+    def _refuse_oversized(self, task: ChatTask | PromptTask, limit: int) -> None:
         """Refuses a prompt that no tokenisation makes fit; tokenising it would hold the GIL."""
         longest = self._model.tokenizer.longest_token  # characters
         match task.prompt:
@@ -142,33 +162,52 @@ class ModelReplica:
             case TokenIds(ids):
                 characters = len(ids) * longest
         least_tokens = -(-characters // longest)
-        if least_tokens >= limit:
+        if least_tokens + _answers(task) > limit:
             raise self._too_long(f"at least {least_tokens:,}", limit)
+
+    def _thinking_counter(self, task: ChatTask, prompt: Prompt) -> ThinkingCounter | None:
+        """It has read the answer so far."""
+        opening = _opening(prompt)
+        if opening is None or not opening.format.thinks:
+            return None
+        counter = ThinkingCounter(opening)
+        if task.begun is not None:
+            token_bytes = self._model.tokenizer.token_bytes
+            said = (prompt.markup.get(token) or token_bytes(token) for token in task.begun.tokens)
+            counter.count(b"".join(said).decode(errors="ignore"), 0)
+        return counter
 
     def _request(self, task: ChatTask, prompt: Prompt, limit: int) -> GenerationRequest:
         room = limit - len(prompt.tokens)
-        if room < 1:
+        if room < _answers(task):
             raise self._too_long(f"{len(prompt.tokens):,}", limit)
-        stop = StopRules(
-            max_tokens=room if task.max_tokens is None else min(task.max_tokens, room),
-            end_tokens=self._model.tokenizer.end_tokens | prompt.end_tokens,
-            strings=task.stop,
-        )
-        sampling = task.sampling
-        if not task.penalise_prompt:
-            sampling = dataclasses.replace(sampling, counted_from=len(prompt.tokens))
+        stop = self._stop_rules(task, prompt, room)
+        scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
         return GenerationRequest(
             # A retried task may arrive while its earlier attempt is still being aborted.
             f"{task.id}/{next(self._request_numbers)}",
             prompt.tokens,
             stop,
-            sampling,
+            _sampling(task, stop, len(prompt.tokens)),
             spans=prompt.spans,
             images=tuple(dataclasses.replace(i, tenant=task.tenant) for i in prompt.images),
             resume=task.begun,
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),
             markup=prompt.markup,
+            prompt_logprobs=task.sampling.logprobs or 0 if scored else None,
+        )
+
+    def _stop_rules(self, task: ChatTask, prompt: Prompt, room: int) -> StopRules:
+        ending = task.ending
+        own = self._model.tokenizer.end_tokens | prompt.end_tokens
+        return StopRules(
+            max_tokens=room if task.max_tokens is None else min(task.max_tokens, room),
+            end_tokens=frozenset(ending.tokens) | (frozenset() if ending.ignore_model else own),
+            strings=task.stop,
+            reported=frozenset(ending.tokens),
+            min_tokens=ending.min_tokens,
+            keep_match=ending.keep_match,
         )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
@@ -195,21 +234,28 @@ class ModelReplica:
         return ChatDelta(
             delta.text,
             delta.tokens,
-            tuple(self._token_logprob(sampled) for sampled in delta.logprobs),
+            tuple(token_logprob(self._model.tokenizer, sampled) for sampled in delta.logprobs),
             delta.finish,
             delta.usage,
             delta.error,
+            matched=delta.matched,
         )
 
-    def _token_logprob(self, sampled: Sampled) -> TokenLogprob:
-        drawn = self._candidate(Alternative(sampled.token, sampled.logprob or 0.0))
-        return TokenLogprob(drawn, tuple(self._candidate(entry) for entry in sampled.top))
 
-    def _candidate(self, entry: Alternative) -> Candidate:
-        tokenizer = self._model.tokenizer
-        text = tokenizer.token_text(entry.token)
-        raw = tokenizer.token_bytes(entry.token) or text.encode()
-        return Candidate(text, raw, max(entry.logprob, MIN_LOGPROB))
+def _answers(task: ChatTask | PromptTask) -> bool:
+    """Whether the context must have room for a token of an answer."""
+    return isinstance(task, ChatTask) and task.max_tokens != 0
+
+
+def _sampling(task: ChatTask, stop: StopRules, prompt_tokens: int) -> SamplingParams:
+    """The task's parameters with those that depend on the length of the prompt."""
+    sampling = task.sampling
+    if not task.penalise_prompt:
+        sampling = dataclasses.replace(sampling, counted_from=prompt_tokens)
+    if not stop.min_tokens:
+        return sampling
+    until = prompt_tokens + stop.min_tokens
+    return dataclasses.replace(sampling, barred=tuple(stop.end_tokens), barred_until=until)
 
 
 def _opening(prompt: Prompt) -> ReplyOpening | None:

@@ -16,6 +16,7 @@ from serve_app.gateway.tasks import (
     EmbeddingTask,
     Infill,
     PromptSource,
+    PromptTask,
     RawText,
     Task,
     TokenIds,
@@ -36,6 +37,8 @@ def prefix_hashes_of(task: Task) -> PrefixHashes:
     if isinstance(task, EmbeddingTask):
         size = sum(len(piece) for text in task.texts for piece in _content(text))
         return PrefixHashes((), (), -(-size // BYTES_PER_TOKEN))
+    if isinstance(task, PromptTask):  # the engine computes nothing
+        return PrefixHashes((), (), 0)
     # Prompts with different salts share no prefix, as in the caches.
     head = task.model.encode() + END + task.cache_salt.encode() + END
     hashes = hash_prefixes(b"".join((head, *_content(task.prompt))))

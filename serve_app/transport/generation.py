@@ -1,4 +1,4 @@
-"""The replica's handlers: generation, embeddings and load reports."""
+"""The replica's handlers: generation, embeddings, tokens of prompts and load reports."""
 
 import asyncio
 import math
@@ -29,6 +29,7 @@ def generation_server(
     handlers: dict[type, Handler] = {
         wire.GenerateRequest: answers,
         wire.EmbedRequest: answers,
+        wire.TokenizeRequest: answers,
     }
     if report is not None:
         handlers[wire.Watch] = ReportHandler(report, heartbeat_s)
@@ -41,9 +42,7 @@ class AnswerHandler:
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
 
-    async def __call__(
-        self, request: wire.GenerateRequest | wire.EmbedRequest, connection: FramedConnection
-    ) -> None:
+    async def __call__(self, request: wire.TaskRequest, connection: FramedConnection) -> None:
         async with aclosing(self._generate(request.task)) as deltas:
             async for delta in deltas:
                 connection.send(wire.DeltaMessage(delta))

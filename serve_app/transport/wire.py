@@ -8,6 +8,7 @@ the connection aborts the request.
 | Request | Replies |
 |---|---|
 | `GenerateRequest`, `EmbedRequest` | `DeltaMessage` up to the one with `finish` |
+| `TokenizeRequest` | the same |
 | `Watch` | `LoadReport` whenever the load has changed, until the caller closes the connection |
 | `EncodeRequest` | `Features`, then their bytes; before them `SendPixels` if the encoder needs the
 pixels, which the caller sends as bytes |
@@ -35,7 +36,7 @@ from runtime.errors import (
     RequestError,
     StorageFullError,
 )
-from serve_app.gateway.tasks import ChatDelta, ChatTask, EmbeddingTask, Task
+from serve_app.gateway.tasks import ChatDelta, ChatTask, EmbeddingTask, PromptTask, Task
 from serve_app.routing.policy import ReplicaLoad
 from serve_app.routing.prefix_memory import PrefixHashes
 
@@ -94,6 +95,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
 
 class EmbedRequest(msgspec.Struct, frozen=True, tag="embed"):
     task: EmbeddingTask
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
+    task: PromptTask
 
 
 class EncodeRequest(msgspec.Struct, frozen=True, tag="encode"):
@@ -161,6 +166,7 @@ WireMessage = (
     | Accepted
     | GenerateRequest
     | EmbedRequest
+    | TokenizeRequest
     | EncodeRequest
     | Watch
     | DeltaMessage
@@ -203,8 +209,17 @@ class ConnectionLost(Exception):
         self.at_work = at_work
 
 
-def request_of(task: Task) -> GenerateRequest | EmbedRequest:
-    return GenerateRequest(task) if isinstance(task, ChatTask) else EmbedRequest(task)
+TaskRequest = GenerateRequest | EmbedRequest | TokenizeRequest
+
+
+def request_of(task: Task) -> TaskRequest:
+    match task:
+        case ChatTask():
+            return GenerateRequest(task)
+        case EmbeddingTask():
+            return EmbedRequest(task)
+        case PromptTask():
+            return TokenizeRequest(task)
 
 
 def frame(message: WireMessage) -> bytes:

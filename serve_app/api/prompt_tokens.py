@@ -1,0 +1,133 @@
+"""vLLM's /tokenize and /detokenize: the tokens of a text or a conversation, and back."""
+
+import uuid
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, ClassVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from serve_app.api.access import allowed_models
+from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
+from serve_app.api.openai import encoded, error_body
+from serve_app.api.openai_chat import ChatMessage, read_messages, template_variables
+from serve_app.api.reply import Reply, WholeEncoder
+from serve_app.api.request_images import ImageReader
+from serve_app.api.tenant import tenant_id
+from serve_app.api.tools import Tool, declared
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.model_registry import ServedModel
+from serve_app.gateway.tasks import (
+    ChatDelta,
+    Conversation,
+    PromptSource,
+    PromptTask,
+    RawText,
+    TokenIds,
+)
+
+
+class TokenizeBody(Body):
+    """A text, `prompt`, or a conversation, `messages`, and fields that only one of them has."""
+
+    holds_images: ClassVar[bool] = True
+    model: str = ""
+    prompt: str | None = None
+    add_special_tokens: bool = True  # of a text; templates decide themselves
+    messages: Items[ChatMessage] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: Items[Tool] = Field(default_factory=list)
+    continue_final_message: Any = unserved(False)
+    chat_template: Any = unserved()
+    mm_processor_kwargs: Any = unserved()
+    return_token_strs: bool = False
+
+    def image_bytes(self) -> int:
+        return sum(message.image_bytes() for message in self.messages or ())
+
+
+class DetokenizeBody(Body):
+    model: str = ""
+    tokens: list[Any]
+
+
+class PromptTokens:
+    """The two endpoints."""
+
+    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
+        self._backend = backend
+        self._images = images
+        self._bodies = bodies
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._bodies.read(TokenizeBody, request)
+        model = await self._backend.served(body.model, allowed_models(request))
+        prompt = await self._prompt(body, model, tenant_id(request))
+        wanted = body.return_token_strs
+        found = self._found(request, model, prompt, vocabulary_wanted=wanted)
+        return Reply(found, _encoder(partial(_tokenized, strings=wanted)), stream=False)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._bodies.read(DetokenizeBody, request)
+        model = await self._backend.served(body.model, allowed_models(request))
+        ids = token_ids(body.tokens)
+        if body.tokens and ids is None:
+            raise RequestError('field "tokens" must be a list of token ids')
+        found = self._found(request, model, TokenIds(ids or ()))
+        return Reply(found, _encoder(_detokenized), stream=False)
+
+    async def _prompt(self, body: TokenizeBody, model: ServedModel, tenant: str) -> PromptSource:
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError('exactly one of the fields "prompt" and "messages" is required')
+        if body.prompt is not None:
+            return RawText(body.prompt, bos=body.add_special_tokens)
+        return Conversation(
+            await read_messages(self._images, model, body.messages or [], tenant=tenant),
+            variables=template_variables(body.chat_template_kwargs),
+            tools=declared(body.tools),
+            opens_reply=body.add_generation_prompt,
+        )
+
+    def _found(
+        self,
+        request: Request,
+        model: ServedModel,
+        prompt: PromptSource,
+        *,
+        vocabulary_wanted: bool = False,
+    ) -> AsyncGenerator[ChatDelta, None]:
+        task = PromptTask(
+            uuid.uuid4().hex,
+            model.name,
+            prompt,
+            vocabulary_wanted,
+            model.options.num_ctx,
+            tenant=tenant_id(request),
+        )
+        return self._backend.generate(task)
+
+
+def _encoder(reply: Any) -> WholeEncoder:
+    return WholeEncoder(
+        lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
+    )
+
+
+def _tokenized(delta: ChatDelta, *, strings: bool) -> dict[str, Any]:
+    found = delta.prompt_tokens
+    assert found is not None
+    return {
+        "count": len(found.ids),
+        "max_model_len": found.context_tokens,
+        "tokens": found.ids,
+        "token_strs": found.vocabulary if strings else None,
+    }
+
+
+def _detokenized(delta: ChatDelta) -> dict[str, Any]:
+    assert delta.prompt_tokens is not None
+    return {"prompt": delta.prompt_tokens.text}

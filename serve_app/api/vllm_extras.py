@@ -1,0 +1,70 @@
+"""Logit biases, and the rules of the end of an answer that vLLM adds to OpenAI's."""
+
+from dataclasses import replace
+from typing import Any
+
+from runtime.engine.request import MAX_LOGIT_BIASES
+from runtime.errors import RequestError
+from serve_app.api.fields import token_ids
+from serve_app.api.openai import Common
+from serve_app.config.options import OPENAI_BOUNDS, Bounds, number
+from serve_app.gateway.tasks import ChatTask, EndRules
+
+MAX_STOP_TOKENS = 128
+_BIAS = Bounds(float, -100, 100)
+
+
+def with_extras(task: ChatTask, body: Common) -> ChatTask:
+    """`task` with those of the request. Raises RequestError that names the field."""
+    least = 0
+    if body.min_tokens is not None:
+        least = int(number("min_tokens", body.min_tokens, OPENAI_BOUNDS["min_tokens"]))
+    if task.max_tokens is not None and least > task.max_tokens:
+        raise RequestError(
+            f'field "min_tokens" is {least:,}; it must be at most "max_tokens", which is '
+            f"{task.max_tokens:,}"
+        )
+    return replace(
+        task,
+        sampling=replace(task.sampling, logit_bias=_logit_bias(body.logit_bias)),
+        ending=EndRules(
+            min_tokens=least,
+            tokens=_stop_tokens(body.stop_token_ids),
+            ignore_model=body.ignore_eos,
+            keep_match=body.include_stop_str_in_output,
+        ),
+    )
+
+
+def _logit_bias(given: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids, which are strings in JSON, and their biases."""
+    if given is None:
+        return ()
+    if not isinstance(given, dict):
+        raise RequestError('field "logit_bias" must be an object')
+    if len(given) > MAX_LOGIT_BIASES:
+        raise RequestError(
+            f'field "logit_bias" has {len(given):,} tokens; at most {MAX_LOGIT_BIASES} are accepted'
+        )
+    return tuple((_token(key), number(f"logit_bias.{key}", v, _BIAS)) for key, v in given.items())
+
+
+def _token(key: str) -> int:
+    ids = token_ids([int(key)]) if key.isascii() and key.isdecimal() and len(key) < 11 else None
+    if ids is None or str(ids[0]) != key:
+        raise RequestError(f'field "logit_bias" has the key "{key[:80]}", which is no token id')
+    return ids[0]
+
+
+def _stop_tokens(given: Any) -> tuple[int, ...]:
+    if given in (None, []):
+        return ()
+    ids = token_ids(given) if isinstance(given, list) else None
+    if ids is None:
+        raise RequestError('field "stop_token_ids" must be a list of token ids')
+    if len(ids) > MAX_STOP_TOKENS:
+        raise RequestError(
+            f'field "stop_token_ids" has {len(ids):,} tokens; at most {MAX_STOP_TOKENS} are '
+            "accepted"
+        )
+    return ids

@@ -1,0 +1,30 @@
+"""Counts the tokens of thinking in a reply."""
+
+from model_zoo.chat.formats.events import Thinking
+from serve_app.gateway.tasks import ReplyOpening
+
+
+class ThinkingCounter:
+    """Reads one reply beside the ingress, which separates its parts.
+
+    Tokens whose text is not certain yet, such as those of tags, count as what precedes them. If a
+    delta has both thinking and an answer, its tokens are divided in proportion to the characters.
+    """
+
+    def __init__(self, opening: ReplyOpening) -> None:
+        self._parser = opening.format.parser({}, thinks=opening.thinks)
+        self._thinking = opening.thinks
+
+    def count(self, text: str, tokens: int) -> int:
+        """How many of the next `tokens`, which make `text` certain, are thinking."""
+        before, thought, other = self._thinking, 0, 0
+        for event in self._parser.feed(text):
+            self._thinking = isinstance(event, Thinking)
+            size = len(getattr(event, "text", ""))
+            if self._thinking:
+                thought += size
+            else:
+                other += size
+        if not thought + other:
+            return tokens if before else 0
+        return round(tokens * thought / (thought + other))
