@@ -26,6 +26,8 @@ def _native_body(refused: Refusal) -> dict[str, Any]:
 _BODIES: tuple[tuple[str, ErrorBody], ...] = (
     ("/v1/messages/", anthropic_reply.error_body),
     (_COMPATIBLE, openai.error_body),
+    ("/tokenize/", openai.error_body),
+    ("/detokenize/", openai.error_body),
     ("/", _native_body),
 )
 

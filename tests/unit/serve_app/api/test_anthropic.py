@@ -339,7 +339,8 @@ async def test_images_are_refused_for_a_model_without_vision():
     ("method", "path", "status", "kind"),
     [
         ("GET", PATH, 405, "invalid_request_error"),
-        ("POST", f"{PATH}/count_tokens", 404, "not_found_error"),
+        ("POST", f"{PATH}/batches", 404, "not_found_error"),
+        ("POST", f"{PATH}/count_tokens", 400, "invalid_request_error"),
     ],
 )
 async def test_paths_below_messages_have_the_protocols_errors(method, path, status, kind):

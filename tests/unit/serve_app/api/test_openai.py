@@ -55,6 +55,7 @@ async def test_chat_answers_whole_by_default():
         "completion_tokens": 3,
         "total_tokens": 10,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -160,9 +161,9 @@ async def test_a_completion_with_a_suffix_is_inserted_between_two_texts():
 async def test_a_completion_answers_with_text():
     reply = (await post(TEXT, {"prompt": "p"})).json()
     assert reply["object"] == "text_completion"
-    assert reply["choices"] == [
-        {"index": 0, "text": "Hello, world", "finish_reason": "stop", "logprobs": None}
-    ]
+    (choice,) = reply["choices"]
+    assert (choice["index"], choice["text"]) == (0, "Hello, world")
+    assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
     chunks = events(await post(TEXT, {"prompt": "p", "stream": True}))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello, world"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -225,7 +226,18 @@ BAD_CHAT = [
     ({"tools": [{"type": "function"}]}, 'field "tools[0].function" is required'),
     ({"tool_choice": "required"}, 'field "tool_choice" is not served yet'),
     ({"response_format": {"type": "json_object"}}, 'field "response_format" is not served yet'),
-    ({"logit_bias": {"5": 1}}, 'field "logit_bias" is not served yet'),
+    ({"logit_bias": [5]}, 'field "logit_bias" must be an object'),
+    ({"logit_bias": {"05": 1}}, 'field "logit_bias" has the key "05", which is no token id'),
+    ({"logit_bias": {"9" * 99: 1}}, "which is no token id"),
+    ({"logit_bias": {"5": 100.5}}, 'field "logit_bias.5" is 100.5; it must be at least -100'),
+    ({"logit_bias": {"5": "1"}}, 'field "logit_bias.5" must be of type float32'),
+    ({"logit_bias": {str(n): 1 for n in range(301)}}, "has 301 tokens; at most 300 are accepted"),
+    ({"stop_token_ids": ["x"]}, 'field "stop_token_ids" must be a list of token ids'),
+    ({"stop_token_ids": [-1]}, 'field "stop_token_ids" must be a list of token ids'),
+    ({"stop_token_ids": [1] * 129}, "has 129 tokens; at most 128 are accepted"),
+    ({"min_tokens": -1}, 'field "min_tokens" is -1; it must be at least 0'),
+    ({"min_tokens": 3, "max_tokens": 2}, 'it must be at most "max_tokens", which is 2'),
+    ({"ignore_eos": 1}, 'field "ignore_eos" must be'),
     ({"audio": {"voice": "x"}}, 'field "audio" is not served yet'),
     ({"reasoning_effort": "huge"}, "invalid reasoning value: 'huge'"),
     ({"temperature": -0.1}, 'field "temperature" is -0.1; it must be at least 0 and at most 2'),
@@ -256,7 +268,10 @@ BAD_TEXT = [
     ({"prompt": [2**70]}, 'field "prompt" must be'),
     ({"suffix": ["s"]}, 'field "suffix" must be'),
     ({"prompt": ["a", [1]], "suffix": "s"}, 'field "prompt[1]" must be a string if there is'),
-    ({"echo": True}, 'field "echo" is not served yet'),
+    ({"suffix": "s", "echo": True}, 'the fields "echo" and "suffix" are not served together'),
+    ({"echo": 1}, 'field "echo" must be'),
+    ({"max_tokens": 0}, 'field "max_tokens" is 0; it must be at least 1'),
+    ({"max_tokens": -1, "echo": True}, 'field "max_tokens" is -1; it must be at least 0'),
     ({"logprobs": 21}, 'field "logprobs" is 21'),
     ({"logprobs": True}, 'field "logprobs" must be of type integer'),
 ]
@@ -329,7 +344,8 @@ async def test_an_endpoint_that_is_not_served_is_named_with_those_that_are(metho
     assert served == (
         "the endpoints are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, "
         "/v1/score, /v1/models, /v1/models/{model}, /v1/responses, /v1/responses/{id}, "
-        "/v1/responses/{id}/cancel, /v1/responses/{id}/input_items, /v1/messages"
+        "/v1/responses/{id}/cancel, /v1/responses/{id}/input_items, /v1/messages, "
+        "/v1/messages/count_tokens"
     )
     assert len(long.json()["error"]["message"]) < 600
 

@@ -19,7 +19,7 @@ from model_zoo.chat.messages import Message
 from serve_app.api.embeddings import OpenAIBody
 from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatBody, ChatMessage
 from serve_app.api.openai_completions import CompletionBody
-from serve_app.gateway.tasks import Conversation
+from serve_app.gateway.tasks import Conversation, EndRules
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, post, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
@@ -34,18 +34,28 @@ async def test_the_sampling_options_that_vllm_adds_reach_the_engine(path, body):
     assert (sampling.repeat_last_n, task.penalise_prompt) == (None, False)
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (TEXT, {"prompt": "p"})])
+async def test_biases_and_the_rules_of_the_end_reach_the_engine(path, body):
+    extra = {
+        "logit_bias": {"5": -100, "17": 2.5}, "min_tokens": 2, "stop_token_ids": [9, 3],
+        "ignore_eos": True, "include_stop_str_in_output": True, "max_tokens": 2,
+    }  # fmt: skip
+    task = await task_of(path, {**body, **extra})
+    assert task.sampling.logit_bias == ((5, -100.0), (17, 2.5))
+    assert task.ending == EndRules(2, (9, 3), ignore_model=True, keep_match=True)
+
+
 async def test_a_negative_top_k_keeps_all_tokens():
     assert (await task_of(CHAT, {"messages": USER, "top_k": -1})).sampling.top_k == 0
 
 
 UNSERVED = [
-    ("stop_token_ids", [1]), ("ignore_eos", True), ("min_tokens", 3), ("bad_words", ["x"]),
-    ("allowed_token_ids", [1]), ("include_stop_str_in_output", True), ("use_beam_search", True),
+    ("bad_words", ["x"]), ("allowed_token_ids", [1]), ("use_beam_search", True),
     ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
     ("structured_outputs", {"json": {}}), ("guided_json", {"type": "object"}),
-    ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "a"), ("echo", True),
+    ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "a"),
     ("logits_processors", ["x"]), ("return_token_ids", True), ("cache_salt", "x"),
-    ("logit_bias", {"5": 1}), ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_object"}),
 ]  # fmt: skip
 UNSERVED_CHAT = [
     ("documents", [{"text": "x"}]), ("chat_template", "x"), ("add_generation_prompt", False),
@@ -53,7 +63,7 @@ UNSERVED_CHAT = [
     ("tool_choice", "required"),
     ("thinking_token_budget", 5), ("web_search_options", {"user_location": {}}),
     ("moderation", {"model": "m"}), ("modalities", ["text", "audio"]),
-    ("functions", [{"name": "f"}]), ("best_of", 2),
+    ("functions", [{"name": "f"}]), ("best_of", 2), ("echo", True),
 ]  # fmt: skip
 CASES = [(path, *case) for path in (CHAT, TEXT) for case in UNSERVED]
 CASES += [(CHAT, *case) for case in UNSERVED_CHAT]

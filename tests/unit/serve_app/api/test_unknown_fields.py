@@ -56,7 +56,6 @@ KNOWN = [
     (NATIVE, {"messages": USER, "options": {"typical_p": 0.5}}, '"typical_p" is not served yet'),
     (NATIVE, {"messages": USER, "options": {"top_k": "x"}}, "must be of type integer"),
     (OPENAI, {"messages": USER, "best_of": 2}, '"best_of" is not served yet'),
-    (OPENAI, {"messages": USER, "logit_bias": {"5": 1}}, '"logit_bias" is not served yet'),
     (
         OPENAI,
         {"messages": [{**USER[0], "audio": {}, "function_call": 1}]},
