@@ -5,8 +5,10 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +99,32 @@ def test_requests_in_a_batch_get_the_answers_of_one_rank(
     assert [d.text for d in divided] == [d.text for d in alone]
     if count == 12:
         assert statistics.cached_tokens_total > 0 and statistics.preemptions_total > 0
+
+
+def test_scores_of_prompts_are_those_of_one_rank(tmp_path, three) -> None:
+    """Beside embeddings and requests that draw, in more blocks than one."""
+    write_llama(tmp_path / "tiny.gguf")
+    model = load(tmp_path / "tiny.gguf", device=CPU, dtype=torch.float32)
+    scored = [
+        replace(each, id=f"s{n}", prompt_logprobs=2, stop=StopRules(n % 3))
+        for n, each in enumerate(mixed_requests(model.tokenizer.vocab_size)[:6])
+    ]
+    pooled = GenerationRequest("p", tuple(range(60)), StopRules(1), pooling=Pooling.MEAN)
+    with running(model) as engine:
+        alone = answers(engine, [*scored, pooled], together=True)
+    with divided_engine(tmp_path / "tiny.gguf", three[:1]) as (_, engine):
+        divided = answers(engine, [*scored, pooled], together=True)
+    for one, other in zip(alone, divided, strict=True):
+        assert one.tokens == other.tokens
+        assert [each.token for each in one.prompt_logprobs] == [
+            each.token for each in other.prompt_logprobs
+        ]
+        assert [each.logprob for each in one.prompt_logprobs] == pytest.approx(
+            [each.logprob for each in other.prompt_logprobs], abs=1e-4
+        )
+    assert np.frombuffer(divided[-1].vector, "<f4") == pytest.approx(
+        np.frombuffer(alone[-1].vector, "<f4"), abs=1e-4
+    )
 
 
 def test_embeddings_are_those_of_one_rank(tmp_path, three) -> None:

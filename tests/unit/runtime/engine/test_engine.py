@@ -93,6 +93,25 @@ def test_an_end_token_counts_but_has_no_text(depth: int) -> None:
     cache_manager.check_idle()
 
 
+@pytest.mark.parametrize("reported", [False, True])
+def test_what_has_ended_an_answer_is_named_if_the_request_asks(reported: bool) -> None:
+    expected = answer((1, 2, 3), 10)
+    end = expected[4]
+    tokens = frozenset([end])
+    text = b"".join(map(token_bytes, expected[: expected.index(end)])).decode()
+    for keep in (False, True):
+        engine, _ = make_engine()
+        rules = {"reported": tokens if reported else frozenset(), "keep_match": keep}
+        [box] = run(engine, request("a", (1, 2, 3), 10, end_tokens=tokens, **rules))
+        delta = whole(box)
+        kept = token_bytes(end).decode() if keep and reported else ""
+        assert (delta.matched, delta.text) == (end if reported else None, text + kept)
+    engine, _ = make_engine()
+    [box] = run(engine, request("b", (1, 2, 3), 10, strings=("never", text[1:3])))
+    assert (whole(box).matched, whole(box).text) == (text[1:3], text[: text.index(text[1:3])])
+    assert all(delta.matched is None for delta in box[:-1])
+
+
 def test_markup_tokens_have_the_text_that_the_request_gives_them_also_when_resumed() -> None:
     engine, _ = make_engine()
     expected = answer((1, 2, 3), 6)

@@ -76,3 +76,19 @@ def test_any_split_into_tokens_gives_the_same_text() -> None:
         ends = {whole[: whole.find(stop)] for stop in stops if stop in whole}
         assert text in (ends or {whole})
         assert not any(stop in text for stop in stops)
+
+
+@pytest.mark.parametrize(("keep", "text"), [(False, "one "), (True, "one STOP")])
+def test_the_matched_string_is_known_and_may_stay(keep: bool, text: str) -> None:
+    stream = TextStream(["never", "STOP"], keep_match=keep)
+    found, shown = feed(stream, [b"one ", b"ST", b"OP two", b"three"])
+    assert (found, stream.matched) == (text, "STOP")
+    assert shown == ([0, 1, 2] if keep else [0])
+
+
+def test_a_string_that_is_complete_too_early_does_not_stop_and_one_that_ends_later_does() -> None:
+    stream = TextStream(["ab"])
+    early = [stream.push(piece, Sampled(0), may_stop=False)[0] for piece in (b"xab", b"ya")]
+    assert ("".join(early), stream.stopped) == ("xaby", False)
+    assert stream.push(b"bz", Sampled(1))[0] == ""
+    assert stream.matched == "ab"

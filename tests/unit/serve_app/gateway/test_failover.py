@@ -20,6 +20,7 @@ from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
     Conversation,
+    EchoedPrompt,
     EmbeddingTask,
     RawText,
     TokenLogprob,
@@ -33,6 +34,7 @@ from tests.unit.serve_app.gateway.resumable_replicas import (
     ResumableReplica,
     answer_of,
     serving,
+    usage,
 )
 
 UNREACHABLE = Address("127.0.0.1", 1, "token", "unreachable", "one")
@@ -124,6 +126,32 @@ async def test_log_probabilities_that_the_client_lacks_are_computed_again():
     assert seen == [ResumeState((0, 1), 2)]
     assert answer.tokens == (0, 1, 2, 3, 4)
     assert (answer.text, len(answer.logprobs)) == ("abc", 4)
+
+
+@pytest.mark.parametrize("echoed_first", [False, True])
+async def test_a_prompt_is_echoed_once_and_tokens_of_thinking_are_summed(echoed_first):
+    prompt = EchoedPrompt("hi")
+    first, second = ResumableReplica(), ResumableReplica()
+    seen: list[bool] = []
+
+    async def dies(task):
+        if echoed_first:
+            yield ChatDelta("ab", (0, 1, 2), echo=prompt, thinking_tokens=2)
+        raise ConnectionLost("the process ended")
+
+    async def continues(task):
+        seen.append(task.echo)
+        echo = prompt if task.echo else None
+        yield ChatDelta("c", (3,), echo=echo, thinking_tokens=1, usage=usage(1))
+        yield ChatDelta(finish=FinishReason.STOP, usage=usage(4), tokens=(4,))
+
+    first.generate, second.generate = dies, continues
+    async with serving(first, second) as (backend, _):
+        answer = await answer_of(backend, dataclasses.replace(TASK, echo=True))
+    assert seen == [not echoed_first]
+    assert answer.echo == prompt
+    assert answer.usage is not None
+    assert answer.usage.thinking_tokens == answer.thinking_tokens == (3 if echoed_first else 1)
 
 
 async def test_max_retries_limits_the_losses_in_a_row():
