@@ -161,8 +161,7 @@ class ChatModel:
         tools: function schemas; rendered by the variant "tool_use" if the file has one. A template
         that reads no tools or no calls gets them as text (`formats.generic`, `written_calls`).
         thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
-        variables: additional template variables. They override those of `thinking` and contain none
-        of the names that are set here.
+        variables: further template variables, which override those of `thinking` but not others.
         at_most: token budget of the prompt, by default the file's context length. Images beyond it
         are not decoded.
         now: the time that templates see, by default this machine's.
@@ -175,16 +174,12 @@ class ChatModel:
         images = [part for message in messages for part in message.images]
         self._refuse_unseen(images)
         placeholders = None if self.vision is None else self.vision.placeholders
+        own = {"tools": tools or None, "add_generation_prompt": opens_reply}
         rendered = render_unforged(
             template,
             self.tokenizer,
             messages,
-            {
-                **thinking_variables(thinking, template),
-                **(variables or {}),
-                "tools": tools or None,
-                "add_generation_prompt": opens_reply,
-            },
+            {**thinking_variables(thinking, template), **(variables or {}), **own},
             image=None if placeholders is None else placeholders.spelled,
             reserved=() if placeholders is None else placeholders.reserved,
             now=now,

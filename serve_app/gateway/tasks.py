@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -149,7 +149,9 @@ class PromptTask:
     keep_alive_s: float | None = None
     tenant: str = ""
     cache_salt: str = ""
-    truncation: Truncation | None = None
+    # The whole prompt is wanted.
+    truncation: ClassVar[None] = None
+    max_tokens: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)

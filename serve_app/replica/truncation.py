@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from model_zoo.chat.messages import Message
 from model_zoo.chat_model import Prompt
 from runtime.errors import PromptTooLongError
-from serve_app.gateway.tasks import ChatTask, Truncation
+from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation
 
 _SYSTEM_ROLES = ("system", "developer")
 # A shortened prompt leaves this share of the context to the answer, or less if the answer is
@@ -20,7 +20,7 @@ Prepare = Callable[[Sequence[Message]], Prompt]
 LeastTokens = Callable[[Sequence[Message]], int]
 
 
-def shortened_tokens(task: ChatTask, max_tokens: int) -> int:
+def shortened_tokens(task: ChatTask | PromptTask, max_tokens: int) -> int:
     """The most tokens of a shortened prompt. `max_tokens`: of prompt and answer."""
     room = max_tokens // _ANSWER_SHARE
     if task.max_tokens is not None:

@@ -46,7 +46,7 @@ class SlowModel:
             self.at_once -= 1
         return Prompt((1,))
 
-    def prepare_text(self, text, images=(), *, at_most=None, lease=None) -> Prompt:
+    def prepare_text(self, text, images=(), *, bos=True, at_most=None, lease=None) -> Prompt:
         return self.prepare((), at_most=at_most)
 
 

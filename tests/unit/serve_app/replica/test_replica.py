@@ -91,7 +91,7 @@ class FakeModel:
             markup=self.markup,
         )
 
-    def prepare_text(self, text: str, images=(), *, at_most=None, lease=None) -> Prompt:
+    def prepare_text(self, text: str, images=(), *, bos=True, at_most=None, lease=None) -> Prompt:
         return Prompt(tuple(map(ord, text)))
 
 

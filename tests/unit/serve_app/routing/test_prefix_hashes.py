@@ -6,7 +6,15 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from runtime.engine.request import ResumeState, SamplingParams
-from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, Infill, RawText, TokenIds
+from serve_app.gateway.tasks import (
+    ChatTask,
+    Conversation,
+    EmbeddingTask,
+    Infill,
+    PromptTask,
+    RawText,
+    TokenIds,
+)
 from serve_app.routing.prefix_hashes import IMAGE_TOKENS, WHOLE_BYTES, prefix_hashes_of
 
 SYSTEM = Message("system", "You know the desert and all who cross it. " * 20)
@@ -121,3 +129,8 @@ def test_texts_to_embed_share_nothing_but_count_as_tokens():
 
 def test_a_lone_surrogate_is_accepted():
     assert prefix_hashes_of(chat(RawText("\ud800 " * 100))).tokens > 100
+
+
+def test_a_prompt_that_is_only_tokenized_costs_and_caches_nothing():
+    hashes = prefix_hashes_of(PromptTask("t", "demo", RawText("salt " * 5000)))
+    assert (hashes.keys, hashes.tokens) == ((), 0)
