@@ -12,7 +12,7 @@ from runtime.engine.request import FinishReason, Usage
 from runtime.errors import RequestError
 from serve_app.config.options import SEED_LIMIT, Bounds, number
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.tasks import ChatDelta, ChatTask, PromptSource, merge
+from serve_app.gateway.tasks import ChatDelta, ChatTask, EchoedPrompt, PromptSource, merge
 
 MAX_CHOICES = 16
 
@@ -37,7 +37,7 @@ class BestOf:
             selected += sorted(candidates, key=_mean_logprob, reverse=True)[: self.keep]
         if self.logprobs_wanted:
             return selected
-        return [replace(answer, logprobs=()) for answer in selected]
+        return [_without_logprobs(answer) for answer in selected]
 
 
 def choice_count(name: str, value: Any, *, prompts: int = 1) -> int:
@@ -162,6 +162,11 @@ def whole_choices(delta: ChatDelta) -> list[ChatDelta]:
     for index, part in delta.choices:
         parts.setdefault(index, []).append(part)
     return [merge(parts[index]) for index in sorted(parts)]
+
+
+def _without_logprobs(answer: ChatDelta) -> ChatDelta:
+    echo = None if answer.echo is None else EchoedPrompt(answer.echo.text)
+    return replace(answer, logprobs=(), echo=echo)
 
 
 def _mean_logprob(answer: ChatDelta) -> float:

@@ -112,7 +112,7 @@ class CompletionChoice:
         echo = delta.echo or EchoedPrompt("")
         logprobs = _prompt_lists(echo)
         self._characters += len(echo.text)
-        for name, values in self._lists(delta.logprobs).items():
+        for name, values in self._answer_lists(delta.logprobs).items():
             logprobs[name] += values
         choice = {
             "index": self._index,
@@ -122,7 +122,7 @@ class CompletionChoice:
         }
         return choice if finish is None else choice | {"stop_reason": delta.matched}
 
-    def _lists(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, list[Any]]:
+    def _answer_lists(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, list[Any]]:
         """The legacy format: parallel lists. Offsets count the whole characters before a token."""
         offsets = []
         for entry in logprobs:

@@ -181,6 +181,14 @@ async def test_an_echo_without_log_probabilities_is_text(served):
         assert (reply.text, reply.logprobs, reply.finish_reason) == (PROMPT, None, "length")
 
 
+async def test_the_best_of_several_answers_has_only_the_lists_that_were_requested(served):
+    body = {"temperature": 1.0, "best_of": 2, "echo": True, "max_tokens": 2}
+    plain = await completed(served, **body)
+    assert plain.text.startswith(PROMPT) and plain.logprobs is None
+    scored = await completed(served, **body, logprobs=0)
+    assert len(scored.logprobs.tokens) == len(served.ids(PROMPT)) + 2
+
+
 async def test_a_bias_makes_tokens_certain_or_impossible_and_is_not_in_log_probabilities(served):
     ids = served.ids(PROMPT)
     row = served.logprobs(ids)[-1]
