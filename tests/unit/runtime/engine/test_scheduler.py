@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
-from runtime.engine.scheduler import PageWrite, Scheduler, SequenceState, StepPlan
+from runtime.engine.scheduler import PageWrite, Scheduler, Sequence, SequenceState, StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Cross, Full, Sliding
 
@@ -232,3 +232,22 @@ def test_a_cached_image_is_not_needed() -> None:
     scheduler.add(looking("a", 12, image))
     assert shape(scheduler.plan(lambda digest: False)) == [("a", 8, 4, True)]
     assert wanted(scheduler) == []
+
+
+def test_scores_of_positions_that_were_computed_twice_count_once() -> None:
+    """Two chunks are in flight when the sequence is preempted; it begins again before they end."""
+    prompt = tuple(range(10))
+    scored = Sequence(GenerationRequest("a", prompt, StopRules(1), prompt_logprobs=0), list(prompt))
+    scores = [Sampled(token, -1.0) for token in prompt[1:]]
+
+    def add(positions: range) -> None:
+        scored.add_scores(positions, tuple(scores[positions.start : positions.stop]))
+
+    flying = [scored.scores_in(0, 4), scored.scores_in(4, 8), scored.scores_in(0, 6)]
+    assert flying == [range(4), range(4, 8), range(6)]
+    for positions in flying:
+        add(positions)
+    assert scored.scores_in(6, 10) == range(8, 9)  # the last row scores no token of the prompt
+    add(range(8, 9))
+    assert scored.take_scores() == tuple(scores)
+    assert scored.take_scores() == ()
