@@ -13,6 +13,7 @@ from runtime.errors import DoesNotFitError
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
+from runtime.worker.mask_worker import buffer_bytes as mask_bytes
 from runtime.worker.sampler import Sampler
 
 # Share of the measured memory that stays free, for other processes and for fragmentation.
@@ -260,8 +261,9 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and input
-    buffers: one on the device and two on the host, which take twice one of them here."""
+    """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and buffers
+    of inputs and masks: one on the device and two on the host, which take twice one of them here.
+    """
     slots, context_tokens = limits.slots, limits.context_tokens
 
     state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens)
@@ -271,7 +273,9 @@ def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits)
     tables = slots * sum(layout.capacity_pages(context_tokens))
     vectors = 2 * 4 * slots * model.hidden_size
     scores = limits.step_tokens * (4 + 12 * MAX_TOP_LOGPROBS)
-    return state + workspace + vectors + scores + 2 * buffer_bytes(layout, limits) + 4 * tables
+    masks = mask_bytes(slots=slots, vocab_size=model.vocab_size)
+    inputs = buffer_bytes(layout, limits)
+    return state + workspace + vectors + scores + 2 * (inputs + masks) + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

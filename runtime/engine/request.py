@@ -128,6 +128,27 @@ class RequestImage(Protocol):
     def rows(self) -> int: ...
 
 
+class Matcher(Protocol):
+    """The state of a grammar in one answer."""
+
+    def accept(self, token: int) -> None:
+        """The answer continues with `token`."""
+
+    def allowed(self, mask: memoryview) -> None:
+        """Writes the tokens that may follow to `mask`, as bit `token % 32` of the 32-bit words.
+
+        It may take long and runs on another thread than `accept`, never at the same time. Raises
+        GenerationFailedError if the answer does not follow the grammar or costs too much to match.
+        """
+
+
+class Grammar(Protocol):
+    """What an answer must look like."""
+
+    def matcher(self) -> Matcher:
+        """The state before the first token."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResumeState:
     """The tokens that another engine has sampled of an answer, and the number of characters that
@@ -166,6 +187,9 @@ class GenerationRequest:
     `prompt_logprobs` n: return the log-probability of each token of the prompt but the first, and
     of the n most likely tokens at its position. The whole prompt is computed, without the prefix
     cache.
+
+    `grammar`: allows the tokens of the answer. Each is known to the host before the next one is
+    computed, so such a sequence does not take part in consecutive steps in flight.
     """
 
     id: str
@@ -180,6 +204,7 @@ class GenerationRequest:
     cache_salt: bytes = b""
     markup: Mapping[int, bytes] = field(default_factory=dict)
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def draws(self) -> bool:

@@ -14,6 +14,7 @@ from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
+    Matcher,
     Outcome,
     Pooled,
     Sampled,
@@ -54,6 +55,7 @@ class Sequence:
     inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
     # False for a prompt that needs the states of all rows; a pooled one may also look ahead.
     shares_pages: bool = field(init=False)
+    matcher: Matcher | None = field(init=False)  # None without a grammar
 
     def __post_init__(self) -> None:
         self.spans, self.cache_salt = self.request.spans, self.request.cache_salt
@@ -61,6 +63,10 @@ class Sequence:
         inserted = (s for s in self.spans if s.digest in images and not s.cross_rows)
         self.inserted = tuple(inserted)
         self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
+        grammar = self.request.grammar
+        self.matcher = None if grammar is None else grammar.matcher()
+        for token in self.tokens[len(self.request.prompt) :] if self.matcher is not None else ():
+            self.matcher.accept(token)
 
     @property
     def resumes(self) -> bool:
@@ -97,6 +103,16 @@ class Sequence:
         """Those that were not taken before; all of them once the prompt is computed."""
         taken, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         return taken
+
+    @property
+    def waits_for_token(self) -> bool:
+        """Whether its next token depends on one that only the device knows."""
+        return self.matcher is not None and self.pending > 0
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""
@@ -274,7 +290,7 @@ class Scheduler:
                     outcome = outcome.drawn
             assert outcome is not None or not chunk.samples
             if isinstance(outcome, Sampled):
-                sequence.tokens.append(outcome.token)
+                sequence.append(outcome.token)
             if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + chunk.length
                 if sequence.shares_pages:
@@ -372,7 +388,8 @@ class Scheduler:
 
     def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""
-        if sequence.produced >= max(1, sequence.request.stop.max_tokens):
+        most = max(1, sequence.request.stop.max_tokens)
+        if sequence.waits_for_token or sequence.produced >= most:
             return 0
         count = min(sequence.remaining, draft.budget)
         if not sequence.spans:

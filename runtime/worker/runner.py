@@ -27,6 +27,7 @@ from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
 from runtime.vision.image_rows import FeatureRows
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
+from runtime.worker.mask_worker import Failures, MaskWorker
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
@@ -40,13 +41,14 @@ _NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launched step. `drawing`: the chunk of each drawn row; `pooling`: the chunk of each row of
-    `vectors`; `scored` and `scores`: of prompts. `done` is recorded at the end of the step; None on
-    a CPU."""
+    """A launched step. `drawing`: the chunk of each drawn row; `failures`: the rows that have drawn
+    without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: of
+    prompts. `done` is recorded at the end of the step; None on a CPU."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
     drawn: Drawn | None
+    failures: Failures
     pooling: tuple[int, ...]
     vectors: Tensor
     scored: ScoredStep
@@ -84,6 +86,7 @@ class DeviceRunner:
             vocab_size=model.vocab_size,
             device=device,
         )
+        self._masks = MaskWorker(slots=limits.slots, vocab_size=model.vocab_size, device=device)
         self._preparer = InputPreparer(
             layout,
             pool,
@@ -105,17 +108,21 @@ class DeviceRunner:
             self._pool.write_pages(inputs.page_cells, inputs.pages)
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
+        pending = self._masks.begin([plan.chunks[index] for index in inputs.drawing])
         states = self._model.states(self._batch(inputs), self._pool)
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
         vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
-        drawn = None
+        drawn, failures = None, Failures()
         if draws:
-            drawn = self._sampler.sample(self._model.logits(states[:draws]), inputs.draws)
+            logits, masks = self._model.logits(states[:draws]), None
+            if pending is not None:
+                masks, failures = pending.uploaded()
+            drawn = self._sampler.sample(logits, inputs.draws, masks)
         scores = self._score(states[draws:pooled_at], inputs) if scored.rows else None
         pooling = inputs.pooled.chunks
         launched = Launched(
-            plan.chunks, inputs.drawing, drawn, pooling, vectors, scored, scores, None
+            plan.chunks, inputs.drawing, drawn, failures, pooling, vectors, scored, scores, None
         )
         return launched if self._device.type != "cuda" else _copied_to_host(launched, self._device)
 
@@ -222,6 +229,7 @@ class DeviceRunner:
             spans=() if self._model.causal and not sees else (span,),
             pooling=None if self._model.generates else Pooling.MEAN,
             images=(image,) if sees else (),
+            grammar=_AnyToken(),
         )
         return Sequence(request, [0] * length)
 
@@ -276,13 +284,26 @@ class _ScratchImage:
     rows: int = 0
 
 
+class _AnyToken:
+    """A grammar, and its matcher, that allows everything."""
+
+    def matcher(self) -> "_AnyToken":
+        return self
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def allowed(self, mask: memoryview) -> None:
+        mask.cast("B")[:] = b"\xff" * mask.nbytes
+
+
 def _store_drawn(launched: Launched, drawn: Drawn, results: list[Outcome | None]) -> None:
     scores = _Scores(drawn)
     rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
-    for index, token, finite in rows:
+    for row, (index, token, finite) in enumerate(rows):
         wanted = launched.chunks[index].sequence.request.sampling.logprobs
         sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
-        results[index] = sampled if finite else _NOT_FINITE
+        results[index] = launched.failures.get(row) or (sampled if finite else _NOT_FINITE)
 
 
 class _Scores:

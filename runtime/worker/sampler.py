@@ -80,6 +80,15 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The only tokens that some rows may draw: rows [n] int64; words [n, ceil(vocab / 32)] int32,
+    with bit `token % 32` of word `token // 32` for each token."""
+
+    rows: Tensor
+    words: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """The drawn tokens, on the device.
 
@@ -117,7 +126,8 @@ class Sampler:
         scores = 8 * slots * vocab_size
         penalties = 64 * slots * context_tokens
         candidates = 64 * slots * min(TOP_LIMIT * _CHUNK, vocab_size + _CHUNK)
-        return max(sorting, penalties, candidates, 3 * table_bytes(slots)) + scores
+        masks = 12 * slots * vocab_size
+        return max(sorting, penalties, candidates, masks, 3 * table_bytes(slots)) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
         """Sequences enter slots: their tokens from position 0, and their parameters."""
@@ -159,16 +169,19 @@ class Sampler:
         """The tokens at these positions of these slots, from prompts or drawn: [n] int64."""
         return self._tokens[slots, positions].long()
 
-    def sample(self, logits: Tensor, draws: Draws) -> Drawn:
+    def sample(self, logits: Tensor, draws: Draws, masks: TokenMasks | None = None) -> Drawn:
         """logits [rows, vocab] float32, ordered as `draws`; overwritten.
 
-        The drawn tokens are also appended to the tokens of their slots.
+        The drawn tokens are also appended to the tokens of their slots. Log-probabilities are those
+        of all tokens, whatever `masks` allow.
         """
         raw = logits[draws.scored]
         if draws.biased is not None:
             self._biases.apply(logits, draws.biased, draws.slots, draws.positions)
         if draws.penalised.shape[0]:
             self._penalise(logits, draws)
+        if masks is not None:
+            _forbid(logits, masks)
         tokens, finite = self._draw(logits, draws)
         self._tokens[draws.slots, draws.positions] = tokens.int()
         scores = _score(raw, tokens[draws.scored], draws.alternatives)
@@ -233,6 +246,14 @@ class Sampler:
         values = logits[cells]
         lower = torch.where(values > 0, values / repeat, values * repeat)
         logits[cells] = lower - (counts * frequency + (counts > 0) * presence)
+
+
+def _forbid(logits: Tensor, masks: TokenMasks) -> None:
+    """Sets the logits that `masks` do not allow to minus infinity."""
+    powers = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
+    octets = masks.words.view(torch.uint8)  # little-endian
+    forbidden = ((octets[:, :, None] & powers) == 0).flatten(1)[:, : logits.shape[1]]
+    logits[masks.rows] = logits[masks.rows].masked_fill_(forbidden, -torch.inf)
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
