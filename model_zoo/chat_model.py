@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from model_zoo.chat.formats.call_forms import CallForm, call_form
 from model_zoo.chat.formats.generic import generic_messages
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from model_zoo.chat.formats.written_calls import with_written_calls
@@ -37,7 +38,8 @@ class Prompt:
     """Token ids to continue; `spans`: the images among them; `images`: each different image
     once. `thinks`: the prompt ends within thinking, so the reply begins there. `reply_format`: how
     the reply to a conversation is written; `markup`: the control tokens that are part of its text,
-    with their bytes. `end_tokens`: further tokens that end the reply."""
+    with their bytes; `call_form`: how grammars write its calls. `end_tokens`: further tokens that
+    end the reply."""
 
     tokens: tuple[int, ...]
     spans: tuple[ImageSpan, ...] = ()
@@ -46,6 +48,7 @@ class Prompt:
     reply_format: ReplyFormat | None = None
     markup: Mapping[int, bytes] = field(default_factory=dict)
     end_tokens: frozenset[int] = frozenset()
+    call_form: CallForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,13 @@ class ChatModel:
         """`text`: of the prompt."""
         replies = self.reply_format
         thinks = replies.opens_thinking(text)
-        return replace(prompt, thinks=thinks, reply_format=replies, markup=self.markup)
+        return replace(
+            prompt,
+            thinks=thinks,
+            reply_format=replies,
+            markup=self.markup,
+            call_form=call_form(replies.name, self._tool_template or ""),
+        )
 
     def _readable(
         self,

@@ -65,8 +65,9 @@ class Sequence:
         self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
         grammar = self.request.grammar
         self.matcher = None if grammar is None else grammar.matcher()
-        for token in self.tokens[len(self.request.prompt) :] if self.matcher is not None else ():
-            self.matcher.accept(token)
+        if self.matcher is not None:
+            for token in self.tokens[len(self.request.prompt) :]:
+                self.matcher.accept(token)
 
     @property
     def resumes(self) -> bool:

@@ -9,13 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from model_zoo.chat.messages import Message, ToolCall
+from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
+from serve_app.api import tool_choice
 from serve_app.api.access import allowed_models
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import encoded
+from serve_app.api.output_forms import schema_format
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
@@ -52,7 +55,7 @@ class DeclaredTool(Body):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     cache_control: Any = harmless()
-    strict: Any = harmless()
+    strict: bool = False
     input_examples: Any = harmless()
     eager_input_streaming: Any = harmless()
 
@@ -60,7 +63,7 @@ class DeclaredTool(Body):
 class ToolChoice(Body):
     type: str
     name: str | None = None
-    disable_parallel_tool_use: Any = harmless()
+    disable_parallel_tool_use: bool = False
 
 
 class ThinkingChoice(Body):
@@ -71,7 +74,7 @@ class ThinkingChoice(Body):
 
 class OutputSettings(Body):
     effort: str | None = None
-    format: Any = unserved()
+    format: Any = None
     task_budget: Any = harmless()
 
 
@@ -90,7 +93,7 @@ class MessagesBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingChoice | None = None
     output_config: OutputSettings | None = None
-    output_format: Any = unserved()
+    output_format: Any = None
     container: Any = unserved()
     mcp_servers: Any = unserved()
     metadata: Any = harmless()
@@ -116,6 +119,7 @@ class AnthropicMessages:
         body = await self._bodies.read(MessagesBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
         options, tenant = _configured(body, model), tenant_id(request)
+        output, (_, calls) = _output(body), _tools(body)
         prompt = await self._conversation(body, model, tenant)
         task = ChatTask(
             id=uuid.uuid4().hex,
@@ -126,6 +130,8 @@ class AnthropicMessages:
             stop=options.stop or (),
             context_tokens=options.num_ctx,
             tenant=tenant,
+            output=output,
+            calls=calls,
         )
         own = options.stop if body.stop_sequences is not None else None
         encoder = MessageEncoder(body.model, ReplyReader(prompt.tools), own or ())
@@ -148,7 +154,7 @@ class AnthropicMessages:
     async def _conversation(
         self, body: MessagesBody, model: ServedModel, tenant: str
     ) -> Conversation:
-        thinking, tools, drafts = _thinking(body), _tools(body), _drafts(body)
+        thinking, (tools, _), drafts = _thinking(body), _tools(body), _drafts(body)
         unread = [image for draft in drafts for image in draft.images]
         images = iter(await self._images.read(model, unread, tenant=tenant))
         messages = tuple(draft.message(images) for draft in drafts)
@@ -195,8 +201,15 @@ def _thinking(body: MessagesBody) -> bool | str | None:
     return effort if settled is None else settled
 
 
-def _tools(body: MessagesBody) -> tuple[dict[str, Any], ...]:
-    """The declared tools, unless the request forbids their use."""
+def _output(body: MessagesBody) -> OutputForm | None:
+    """The form of the text; `output_format` is the older field."""
+    if body.output_config is not None and body.output_config.format is not None:
+        return schema_format("output_config.format", body.output_config.format)
+    return schema_format("output_format", body.output_format)
+
+
+def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | None]:
+    """The declared tools, unless the request forbids their use, and how to call them."""
     functions = []
     for index, tool in enumerate(body.tools):
         place = f"tools[{index}]"
@@ -208,13 +221,17 @@ def _tools(body: MessagesBody) -> tuple[dict[str, Any], ...]:
             Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
         )
     tools = described(functions, name_field="name")
-    choice = "auto" if body.tool_choice is None else body.tool_choice.type
-    if choice in ("any", "tool"):
-        raise RequestError(
-            f'field "tool_choice.type" is "{choice}", which is not served yet (only auto and none '
-            "are)"
-        )
-    return () if _one_of("tool_choice.type", choice, ("auto", "none")) == "none" else tools
+    given = body.tool_choice or ToolChoice(type="auto")
+    kind = _one_of("tool_choice.type", given.type, ("auto", "any", "tool", "none"))
+    if kind == "none":
+        return (), None
+    if kind == "tool" and given.name is None:
+        raise RequestError('field "tool_choice.name" is required')
+    names = None if given.name is None or kind != "tool" else (given.name,)
+    choice = tool_choice.ToolChoice(names, required=kind != "auto")
+    strict = [tool.name for tool in body.tools if tool.strict]
+    parallel = not given.disable_parallel_tool_use
+    return tools, tool_choice.call_rule(tools, choice, strict=strict, parallel=parallel)
 
 
 def _one_of(place: str, value: str, known: Any) -> str:

@@ -22,6 +22,7 @@ from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.keys import AllowedModels
+from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
@@ -84,7 +85,7 @@ class _Generation(Body):
     think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: int = 0
-    format: Any = unserved()
+    format: Any = None
     truncate: bool = True
     shift: Any = unserved(False)  # generation ends when the context is full
 
@@ -217,6 +218,7 @@ class OllamaChat:
             keep_alive_s=keep_alive_s(body.keep_alive),
             tenant=tenant_id(request),
             truncation=_truncation(body, options.num_keep),
+            output=ollama_form(body.format),
         )
 
     def _reply(

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from model_zoo.grammars.constraint import CallRule, OutputForm
 from serve_app.api.access import allowed_models
 from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
+from serve_app.api.output_forms import openai_form
 from serve_app.api.refusals import Refusal
 from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
 from serve_app.gateway.backend import ChatBackend
@@ -61,11 +63,11 @@ class VllmExtras(Body):
     truncate_prompt_tokens: Any = unserved()
     prompt_logprobs: Any = unserved()
     return_token_ids: Any = unserved(False)
-    structured_outputs: Any = unserved()
-    guided_json: Any = unserved()
-    guided_regex: Any = unserved()
-    guided_choice: Any = unserved()
-    guided_grammar: Any = unserved()
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     cache_salt: Any = unserved()
     spaces_between_special_tokens: Any = harmless()
     length_penalty: Any = harmless()  # beam search
@@ -88,7 +90,7 @@ class Common(VllmExtras):
     stop: Any = None
     n: Any = None
     echo: Any = unserved(False)
-    response_format: Any = unserved({"type": "text"})
+    response_format: Any = None
     logit_bias: Any = None
     user: Any = harmless()
     metadata: Any = harmless()
@@ -102,6 +104,16 @@ class Common(VllmExtras):
     @property
     def usage_wanted(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def output_form(self) -> OutputForm | None:
+        """The form that the text of the reply must have."""
+        guided = {
+            "guided_json": self.guided_json,
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+            "guided_grammar": self.guided_grammar,
+        }
+        return openai_form(self.response_format, self.structured_outputs, guided)
 
 
 def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Options:
@@ -130,6 +142,8 @@ def task_for(
     *,
     logprobs: int | None,
     tenant: str,
+    output: OutputForm | None,
+    calls: CallRule | None = None,
 ) -> ChatTask:
     return ChatTask(
         id=uuid.uuid4().hex,
@@ -141,6 +155,8 @@ def task_for(
         context_tokens=options.num_ctx,
         penalise_prompt=False,
         tenant=tenant,
+        output=output,
+        calls=calls,
     )
 
 

@@ -34,7 +34,8 @@ from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
 from serve_app.api.tenant import tenant_id
-from serve_app.api.tools import Tool, declared, decoded_arguments
+from serve_app.api.tool_choice import call_rule, openai_choice
+from serve_app.api.tools import Tool, declared, decoded_arguments, strict_names
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
@@ -113,14 +114,14 @@ class ChatBody(Common):
     reasoning_effort: str | None = None
     reasoning: dict[str, Any] = Field(default_factory=dict)
     tools: Items[Tool] = Field(default_factory=list)
-    tool_choice: Any = unserved("none", "auto")
+    tool_choice: Any = None
     functions: Any = unserved()
     function_call: Any = unserved("none", "auto")
     modalities: Any = unserved(["text"])
     audio: Any = unserved()
     web_search_options: Any = unserved()
     moderation: Any = unserved()
-    parallel_tool_calls: Any = harmless()
+    parallel_tool_calls: bool = True
     prediction: Any = harmless()
     verbosity: Any = harmless()  # no supported model uses it
     # vLLM's:
@@ -151,12 +152,18 @@ class OpenAIChat:
         model = await self._backend.served(body.model, allowed_models(request))
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         count = choice_count("n", body.n)
+        choice, output = openai_choice(body.tool_choice), body.output_form()
+        tools = () if choice.names == () else declared(body.tools)
+        calls = call_rule(
+            tools, choice, strict=strict_names(body.tools), parallel=body.parallel_tool_calls
+        )
         tenant = tenant_id(request)
         variables = template_variables(body.chat_template_kwargs)
         messages = await read_messages(self._images, model, body.messages, tenant=tenant)
-        tools = () if body.tool_choice == "none" else declared(body.tools)
         prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
-        task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant)
+        task = task_for(
+            model, options, prompt, logprobs=logprobs, tenant=tenant, output=output, calls=calls
+        )
         task = with_extras(task, body)
         choices = [ChatChoice(index, ReplyReader(tools)) for index in range(count)]
         encoder = ChoicesEncoder(KIND, body.model, task.id, choices, usage_wanted=body.usage_wanted)

@@ -70,6 +70,7 @@ class OpenAICompletions:
             prompts[0],
             logprobs=0 if best_of is not None and logprobs is None else logprobs,
             tenant=tenant_id(request),
+            output=body.output_form(),
         )
         task = with_extras(task, body)
         if body.echo:

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field
 
 from runtime.errors import RequestError
-from serve_app.api.fields import Body, harmless
+from serve_app.api.fields import Body
 from serve_app.api.json_values import check_value
 
 MAX_TOOLS_BYTES = 2**20
@@ -26,7 +26,7 @@ class Function(Body):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: Any = harmless()
+    strict: bool = False
 
 
 class Tool(Body):
@@ -42,6 +42,11 @@ def declared(tools: list[Tool]) -> tuple[dict[str, Any], ...]:
         if tool.type != "function":
             raise RequestError(f'field "tools[{index}].type" is "{tool.type}", which is not served')
     return described([tool.function for tool in tools], name_field="function.name")
+
+
+def strict_names(tools: list[Tool]) -> tuple[str, ...]:
+    """The tools whose calls must follow their schemas."""
+    return tuple(tool.function.name for tool in tools if tool.function.strict)
 
 
 def described(functions: Sequence[Function], *, name_field: str) -> tuple[dict[str, Any], ...]:

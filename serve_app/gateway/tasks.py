@@ -10,6 +10,7 @@ import msgspec
 
 from model_zoo.chat.formats.reply_format import ReplyFormat
 from model_zoo.chat.messages import ImagePart, Message
+from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.engine.request import FinishReason, ResumeState, SamplingParams, Usage
 
 # The prompts are msgspec structs, because a union on the wire needs tags.
@@ -111,6 +112,8 @@ class ChatTask:
 
     `echo`: the first delta has the prompt, with log-probabilities if `sampling` requests them for
     the answer. With it, `max_tokens` may be 0: nothing is generated.
+
+    `output`: the form of the text; `calls`: how tools may be called. None: not constrained.
     """
 
     id: str
@@ -130,6 +133,8 @@ class ChatTask:
     truncation: Truncation | None = None
     ending: EndRules = EndRules()
     echo: bool = False
+    output: OutputForm | None = None
+    calls: CallRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from runtime.engine.request import (
     Delta,
     FinishReason,
     GenerationRequest,
+    Grammar,
     SamplingParams,
     StopRules,
 )
@@ -41,6 +42,7 @@ from serve_app.logs import get_logger
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
+from serve_app.replica.reply_forms import ReplyForms
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter
@@ -70,6 +72,7 @@ class ModelReplica:
         self._prompt_defaults = prompt_defaults or PromptDefaults()
         self._files = files or ServedFiles()
         self._preparer = PromptPreparer(model, image_cache, name=card.name)
+        self._reply_forms = ReplyForms(model.tokenizer)
         self._embedder = TextEmbedder(model, engine, name=card.name)
         self._request_numbers = itertools.count()
         self._clamping_logged = False
@@ -91,14 +94,16 @@ class ModelReplica:
                     tokenized, self._model, task, prompt, context_tokens=limit
                 )
                 return
-            async with aclosing(self._reply(task, prompt, limit)) as deltas:
+            grammar = await self._reply_forms.grammar(task, prompt)
+            request = self._request(task, prompt, limit, grammar)
+            async with aclosing(self._reply(task, prompt, request)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     async def _reply(
-        self, task: ChatTask, prompt: Prompt, limit: int
+        self, task: ChatTask, prompt: Prompt, request: GenerationRequest
     ) -> AsyncGenerator[ChatDelta, None]:
-        stream = self._engine.stream(self._request(task, prompt, limit))
+        stream = self._engine.stream(request)
         opening, echo = _opening(prompt), task.echo
         counter = self._thinking_counter(task, prompt)
         async with aclosing(stream) as deltas:  # type: ignore[type-var]
@@ -147,6 +152,7 @@ class ModelReplica:
 
     def close(self) -> None:
         self._preparer.close()
+        self._reply_forms.close()
         self._engine.close()
 
     def _refuse_oversized(self, task: ChatTask | PromptTask, limit: int) -> None:
@@ -177,7 +183,9 @@ class ModelReplica:
             counter.count(b"".join(said).decode(errors="ignore"), 0)
         return counter
 
-    def _request(self, task: ChatTask, prompt: Prompt, limit: int) -> GenerationRequest:
+    def _request(
+        self, task: ChatTask, prompt: Prompt, limit: int, grammar: Grammar | None
+    ) -> GenerationRequest:
         room = limit - len(prompt.tokens)
         if room < _answers(task):
             raise self._too_long(f"{len(prompt.tokens):,}", limit)
@@ -195,6 +203,7 @@ class ModelReplica:
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),
             markup=prompt.markup,
+            grammar=grammar,
             prompt_logprobs=task.sampling.logprobs or 0 if scored else None,
         )
 

@@ -1,0 +1,117 @@
+"""JSON schemas of requests: their parts, references among them, and what is an annotation."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from runtime.errors import RequestError
+
+Schema = dict[str, Any]
+
+# Keywords whose value is a schema, a list of schemas, or schemas by name.
+_SINGLE = (
+    "items additionalItems additionalProperties unevaluatedItems unevaluatedProperties "
+    "contains propertyNames not if then else"
+).split()
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Formats that llguidance enforces. The specification lets others be annotations.
+_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+# At most twenty white-space characters in a row: small models do not stop by themselves.
+_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}", "lenient": False}
+
+
+def parts(schema: Schema) -> Iterator[tuple[str, Any]]:
+    """The schemas directly within `schema`, with their JSON pointers."""
+    for key, value in schema.items():
+        if key in _SINGLE and isinstance(value, dict):
+            yield f"/{key}", value
+        elif key in _LISTS and isinstance(value, list):
+            yield from ((f"/{key}/{index}", each) for index, each in enumerate(value))
+        elif key in _MAPS and isinstance(value, dict):
+            yield from ((f"/{key}/{_escaped(name)}", each) for name, each in value.items())
+
+
+def check_references(field: str, schema: Any, pointer: str = "") -> None:
+    """Raises RequestError for a reference to another document."""
+    if not isinstance(schema, dict):
+        return
+    for key in _REFERENCES:
+        target = schema.get(key)
+        if target is not None and not (isinstance(target, str) and target.startswith("#")):
+            raise RequestError(
+                f'field "{field}": "{key}" at "{pointer}" is {str(target)[:80]!r}; only references '
+                'within the schema, which begin with "#", are accepted'
+            )
+    for place, part in parts(schema):
+        check_references(field, part, pointer + place)
+
+
+def compilable(schema: Any) -> Any:
+    """The schema as llguidance takes it: with our options, without annotations that it refuses."""
+    changed = _mapped(schema, _without_annotations)
+    return {**changed, "x-guidance": _OPTIONS} if isinstance(changed, dict) else changed
+
+
+def rebased(schema: Any, pointer: str) -> Any:
+    """The schema for a place within another one, `pointer` from its root."""
+
+    def change(part: Schema) -> Schema:
+        moved = {
+            key: f"#{pointer}{target[1:]}"
+            for key in _REFERENCES
+            if isinstance(target := part.get(key), str) and (target == "#" or target[:2] == "#/")
+        }
+        return {**part, **moved}
+
+    return _mapped(schema, change)
+
+
+def place_of_error(schema: Any, error_of: Callable[[Any], str | None], *, tries: int = 200) -> str:
+    """The JSON pointer of the innermost part with the same error as the whole schema.
+
+    `error_of`: the error of a schema, None if there is none; called `tries` times at most.
+    """
+    if not isinstance(schema, dict):
+        return ""
+    error, pointer = error_of(schema), ""
+    whole = rebased(schema, "/$defs/whole")
+    pending = list(parts(schema))
+    while pending and tries:
+        place, part = pending.pop(0)
+        tries -= 1
+        referring = {"$defs": {"whole": whole}, "$ref": f"#/$defs/whole{pointer}{place}"}
+        if error_of(referring) == error:
+            pointer += place
+            pending = list(parts(part)) if isinstance(part, dict) else []
+    return pointer
+
+
+def _mapped(schema: Any, change: Callable[[Schema], Schema]) -> Any:
+    """The schema with each part of it changed."""
+    if not isinstance(schema, dict):
+        return schema
+    changed = change(schema)
+    for key, value in changed.items():
+        if key in _SINGLE and isinstance(value, dict):
+            changed[key] = _mapped(value, change)
+        elif key in _LISTS and isinstance(value, list):
+            changed[key] = [_mapped(each, change) for each in value]
+        elif key in _MAPS and isinstance(value, dict):
+            changed[key] = {name: _mapped(each, change) for name, each in value.items()}
+    return changed
+
+
+def _without_annotations(schema: Schema) -> Schema:
+    dropped = {"$schema", "$id", "x-guidance"}
+    if "format" in schema and schema["format"] not in _FORMATS:
+        dropped.add("format")
+    if schema.get("uniqueItems") is False:
+        dropped.add("uniqueItems")
+    return {key: value for key, value in schema.items() if key not in dropped}
+
+
+def _escaped(name: str) -> str:
+    """A name within a JSON pointer (RFC 6901) in a URI fragment."""
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return escaped.replace("%", "%25")

@@ -1,0 +1,129 @@
+"""Grammars over the tokens of a vocabulary, compiled and matched by llguidance."""
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.errors import GenerationFailedError, RequestError
+
+# The engine waits for masks, which usually take less than 0.1 ms.
+SLOW_MASK_S = 0.2
+# About a quarter of the library's limits; 30,000 states of a lexer are up to 60 MB.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=30_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+class GrammarError(RequestError):
+    """The library does not accept a grammar."""
+
+
+def check(grammar: str) -> None:
+    """Raises GrammarError unless a vocabulary could be matched with the grammar."""
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
+    if failed:
+        raise GrammarError(_brief(messages[0]))
+
+
+class TokenGrammars:
+    """Compiles grammars for one tokenizer. The first one prepares the vocabulary, which takes about
+    a second per 100,000 tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._source = tokenizer
+
+    def compile(self, grammar: str) -> "TokenGrammar":
+        """`grammar`: a Lark grammar or llguidance's JSON list of grammars.
+
+        Raises GrammarError if it is invalid or too costly.
+        """
+        matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise GrammarError(_brief(matcher.get_error()))
+        compiled = TokenGrammar(matcher, self.vocabulary.vocab_size)
+        try:  # the first mask may be by far the slowest one
+            compiled.matcher().allowed(memoryview(bytearray(4 * compiled.words)))
+        except GenerationFailedError as error:
+            raise GrammarError(str(error)) from None
+        return compiled
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        if not self._source.end_tokens:
+            raise RequestError(
+                "The model has no end token, so the form of its replies cannot be constrained."
+            )
+        wrapper = TokenizerWrapper(_Vocabulary(self._source))
+        return LLTokenizer(wrapper, eos_token=sorted(self._source.end_tokens))
+
+
+class TokenGrammar:
+    """A compiled grammar; see `runtime.engine.request.Grammar`."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self.words = -(-vocab_size // 32)
+
+    def matcher(self) -> "TokenMatcher":
+        return TokenMatcher(self._matcher.deep_copy(), self.words)
+
+
+class TokenMatcher:
+    """The state of a grammar in one answer; see `runtime.engine.request.Matcher`."""
+
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
+        self._matcher, self._words = matcher, words
+        self._accepted: list[int] = []  # not consumed yet
+
+    def accept(self, token: int) -> None:
+        self._accepted.append(token)
+
+    def allowed(self, mask: memoryview) -> None:
+        began = time.thread_time()
+        accepted, self._accepted = self._accepted, []
+        if not self._matcher.consume_tokens(accepted):
+            self._fail()
+        words = np.frombuffer(mask, np.int32)[: self._words]
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            self._fail()
+        if time.thread_time() - began > SLOW_MASK_S + SLOW_MASK_S * len(accepted):
+            raise GenerationFailedError(
+                "The required form of the reply costs too much time to enforce. Simplify it."
+            )
+
+    def _fail(self) -> None:
+        reason = _brief(self._matcher.get_error())
+        raise GenerationFailedError(f"The required form of the reply cannot be enforced: {reason}")
+
+
+class _Vocabulary:
+    """A vocabulary as llguidance takes it. Tokens without text are special ones, which only their
+    ids match."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.end_tokens)
+        self.bos_token_id = tokenizer.bos_id
+        texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = [token for token, text in enumerate(texts) if not text]
+        self.tokens = [text or b"<[%d]>" % token for token, text in enumerate(texts)]
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        decoded = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(decoded)
+
+
+def _brief(error: str) -> str:
+    """The library's message without its listing of the grammar, as one line."""
+    lines = [line.strip() for line in error.replace("<non-verbose/>", "").splitlines()]
+    return " ".join(line for line in lines if line)[:400]

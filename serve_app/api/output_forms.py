@@ -1,0 +1,161 @@
+"""Fields of requests that demand a form of the reply's text, as `OutputForm`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.grammars.constraint import OutputForm, OutputKind
+from model_zoo.grammars.json_schema import check_references
+from runtime.errors import RequestError
+from serve_app.api.json_values import check_value
+
+MAX_SCHEMA_BYTES = 128 * 1024
+MAX_GRAMMAR_CHARACTERS = 64 * 1024
+MAX_CHOICES = 1024
+
+_JSON_OBJECT = {"type": "object"}
+# vLLM's older fields, and the keys of its field `structured_outputs`.
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
+# Keys of `structured_outputs` that are refused unless they have these values.
+_NEUTRAL = {
+    "structural_tag": None,
+    "whitespace_pattern": None,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+}
+
+
+def json_form(field: str, schema: Any) -> OutputForm:
+    """JSON text that follows `schema`. Raises RequestError for schemas over the limits and for
+    references to other documents."""
+    if not isinstance(schema, dict):
+        raise RequestError(f'field "{field}" must be a JSON schema, an object')
+    check_value(field, schema, max_bytes=MAX_SCHEMA_BYTES)
+    check_references(field, schema)
+    return OutputForm(OutputKind.JSON_SCHEMA, json.dumps(schema), field)
+
+
+def ollama_form(value: Any) -> OutputForm | None:
+    """Of Ollama's field `format`: "json" or a schema."""
+    if value in (None, ""):
+        return None
+    if value == "json":
+        return json_form("format", _JSON_OBJECT)
+    if not isinstance(value, dict):
+        raise RequestError(
+            f'invalid format: {json.dumps(value)[:80]}; expected "json" or a valid JSON Schema '
+            "object"
+        )
+    return json_form("format", value)
+
+
+def openai_form(
+    response_format: Any, structured_outputs: Any, guided: Mapping[str, Any]
+) -> OutputForm | None:
+    """Of OpenAI's field `response_format` and vLLM's fields; `guided`: the older ones by name.
+
+    Raises RequestError if more than one of them demands a form.
+    """
+    found = [_response_format(response_format), *_structured(structured_outputs)]
+    given = {name: value for name in _GUIDED if (value := guided.get(name)) is not None}
+    found += [_form(name, name.removeprefix("guided_"), value) for name, value in given.items()]
+    forms = [form for form in found if form is not None]
+    if len(forms) > 1:
+        raise RequestError(
+            f'fields "{forms[0].field}" and "{forms[1].field}" both demand a form of the reply; '
+            "give one of them"
+        )
+    return forms[0] if forms else None
+
+
+def schema_format(field: str, value: Any) -> OutputForm | None:
+    """Of Anthropic's field `output_config.format`, an object with a type and a schema."""
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind != "json_schema":
+        raise RequestError(f'field "{field}.type" must be json_schema')
+    return json_form(f"{field}.schema", value.get("schema"))
+
+
+def _response_format(value: Any) -> OutputForm | None:
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return json_form("response_format", _JSON_OBJECT)
+        case "json_schema":
+            described = value.get("json_schema")
+            if not isinstance(described, dict):
+                raise RequestError('field "response_format.json_schema" must be an object')
+            return json_form("response_format.json_schema.schema", described.get("schema"))
+    raise RequestError('field "response_format.type" must be text, json_object or json_schema')
+
+
+def _structured(value: Any) -> list[OutputForm | None]:
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise RequestError('field "structured_outputs" must be an object')
+    for name, item in value.items():
+        place = f"structured_outputs.{name[:80]}"
+        if name not in _STRUCTURED and name not in _NEUTRAL:
+            raise RequestError(f'field "{place}" is not known')
+        if item is not None and name in _NEUTRAL and item != _NEUTRAL[name]:
+            raise RequestError(f'field "{place}" is not served')
+    return [
+        _form(f"structured_outputs.{name}", name, value[name])
+        for name in _STRUCTURED
+        if value.get(name) not in (None, False)
+    ]
+
+
+def _form(field: str, kind: str, value: Any) -> OutputForm:
+    """Of one of vLLM's fields."""
+    match kind:
+        case "json":
+            return json_form(field, _decoded(field, value) if isinstance(value, str) else value)
+        case "json_object":
+            return json_form(field, _JSON_OBJECT)
+        case "regex":
+            return OutputForm(OutputKind.REGEX, _text(field, value), field)
+        case "choice":
+            return OutputForm(OutputKind.LARK, _choice(field, value), field)
+    grammar = _text(field, value)
+    form = OutputKind.GBNF if "::=" in grammar else OutputKind.LARK
+    return OutputForm(form, grammar, field)
+
+
+def _decoded(field: str, text: str) -> Any:
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise RequestError(f'field "{field}" has more than {MAX_SCHEMA_BYTES:,} characters')
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError(f'field "{field}" is a text that is not JSON') from None
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f'field "{field}" must be a text that is not empty')
+    if len(value) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f'field "{field}" has {len(value):,} characters; at most {MAX_GRAMMAR_CHARACTERS:,} '
+            "are accepted"
+        )
+    return value
+
+
+def _choice(field: str, value: Any) -> str:
+    """A grammar of the texts in a list."""
+    texts = value if isinstance(value, list) else []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(f'field "{field}" must be a list of texts that are not empty')
+    if len(texts) > MAX_CHOICES:
+        raise RequestError(f'field "{field}" has more than {MAX_CHOICES:,} items')
+    options = (json.dumps(text, ensure_ascii=False) for text in texts)
+    return _text(field, f"start: {' | '.join(options)}")

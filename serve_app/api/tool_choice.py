@@ -1,0 +1,83 @@
+"""How a request lets the model call tools: `tool_choice`, parallel calls, and strict schemas."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model_zoo.grammars.constraint import CallRule
+from model_zoo.grammars.json_schema import check_references
+from runtime.errors import RequestError
+
+# A tool as templates read it.
+Tool = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`names`: the tools that may be called; None: all. `field`: of the request."""
+
+    names: tuple[str, ...] | None = None
+    required: bool = False
+    field: str = "tool_choice"
+
+
+def openai_choice(value: Any) -> ToolChoice:
+    """Of OpenAI's field `tool_choice`."""
+    match value:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice(names=())
+        case "required":
+            return ToolChoice(required=True)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return ToolChoice((name,), required=True)
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]},
+        }:
+            names = tuple(_allowed(index, tool) for index, tool in enumerate(tools))
+            return ToolChoice(names, required=mode == "required")
+    raise RequestError(
+        'field "tool_choice" must be none, auto, required, {"type": "function", "function": '
+        '{"name": ...}} or {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": '
+        "[...]}}"
+    )
+
+
+def call_rule(
+    tools: Sequence[Tool], choice: ToolChoice, *, strict: Sequence[str], parallel: bool
+) -> CallRule | None:
+    """The rule for calls of `tools`; None if nothing has to be enforced.
+
+    `strict`: the names of tools whose calls must follow their schemas even if the model decides
+    whether to call. Raises RequestError for choices of tools that are not declared.
+    """
+    declared = [tool["function"]["name"] for tool in tools]
+    names = tuple(declared if choice.names is None else choice.names)
+    for name in names:
+        if name not in declared:
+            raise RequestError(
+                f'field "{choice.field}" names the tool "{name[:80]}", which "tools" does not '
+                "declare"
+            )
+    if choice.required and not names:
+        raise RequestError(f'field "{choice.field}" requires a call, but "tools" declares no tool')
+    held = names if choice.required else tuple(name for name in strict if name in names)
+    limited = len(names) < len(declared)
+    if not names or not (held or limited or not parallel):
+        return None
+    for index, tool in enumerate(tools):
+        if tool["function"]["name"] in held:
+            check_references(f"tools[{index}]", tool["function"]["parameters"])
+    field = choice.field if choice.required or limited else "tools"
+    return CallRule(names, held, choice.required, parallel, field)
+
+
+def _allowed(index: int, tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise RequestError(
+        f'field "tool_choice.allowed_tools.tools[{index}]" must name a function of "tools"'
+    )

@@ -1,0 +1,173 @@
+"""Compiles what requests demand of the form of replies, in worker threads of each model."""
+
+import asyncio
+import functools
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from model_zoo.chat.formats.reply_grammar import AllowedCalls, ReplyGrammar
+from model_zoo.chat_model import Prompt
+from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
+from model_zoo.grammars.json_schema import compilable, place_of_error
+from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.errors import RequestError
+from serve_app.gateway.fair_gate import FairGate
+from serve_app.gateway.tasks import ChatTask, Conversation
+
+THREADS = 2
+MAX_WAITING = 64
+COMPILE_S = 10.0
+
+
+class ReplyForms:
+    """Compiles grammars for one model. Tenants are served in turn.
+
+    A compilation that takes longer than `limit_s` fails; the thread that it occupies is freed when
+    the library's own limits end it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, limit_s: float = COMPILE_S) -> None:
+        self._control = tokenizer.vocabulary.control
+        self._grammars = TokenGrammars(tokenizer)
+        self._limit_s = limit_s
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        self._gate = FairGate(THREADS, max_waiting=MAX_WAITING, things="forms of replies")
+
+    async def grammar(self, task: ChatTask, prompt: Prompt) -> TokenGrammar | None:
+        """The grammar of the reply to a task's prompt; None if it demands no form.
+
+        Raises RequestError that names the field and the place that cannot be compiled.
+        """
+        if task.output is None and task.calls is None:
+            return None
+        await self._gate.enter(task.tenant)
+        loop = asyncio.get_running_loop()
+        work: Future[Any] = self._threads.submit(self._prepare)
+        try:
+            await asyncio.shield(asyncio.wrap_future(work))
+            work = compiling = self._threads.submit(self._compile, task, prompt)
+            return await asyncio.wait_for(asyncio.wrap_future(compiling), self._limit_s)
+        except TimeoutError:
+            raise RequestError(
+                f"{_field(task)}: the form takes longer than {self._limit_s:g} s to compile. "
+                "Simplify it."
+            ) from None
+        finally:
+            # A thread cannot be stopped: the place is taken until then.
+            leave = functools.partial(self._gate.leave, task.tenant)
+            work.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self) -> None:
+        """Outside of the time limit, because it happens once."""
+        _ = self._grammars.vocabulary
+
+    def _compile(self, task: ChatTask, prompt: Prompt) -> TokenGrammar:
+        answer = None if task.output is None else _checked(task.output)
+        try:
+            return self._grammars.compile(self._reply(task, prompt, answer))
+        except GrammarError as error:
+            raise RequestError(f"{_field(task)} cannot be compiled: {error}") from None
+
+    def _reply(self, task: ChatTask, prompt: Prompt, answer: dict[str, Any] | None) -> str:
+        source, reply_format, form = task.prompt, prompt.reply_format, prompt.call_form
+        if not isinstance(source, Conversation) or reply_format is None:
+            return json.dumps({"grammars": [answer]})
+        calls = None
+        if task.calls is not None or source.tools:
+            rule = task.calls or _any_call(source, task.output)
+            if form is None and reply_format.name != "harmony":
+                raise RequestError(
+                    f'field "{rule.field}": the form of replies with tools cannot be enforced for '
+                    f'this model, whose tool calls have the format "{reply_format.name}"'
+                )
+            calls = _allowed(rule, source)
+        grammar = ReplyGrammar(self._control)
+        if reply_format.name == "harmony":
+            return grammar.harmony(answer, calls)
+        may_think = prompt.thinks or source.thinking is not False
+        return grammar.tagged(
+            thinking=reply_format.thinking if may_think else None,
+            thinks=prompt.thinks,
+            answer=answer,
+            calls=calls,
+            form=form,
+        )
+
+
+def _checked(output: OutputForm) -> dict[str, Any]:
+    """The form as one of llguidance's grammars; RequestError if it is not valid."""
+    grammar = _translated(output)
+    error = _error(grammar)
+    if error is None:
+        return grammar
+    place = ""
+    if output.kind is OutputKind.JSON_SCHEMA:
+        place = place_of_error(
+            grammar["json_schema"], lambda schema: _error({"json_schema": compilable(schema)})
+        )
+    at = f' at "{place}"' if place else ""
+    raise RequestError(f'field "{output.field}" cannot be compiled{at}: {error}')
+
+
+def _translated(output: OutputForm) -> dict[str, Any]:
+    match output.kind:
+        case OutputKind.JSON_SCHEMA:
+            return {"json_schema": compilable(json.loads(output.source))}
+        case OutputKind.REGEX:
+            listed = json.loads(LLMatcher.grammar_from_regex(output.source))
+            return {"lark_grammar": listed["grammars"][0]["lark_grammar"]}
+        case OutputKind.GBNF:
+            try:
+                return {"lark_grammar": gbnf_to_lark(output.source)}
+            except (GbnfToLarkError, ValueError, RecursionError) as error:
+                reason = f'field "{output.field}" cannot be compiled: {error}'
+                raise RequestError(reason) from None
+        case OutputKind.LARK:
+            return {"lark_grammar": output.source}
+
+
+def _error(grammar: Mapping[str, Any]) -> str | None:
+    try:
+        check(json.dumps({"grammars": [grammar]}))
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
+def _any_call(prompt: Conversation, output: OutputForm | None) -> CallRule:
+    """Tools that are declared and not constrained, beside a form of the text."""
+    assert output is not None
+    names = tuple(tool["function"]["name"] for tool in prompt.tools)
+    return CallRule(names, strict=(), required=False, parallel=True, field=output.field)
+
+
+def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
+    """Raises RequestError for a schema that is not valid."""
+    arguments: dict[str, Any] = {}
+    for index, tool in enumerate(prompt.tools):
+        name = tool["function"]["name"]
+        if name not in rule.tools:
+            continue
+        arguments[name] = {"type": "object"}
+        if name in rule.strict:
+            arguments[name] = {**tool["function"]["parameters"], "type": "object"}
+            source = json.dumps(arguments[name])
+            _checked(OutputForm(OutputKind.JSON_SCHEMA, source, f"tools[{index}]"))
+    return AllowedCalls(arguments, required=rule.required, parallel=rule.parallel)
+
+
+def _field(task: ChatTask) -> str:
+    """The field that demands the form."""
+    field = task.output.field if task.output is not None else None
+    if field is None and task.calls is not None:
+        field = task.calls.field
+    return f'field "{field}"'
