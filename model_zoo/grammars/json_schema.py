@@ -17,8 +17,8 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Formats that llguidance enforces. The specification lets others be annotations.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
-# At most twenty white-space characters in a row: small models do not stop by themselves.
-_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}", "lenient": False}
+# As in llama.cpp: small models do not stop writing white space by themselves.
+_OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
 
 
 def parts(schema: Schema) -> Iterator[tuple[str, Any]]:

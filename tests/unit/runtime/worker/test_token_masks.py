@@ -1,0 +1,127 @@
+"""Masks of a grammar: which tokens are drawn, and that other rows are not affected."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.engine.request import DrawFailure, SamplingParams
+from runtime.errors import GenerationFailedError
+from runtime.worker.sampler import LoadedSlots, Sampler, TokenMasks, path_of
+from tests.unit.runtime.worker.test_runner import GREEDY, VOCAB, Bench, TinyModel, prompt_of
+from tests.unit.runtime.worker.test_runner import request as request_of
+from tests.unit.runtime.worker.test_sampler import CPU, draws_of
+
+# One of each path, and the ways to change logits.
+SAMPLING = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(top_k=40, top_p=0.9, min_p=0.05),
+    SamplingParams(top_k=0, top_p=0.9, repeat_penalty=1.3, frequency_penalty=-2.0),
+    SamplingParams(temperature=3.0, top_k=0, top_p=1.0, logprobs=3),
+]
+CONTEXT = 16
+
+
+def packed(allowed: Tensor) -> Tensor:
+    """allowed [rows, vocab] bool -> the words of `TokenMasks`, by numpy."""
+    padded = np.pad(allowed.numpy(), ((0, 0), (0, -allowed.shape[1] % 32)))
+    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+
+
+@pytest.mark.parametrize("vocab", [31, 64, 1000])
+def test_only_allowed_tokens_are_drawn_and_other_rows_do_not_change(vocab: int) -> None:
+    draw = torch.Generator().manual_seed(vocab)
+    rows = len(SAMPLING)
+    for seed in range(40):
+        sampling = [replace(each, seed=seed) for each in SAMPLING]
+        order = sorted(range(rows), key=lambda row: path_of(sampling[row], vocab))
+        logits = torch.randn(rows, vocab, generator=draw) * 8
+        masked = torch.randperm(rows, generator=draw)[: 1 + seed % rows].sort().values
+        allowed = torch.rand(len(masked), vocab, generator=draw) < 0.1
+        allowed[:, seed % vocab] = True
+
+        def drawn(masks: TokenMasks | None, logits=logits, sampling=sampling, order=order):
+            sampler = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=vocab, device=CPU)
+            floats, ints = sampler.parameter_rows(sampling)
+            tokens = tuple((slot, torch.tensor([slot], dtype=torch.int32)) for slot in range(rows))
+            slots = torch.arange(rows)
+            sampler.load(LoadedSlots(tokens, slots, torch.tensor(floats), torch.tensor(ints)))
+            return sampler.sample(
+                logits[order], draws_of(sampling, [1] * rows, order, vocab), masks
+            )
+
+        free, bound = drawn(None), drawn(TokenMasks(masked, packed(allowed)))
+        for row in range(rows):
+            token = int(bound.tokens[row])
+            place = (masked == row).nonzero().flatten()
+            if len(place):
+                assert allowed[place[0], token]
+            else:
+                assert token == int(free.tokens[row])
+        assert bool(bound.finite.all())
+        assert torch.equal(bound.top_logprobs, free.top_logprobs)  # of the raw logits
+        scored = logits[3].log_softmax(0)
+        assert bound.logprobs[0] == pytest.approx(
+            float(scored[bound.tokens[order.index(3)]]), abs=1e-4
+        )
+
+
+class Ascending:
+    """Allows tokens above the last one, modulo the vocabulary's size, by at most ten."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.tokens: list[int] = []
+        self.fails_at = fails_at
+
+    def matcher(self) -> "Ascending":
+        return Ascending(self.fails_at)
+
+    def accept(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def tokens_allowed(self) -> list[int]:
+        last = self.tokens[-1] if self.tokens else 0
+        return [(last + step) % VOCAB for step in range(1, 11)]
+
+    def allowed(self, mask: memoryview) -> None:
+        if len(self.tokens) == self.fails_at:
+            raise GenerationFailedError("too hard")
+        allowed = torch.zeros(1, 32 * len(mask), dtype=torch.bool)
+        allowed[0, self.tokens_allowed()] = True
+        mask[:] = packed(allowed).numpy()[0].data
+
+
+def masked_answer(model: TinyModel, prompt: list[int], count: int) -> list[int]:
+    tokens, grammar = list(prompt), Ascending()
+    for _ in range(count):
+        logits = model.plain_logits(tokens)
+        best = max(grammar.tokens_allowed(), key=lambda token: float(logits[token]))
+        tokens.append(best)
+        grammar.accept(best)
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_answers_follow_their_grammars_beside_free_ones(depth: int) -> None:
+    model = TinyModel()
+    free = request_of("free", prompt_of(2, 11), 12)
+    bound = [
+        replace(request_of(f"bound{n}", prompt_of(n, 9 + n), 12), grammar=Ascending())
+        for n in range(2)
+    ]
+    answers = Bench(model, depth=depth).run(free, *bound)
+    assert answers[0] == Bench(model).run(free)[0]
+    for answer, asked in zip(answers[1:], bound, strict=True):
+        assert answer == masked_answer(model, list(asked.prompt), 12)
+
+
+def test_a_grammar_that_fails_ends_its_sequence_only() -> None:
+    model = TinyModel()
+    bench = Bench(model, depth=2)
+    failing = replace(request_of("bad", prompt_of(1, 5), 9), grammar=Ascending(fails_at=3))
+    free = request_of("free", prompt_of(2, 5), 9, GREEDY)
+    answers = bench.run(failing, free)
+    assert answers == [masked_answer(model, prompt_of(1, 5), 3), Bench(model).run(free)[0]]
+    assert bench.results["bad"][-1] == DrawFailure("too hard")
