@@ -64,7 +64,7 @@ class ReplyGrammar:
         """A reply of messages in channels, after `<|start|>assistant`."""
         spelled = self._spelled
         next_one = spelled(f"{harmony.ENDS[0]}{harmony.START}assistant")
-        message, json_content = spelled(harmony.MESSAGE), spelled(" <|constrain|>json")
+        message, json_content = spelled(harmony.MESSAGE), f"({spelled(' <|constrain|>json')})?"
         analysis = spelled(f"{harmony.CHANNEL}analysis")
         commentary = spelled(f"{harmony.CHANNEL}commentary")
         self.rules.append(f"analysis: {analysis} {message} TEXT {next_one}")
@@ -75,13 +75,13 @@ class ReplyGrammar:
             for name, reference in self._arguments(calls).items():
                 recipient = spelled(f" to=functions.{name}")
                 options.append(
-                    f"({commentary} {recipient} | {recipient} {commentary}) {json_content}? "
+                    f"({commentary} {recipient} | {recipient} {commentary}) {json_content} "
                     f"{message} {reference}"
                 )
         if calls is None or not calls.required:
             final = spelled(f"{harmony.CHANNEL}final")
             content = "TEXT" if answer is None else f"@{ANSWER}"
-            options.append(f"{final} {json_content}? {message} {content}")
+            options.append(f"{final} {json_content} {message} {content}")
         return self._listed(f"{before} ({' | '.join(options)})", answer)
 
     def _body(
