@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 from runtime.errors import RequestError
 
@@ -48,8 +49,14 @@ def check_references(field: str, schema: Any, pointer: str = "") -> None:
 
 
 def compilable(schema: Any) -> Any:
-    """The schema as llguidance takes it: with our options, without annotations that it refuses."""
+    """The schema as llguidance takes it: with our options, without annotations that it refuses.
+
+    As in llama.cpp, an object with properties has no others, unless the schema says so: models
+    would invent more and more of them.
+    """
     changed = _mapped(schema, _without_annotations)
+    if not _combines(changed):
+        changed = _mapped(changed, _closed)
     return {**changed, "x-guidance": _OPTIONS} if isinstance(changed, dict) else changed
 
 
@@ -80,7 +87,8 @@ def place_of_error(schema: Any, error_of: Callable[[Any], str | None], *, tries:
     while pending and tries:
         place, part = pending.pop(0)
         tries -= 1
-        referring = {"$defs": {"whole": whole}, "$ref": f"#/$defs/whole{pointer}{place}"}
+        reference = quote(f"#/$defs/whole{pointer}{place}", safe="#/$~")
+        referring = {"$defs": {"whole": whole}, "$ref": reference}
         if error_of(referring) == error:
             pointer += place
             pending = list(parts(part)) if isinstance(part, dict) else []
@@ -111,7 +119,28 @@ def _without_annotations(schema: Schema) -> Schema:
     return {key: value for key, value in schema.items() if key not in dropped}
 
 
+def _combines(schema: Any) -> bool:
+    """Whether properties of several parts belong to one object."""
+    if not isinstance(schema, dict):
+        return False
+    several = len(schema.get("allOf") or ()) > 1
+    beside = "properties" in schema and any(
+        key in schema for key in ("allOf", "anyOf", "oneOf", "$ref")
+    )
+    return several or beside or any(_combines(part) for _, part in parts(schema))
+
+
+def _closed(schema: Schema) -> Schema:
+    properties = schema.get("properties")
+    others = ("additionalProperties", "patternProperties", "propertyNames", "minProperties")
+    if not isinstance(properties, dict) or not properties or any(key in schema for key in others):
+        return schema
+    required = schema.get("required")
+    if isinstance(required, list) and not all(name in properties for name in required):
+        return schema
+    return {**schema, "additionalProperties": False}
+
+
 def _escaped(name: str) -> str:
-    """A name within a JSON pointer (RFC 6901) in a URI fragment."""
-    escaped = name.replace("~", "~0").replace("/", "~1")
-    return escaped.replace("%", "%25")
+    """A name within a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")

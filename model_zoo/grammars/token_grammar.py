@@ -124,6 +124,6 @@ class _Vocabulary:
 
 
 def _brief(error: str) -> str:
-    """The library's message without its listing of the grammar, as one line."""
-    lines = [line.strip() for line in error.replace("<non-verbose/>", "").splitlines()]
-    return " ".join(line for line in lines if line)[:400]
+    """The library's message as one line, without its listing of the grammar and its own place."""
+    error = error.replace("<non-verbose/>", "").partition("while processing json-schema:")[0]
+    return " ".join(filter(None, map(str.strip, error.splitlines())))[:400]

@@ -261,8 +261,8 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and buffers
-    of inputs and masks: one on the device and two on the host, which take twice one of them here.
+    """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and
+    buffers of inputs and masks: one on the device and two on the host, which take twice one here.
     """
     slots, context_tokens = limits.slots, limits.context_tokens
 

@@ -101,7 +101,7 @@ BAD = [
     ({"temperature": 3}, openai.BadRequestError, '"temperature" is 3'),
     ({"n": 17}, openai.BadRequestError, '"n" is 17'),
     ({"messages": []}, openai.BadRequestError, "[] is too short"),
-    ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+    ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format.type"),
     (
         {"tools": [{"type": "custom", "function": {"name": "f"}}]},
         openai.BadRequestError,

@@ -158,8 +158,6 @@ BAD = [
     ({"messages": [{"role": "user", "images": ["aGk="]}]}, "data required for image input"),
     ({"stream": "yes"}, 'field "stream" must be'),
     ({"tools": [{"type": "function"}]}, 'field "tools[0].function" is required'),
-    ({"format": "json"}, 'field "format" is not served yet'),
-    ({"format": {"type": "object"}}, 'field "format" is not served yet'),
     ({"think": "a lot"}, 'invalid think value: "a lot"'),
     ({"options": {"repeat_penalty": 1e-46}}, 'option "repeat_penalty" is 1e-46'),
     ({"options": {"stop": ["x"] * 65}}, "at most 64 strings"),

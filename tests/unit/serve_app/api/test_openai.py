@@ -224,8 +224,6 @@ BAD_CHAT = [
         "at most 256 are",
     ),
     ({"tools": [{"type": "function"}]}, 'field "tools[0].function" is required'),
-    ({"tool_choice": "required"}, 'field "tool_choice" is not served yet'),
-    ({"response_format": {"type": "json_object"}}, 'field "response_format" is not served yet'),
     ({"logit_bias": [5]}, 'field "logit_bias" must be an object'),
     ({"logit_bias": {"05": 1}}, 'field "logit_bias" has the key "05", which is no token id'),
     ({"logit_bias": {"9" * 99: 1}}, "which is no token id"),

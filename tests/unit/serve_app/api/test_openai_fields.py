@@ -52,15 +52,11 @@ async def test_a_negative_top_k_keeps_all_tokens():
 UNSERVED = [
     ("bad_words", ["x"]), ("allowed_token_ids", [1]), ("use_beam_search", True),
     ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
-    ("structured_outputs", {"json": {}}), ("guided_json", {"type": "object"}),
-    ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "a"),
     ("logits_processors", ["x"]), ("return_token_ids", True), ("cache_salt", "x"),
-    ("response_format", {"type": "json_object"}),
 ]  # fmt: skip
 UNSERVED_CHAT = [
     ("documents", [{"text": "x"}]), ("chat_template", "x"), ("add_generation_prompt", False),
     ("continue_final_message", True), ("mm_processor_kwargs", {"x": 1}), ("audio", {"voice": "x"}),
-    ("tool_choice", "required"),
     ("thinking_token_budget", 5), ("web_search_options", {"user_location": {}}),
     ("moderation", {"model": "m"}), ("modalities", ["text", "audio"]),
     ("functions", [{"name": "f"}]), ("best_of", 2), ("echo", True),

@@ -1,0 +1,143 @@
+"""Parts of schemas, references, annotations, and the place of an error."""
+
+import json
+
+import jsonschema
+import pytest
+
+from model_zoo.grammars.json_schema import (
+    check_references,
+    compilable,
+    place_of_error,
+    rebased,
+)
+from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check
+from runtime.errors import GenerationFailedError, RequestError
+from tests.byte_tokenizer import ByteTokenizer
+
+TREE = {
+    "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+    "properties": {"root": {"$ref": "#/$defs/node"}, "all": {"items": {"$ref": "#"}}},
+}
+
+
+def error_of(schema) -> str | None:
+    try:
+        check(json.dumps({"grammars": [{"json_schema": compilable(schema)}]}))
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"not": {}}, ""),
+        ({"properties": {"a": {"not": {}}}}, "/properties/a"),
+        (
+            {"properties": {"a/b~%": {"items": {"uniqueItems": True}}}},
+            "/properties/a~1b~0%/items",
+        ),
+        (
+            {"properties": {"b": {}, "a": {"anyOf": [{"type": "null"}, {"pattern": "(?=x)"}]}}},
+            "/properties/a/anyOf/1",
+        ),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"not": {}}}}, "/items"),
+        ({"type": "object", "properties": {"a": {"type": "text"}}}, "/properties/a"),
+    ],
+)
+def test_an_error_is_located(schema, place) -> None:
+    assert error_of(schema) is not None
+    assert place_of_error(schema, error_of) == place
+
+
+def test_the_search_for_an_error_ends() -> None:
+    schema = {"properties": {str(n): {"type": "null"} for n in range(500)}, "not": {}}
+    tries = []
+
+    def count(part) -> str | None:
+        tries.append(part)
+        return "error" if part is schema else None
+
+    assert place_of_error(schema, count) == ""
+    assert len(tries) == 201
+
+
+def within(pointer: str, schema) -> dict:
+    """A schema with another one at `pointer`."""
+    for step in reversed(pointer.split("/")[1:]):
+        schema = [{"const": 0}, schema] if step == "1" else {step: schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("pointer", "placed"),
+    [("/properties/tool", lambda v: {"tool": v}), ("/items/anyOf/1", lambda v: [v])],
+)
+def test_references_of_a_moved_schema_stay_within_it(pointer, placed) -> None:
+    schema = within(pointer, rebased(TREE, pointer))
+    deep = {"root": {"next": {"next": {}}}, "all": [{"all": [{"root": {}}]}]}
+    jsonschema.validate(deep, TREE)
+    jsonschema.validate(placed(deep), schema)
+    for wrong in ({"root": {"next": 5}}, {"all": [{"all": [{"root": 1}]}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(placed(wrong), schema)
+
+
+@pytest.mark.parametrize("target", ["http://example.com/s", "other.json#/a", "", 5])
+def test_references_to_other_documents_are_refused(target) -> None:
+    schema = {"properties": {"a": {"anyOf": [{}, {"$ref": target}]}}}
+    with pytest.raises(RequestError, match=r'field "format": "\$ref" at "/properties/a/anyOf/1"'):
+        check_references("format", schema)
+
+
+def test_names_and_values_that_look_like_references_are_not() -> None:
+    schema = {"properties": {"$ref": {"const": {"$ref": "http://x"}}}, "enum": [{"$ref": "x"}]}
+    check_references("format", schema)
+
+
+OBJECT = {"type": "object", "properties": {"a": {"const": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "accepted"),
+    [
+        (OBJECT, '{"a":1}', True),
+        (OBJECT, '{"a":1,"b":2}', False),
+        ({**OBJECT, "additionalProperties": True}, '{"a":1,"b":2}', True),
+        ({**OBJECT, "additionalProperties": {"const": 3}}, '{"a":1,"b":3}', True),
+        ({**OBJECT, "required": ["b"]}, '{"a":1,"b":2}', True),
+        ({"type": "object"}, '{"b":2}', True),
+        ({"allOf": [OBJECT]}, '{"a":1,"b":2}', False),
+        ({"allOf": [OBJECT, {"properties": {"b": {}}}]}, '{"a":1,"b":2}', True),
+        ({**OBJECT, "anyOf": [{"required": ["b"]}]}, '{"a":1,"b":2}', True),
+        ({"anyOf": [OBJECT, {"type": "null"}]}, '{"a":1,"b":2}', False),
+        ({"items": OBJECT}, '[{"a":1,"b":2}]', False),
+    ],
+)
+def test_objects_have_further_properties_only_where_the_schema_says_so(schema, text, accepted):
+    jsonschema.validate(json.loads(text), schema)
+    tokenizer = ByteTokenizer()
+    source = json.dumps({"grammars": [{"json_schema": compilable(schema)}]})
+    matcher = TokenGrammars(tokenizer).compile(source).matcher()  # type: ignore[arg-type]
+    for token in tokenizer.encode(text):
+        matcher.accept(token)
+    mask = bytearray(4 * -(-tokenizer.vocab_size // 32))
+    if not accepted:
+        with pytest.raises(GenerationFailedError):
+            matcher.allowed(memoryview(mask))
+        return
+    matcher.allowed(memoryview(mask))
+    (end,) = tokenizer.end_tokens
+    assert mask[end // 8] >> end % 8 & 1
+
+
+def test_annotations_do_not_prevent_compilation_and_options_are_ours() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://example.com/s",
+        "x-guidance": {"lenient": True},
+        "properties": {"a": {"type": "string", "format": "color", "uniqueItems": False}},
+    }
+    assert error_of(schema) is None
+    assert error_of({**schema, "not": {}}) is not None

@@ -1,0 +1,80 @@
+"""Masks over the tokens of a vocabulary, and what costs too much."""
+
+import pytest
+
+from model_zoo.grammars import token_grammar
+from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, TokenMatcher
+from runtime.errors import GenerationFailedError
+from tests.byte_tokenizer import END, ByteTokenizer
+
+TOKENIZER = ByteTokenizer("<tool>", "<other>")
+GRAMMARS = TokenGrammars(TOKENIZER)  # type: ignore[arg-type]
+TOOL = TOKENIZER.vocabulary.control["<tool>"]
+# The first character after it takes most of a second.
+SLOW = "x{1000}{1000}{1000}"
+
+
+def matcher_of(lark: str) -> TokenMatcher:
+    return GRAMMARS.compile(lark).matcher()
+
+
+def allowed(matcher: TokenMatcher, words: int = 9) -> set[str]:
+    """The texts of the tokens that may follow; "" for the end token."""
+    mask = bytearray(4 * words)
+    matcher.allowed(memoryview(mask))
+    found = {token for token in range(32 * words) if mask[token // 8] >> token % 8 & 1}
+    return {"" if token in TOKENIZER.end_tokens else TOKENIZER.text([token]) for token in found}
+
+
+def accept(matcher: TokenMatcher, text: str) -> None:
+    for token in TOKENIZER.encode(text, parse_special=True):
+        matcher.accept(token)
+
+
+def test_control_tokens_match_their_ids_only() -> None:
+    matcher = matcher_of(f'start: TEXT <[{TOOL}]> "x"\nTEXT: /[a<]*/')
+    assert allowed(matcher) == {"a", "<", "<tool>"}
+    accept(matcher, "a<")
+    assert allowed(matcher) == {"a", "<", "<tool>"}
+    accept(matcher, "<tool>")
+    assert allowed(matcher) == {"x"}
+    accept(matcher, "x")
+    assert allowed(matcher) == {""}
+
+
+def test_rows_of_a_model_that_no_token_has_are_never_allowed() -> None:
+    assert "a" in allowed(matcher_of("start: /(?s:.*)/"), words=20)
+
+
+def test_tokens_that_do_not_follow_the_grammar_fail() -> None:
+    matcher = matcher_of('start: "ab"')
+    accept(matcher, "ac")
+    with pytest.raises(GenerationFailedError, match="cannot be enforced"):
+        allowed(matcher)
+
+
+def test_the_end_is_allowed_where_the_grammar_may_end() -> None:
+    matcher = matcher_of('start: "a" "b"?')
+    assert allowed(matcher) == {"a"}
+    accept(matcher, "a")
+    assert allowed(matcher) == {"b", ""}
+    matcher.accept(TOKENIZER.vocabulary.control[END])
+    assert allowed(matcher)
+
+
+def test_matchers_of_one_grammar_are_independent() -> None:
+    grammar = GRAMMARS.compile('start: "ab"')
+    first, second = grammar.matcher(), grammar.matcher()
+    accept(first, "a")
+    assert (allowed(first), allowed(second)) == ({"b"}, {"a"})
+
+
+def test_a_grammar_whose_masks_cost_too_much_is_refused(monkeypatch) -> None:
+    later = matcher_of('start: "yx"')
+    accept(later, "y")
+    monkeypatch.setattr(token_grammar, "SLOW_MASK_S", 0.02)
+    with pytest.raises(GrammarError, match="costs too much"):
+        matcher_of(f"start: /{SLOW}/")
+    monkeypatch.setattr(token_grammar, "SLOW_MASK_S", -1.0)
+    with pytest.raises(GenerationFailedError, match="costs too much"):
+        allowed(later)
