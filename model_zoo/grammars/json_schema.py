@@ -1,5 +1,7 @@
 """JSON schemas of requests: their parts, references among them, and what is an annotation."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -74,24 +76,27 @@ def rebased(schema: Any, pointer: str) -> Any:
     return _mapped(schema, change)
 
 
-def place_of_error(schema: Any, error_of: Callable[[Any], str | None], *, tries: int = 200) -> str:
-    """The JSON pointer of the innermost part with the same error as the whole schema.
+def place_of_error(
+    schema: Any, error_of: Callable[[Any], str | None], *, limit_s: float = 1.0
+) -> str:
+    """The JSON pointer of the innermost part with the same error as the whole schema, as far as it
+    is found within `limit_s`.
 
-    `error_of`: the error of a schema, None if there is none; called `tries` times at most.
+    `error_of`: the error of a schema, None if there is none.
     """
     if not isinstance(schema, dict):
         return ""
+    until = time.monotonic() + limit_s
     error, pointer = error_of(schema), ""
     whole = rebased(schema, "/$defs/whole")
-    pending = list(parts(schema))
-    while pending and tries:
-        place, part = pending.pop(0)
-        tries -= 1
+    pending = deque(parts(schema))
+    while pending and time.monotonic() < until:
+        place, part = pending.popleft()
         reference = quote(f"#/$defs/whole{pointer}{place}", safe="#/$~")
         referring = {"$defs": {"whole": whole}, "$ref": reference}
         if error_of(referring) == error:
             pointer += place
-            pending = list(parts(part)) if isinstance(part, dict) else []
+            pending = deque(parts(part) if isinstance(part, dict) else ())
     return pointer
 
 
