@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import platform
+import random
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, closing
@@ -22,9 +23,7 @@ import torch
 
 from bench.machine import describe_processor
 from bench.make_model import Shape, ensure_model
-from bench.measure import Prompts
 from bench.ours import SAMPLING
-from bench.run import CACHE, RESULTS
 from bench.sections import GRAMMARS, with_section
 from bench.vocabulary import find_vocabulary
 from model_zoo.grammars.json_schema import compilable
@@ -32,7 +31,10 @@ from model_zoo.grammars.token_grammar import TokenGrammars
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
+from runtime.kernels.native import cache_directory
 
+RESULTS = Path(__file__).with_name("RESULTS.md")
+CACHE = cache_directory(os.environ) / "bench"
 LABEL = "Q4_0"
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 24
 # Of the sequences of a step, how many have the schema.
@@ -82,7 +84,7 @@ class Decoder:
         self._engine.start()
         listed = {"grammars": [{"json_schema": compilable(SCHEMA)}]}
         self._grammar = TokenGrammars(model.tokenizer).compile(json.dumps(listed))
-        self._prompts, self._ids = Prompts(), map(str, itertools.count())
+        self._random, self._ids = random.Random(1), map(str, itertools.count())
 
     def step(self, sequences: int, *, constrained: int) -> Step:
         """The mean step while all sequences decode."""
@@ -108,7 +110,8 @@ class Decoder:
         return Step((end[0] - begin[0]) / steps, (end[1] - begin[1]) / steps)
 
     def _request(self, grammar: Grammar | None) -> GenerationRequest:
-        prompt, name = tuple(self._prompts.draw(PROMPT_TOKENS)), next(self._ids)
+        prompt = tuple(self._random.randrange(256, 100_000) for _ in range(PROMPT_TOKENS))
+        name = next(self._ids)
         sampling = replace(SAMPLING, seed=int(name))
         return GenerationRequest(name, prompt, StopRules(ANSWER_TOKENS), sampling, grammar=grammar)
 

@@ -41,10 +41,6 @@ class CallForm:
     separator: str | None = None
     listed: bool = False
 
-    @property
-    def parallel(self) -> bool:
-        return self.listed or self.separator is not None
-
 
 _TAG = CallForm(JsonCall(), "<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n")
 _DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")

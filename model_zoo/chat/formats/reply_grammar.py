@@ -55,9 +55,9 @@ class ReplyGrammar:
         if thinking is None:
             start = body
         else:
-            self.rules.append(self._thought(thinking.close))
-            opened = "" if thinks else f"{self._spelled(thinking.open)} "
-            start = f"({opened}thought BLANK?){'' if thinks else '?'} ({body})"
+            thought = self._first("thought", f"TEXT {self._spelled(thinking.close)}")
+            opened = "" if thinks else self._first("opening", self._spelled(thinking.open))
+            start = f"({opened} {thought} BLANK?){'' if thinks else '?'} ({body})"
         return self._listed(start, answer)
 
     def harmony(self, answer: Mapping[str, Any] | None, calls: AllowedCalls | None) -> str:
@@ -95,25 +95,13 @@ class ReplyGrammar:
             return f"{begin} {rest}"
         if answer is not None:
             return f"@{ANSWER} | {begin} {rest}"
-        if not form.begin:
-            return self._bare(calls, form, rest)
-        trigger, _, after = begin.partition(" ")
-        if trigger.startswith("<["):
+        if not begin:
+            return f"{'PLAIN' if isinstance(form.call, JsonCall) else 'TEXT'} | {rest}"
+        if "<[" in begin:
             return f"TEXT? ({begin} {rest})?"
-        marker = form.begin.strip()
-        after = json.dumps(form.begin[len(marker) :])
-        self.rules.append(f"marker[lazy]: TEXT {json.dumps(marker)}")
-        return f"TEXT | marker {after} {rest}"
-
-    def _bare(self, calls: AllowedCalls, form: CallForm, rest: str) -> str:
-        """Free text, or a call without a marker."""
-        if isinstance(form.call, JsonCall):
-            return f"PLAIN | {rest}"
-        options = []
-        for index, (name, reference) in enumerate(self._arguments(calls).items()):
-            self.rules.append(f"name_{index}[lazy]: {json.dumps(name + form.call.between)}")
-            options.append(f"name_{index} {reference}")
-        return " | ".join(["TEXT", *options])
+        text = form.begin.strip()
+        marker = self._first("marker", f"TEXT {self._spelled(text)}")
+        return f"TEXT | {marker} {self._spelled(form.begin[len(text) :])} {rest}"
 
     def _calls(self, calls: AllowedCalls, form: CallForm) -> str:
         """The rules after `form.begin`."""
@@ -121,19 +109,24 @@ class ReplyGrammar:
             self.schemas["calls"] = _call_schema(calls, form.call, listed=form.listed)
             one = "@calls"
         else:
-            self.rules.append(f"call: {self._named(calls, form.call)}")
+            self.rules.append(f"call: {self._named(calls, form)}")
             one = "call"
         more = ""
         if calls.parallel and form.separator is not None:
             more = f"({self._spelled(form.separator)} {one})*"
         return f"{one} {more} {self._spelled(form.end)}"
 
-    def _named(self, calls: AllowedCalls, call: NamedCall) -> str:
+    def _named(self, calls: AllowedCalls, form: CallForm) -> str:
+        """Without `form.begin`, the name tells a call from text as soon as it is complete."""
+        call, options = form.call, []
+        assert isinstance(call, NamedCall)
         after = self._spelled(call.after)
-        return " | ".join(
-            f"{self._spelled(call.before + name + call.between)} {reference} {after}"
-            for name, reference in self._arguments(calls).items()
-        )
+        for index, (name, reference) in enumerate(self._arguments(calls).items()):
+            opening = self._spelled(call.before + name + call.between)
+            if not form.begin:
+                opening = self._first(f"name_{index}", opening)
+            options.append(f"{opening} {reference} {after}")
+        return " | ".join(options)
 
     def _arguments(self, calls: AllowedCalls) -> dict[str, str]:
         """References to the grammars of the arguments, by tool."""
@@ -143,11 +136,12 @@ class ReplyGrammar:
             references[name] = f"@arguments_{index}"
         return references
 
-    def _thought(self, close: str) -> str:
-        spelled = self._spelled(close)
-        if spelled.startswith("<["):
-            return f"thought: TEXT {spelled}"
-        return f"thought[lazy]: TEXT {spelled}"
+    def _first(self, name: str, rule: str) -> str:
+        """A reference to `rule`, which ends as soon as it matches and has precedence over free
+        text. Control tokens are never part of free text."""
+        lazy = "" if "<[" in rule else "[lazy]"
+        self.rules.append(f"{name}{lazy}: {rule}")
+        return name
 
     def _spelled(self, text: str) -> str:
         """Lark for exactly this text."""

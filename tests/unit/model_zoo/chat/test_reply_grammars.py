@@ -192,6 +192,23 @@ def test_a_prompt_that_opens_thinking_has_it_closed_before_the_form(family: Fami
     jsonschema.validate(json.loads(text_in(events)), ANSWER["json_schema"])
 
 
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.values[0].format.thinking])
+def test_thinking_may_mention_the_marker_of_calls(family: Family) -> None:
+    thinking, form = family.format.thinking, call_form(family.format.name, family.template)
+    assert thinking is not None and form is not None
+    marker = form.begin.strip() if family.vocabulary == "text" else "tool"
+    thought = f"I might write {marker} now"
+    calls = AllowedCalls({"clock": CLOCK}, required=False, parallel=True)
+    begin = f"{thinking.open}{thought}{thinking.close}{form.begin}"
+    for thinks in (False, True):
+        grammar = family.grammar(calls=calls, thinks=thinks)
+        reply = family.reply(grammar, 3, begin.removeprefix(thinking.open) if thinks else begin)
+        assert reply is not None
+        events = family.read(reply, thinks=thinks)
+        assert events[0] == Thinking(thought)
+        assert calls_in(events)[0][0] == "clock"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_is_free_until_a_call_begins(family: Family) -> None:
     calls = AllowedCalls({"clock": CLOCK}, required=False, parallel=True)
