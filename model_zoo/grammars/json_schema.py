@@ -104,7 +104,7 @@ def _mapped(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     """The schema with each part of it changed."""
     if not isinstance(schema, dict):
         return schema
-    changed = change(schema)
+    changed = dict(change(schema))
     for key, value in changed.items():
         if key in _SINGLE and isinstance(value, dict):
             changed[key] = _mapped(value, change)

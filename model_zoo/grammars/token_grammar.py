@@ -10,13 +10,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import GenerationFailedError, RequestError
 
-# The engine waits for masks, which usually take less than 0.1 ms.
-SLOW_MASK_S = 0.2
-# About a quarter of the library's limits; 30,000 states of a lexer are up to 60 MB.
+# Processor time of an answer's masks: saved at most, and earned per token. The engine waits for
+# them; they usually take 0.1 ms each, and 1 ms within thinking.
+BURST_S, TOKEN_S = 0.2, 0.005
+# Lower than the library's: 30,000 states of a lexer are up to 60 MB.
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
-    step_max_items=20_000,
     max_lexer_states=30_000,
     max_grammar_size=200_000,
     verbose_errors=False,
@@ -83,6 +81,7 @@ class TokenMatcher:
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher, self._words = matcher, words
         self._accepted: list[int] = []  # not consumed yet
+        self._budget_s = BURST_S
 
     def accept(self, token: int) -> None:
         self._accepted.append(token)
@@ -96,7 +95,10 @@ class TokenMatcher:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             self._fail()
-        if time.thread_time() - began > SLOW_MASK_S + SLOW_MASK_S * len(accepted):
+        earned_s = TOKEN_S * len(accepted)
+        saved_s = min(self._budget_s + earned_s, max(BURST_S, earned_s))
+        self._budget_s = saved_s - (time.thread_time() - began)
+        if self._budget_s < 0:
             raise GenerationFailedError(
                 "The required form of the reply costs too much time to enforce. Simplify it."
             )

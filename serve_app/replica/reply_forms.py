@@ -167,7 +167,6 @@ def _allowed(rule: CallRule, prompt: Conversation) -> AllowedCalls:
 
 def _field(task: ChatTask) -> str:
     """The field that demands the form."""
-    field = task.output.field if task.output is not None else None
-    if field is None and task.calls is not None:
-        field = task.calls.field
-    return f'field "{field}"'
+    form = task.output or task.calls
+    assert form is not None
+    return f'field "{form.field}"'

@@ -69,12 +69,29 @@ def test_matchers_of_one_grammar_are_independent() -> None:
     assert (allowed(first), allowed(second)) == ({"b"}, {"a"})
 
 
-def test_a_grammar_whose_masks_cost_too_much_is_refused(monkeypatch) -> None:
-    later = matcher_of('start: "yx"')
-    accept(later, "y")
-    monkeypatch.setattr(token_grammar, "SLOW_MASK_S", 0.02)
+def test_a_grammar_whose_first_mask_costs_too_much_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(token_grammar, "BURST_S", 0.02)
     with pytest.raises(GrammarError, match="costs too much"):
         matcher_of(f"start: /{SLOW}/")
-    monkeypatch.setattr(token_grammar, "SLOW_MASK_S", -1.0)
+
+
+def test_an_answer_whose_masks_cost_too_much_fails(monkeypatch) -> None:
+    grammar = GRAMMARS.compile("start: /[a-z]*/")
+    monkeypatch.setattr(token_grammar, "BURST_S", 2.5)
+    seconds = iter(range(0, 40, 2))
+    monkeypatch.setattr(token_grammar.time, "thread_time", lambda: next(seconds) / 2)
+    matcher = grammar.matcher()
+    for _ in range(2):  # a second each
+        allowed(matcher)
     with pytest.raises(GenerationFailedError, match="costs too much"):
-        allowed(later)
+        allowed(matcher)
+    monkeypatch.setattr(token_grammar, "TOKEN_S", 1.0)
+    matcher = grammar.matcher()
+    for _ in range(6):
+        accept(matcher, "a")
+        allowed(matcher)
+    monkeypatch.setattr(token_grammar, "TOKEN_S", 0.0)
+    for _ in range(2):
+        allowed(matcher)
+    with pytest.raises(GenerationFailedError, match="costs too much"):
+        allowed(matcher)
