@@ -56,10 +56,10 @@ _RECORD = {
 SCHEMA = {"type": "array", "items": _RECORD, "minItems": 100}
 INTRODUCTION = f"""{GRAMMARS}
 
-Written by `python -m bench.grammars`: decode steps of the model above ({LABEL}) with a JSON schema
-for some of the sequences, and without one, in turn in one process. Milliseconds of processor time
-of all threads per step; the ratios are medians of the rounds' ratios. The goal is at most 1.03
-where all sequences have the schema, and 1.02 where one does, for the others.
+Written by `python -m bench.grammars`: decode steps of the model of `make bench` ({LABEL}), with a
+JSON schema for some of the sequences and without one, in turn in one process. Milliseconds of
+processor time of all threads per step; the ratios are medians of the rounds' ratios. The goal is at
+most 1.03 where all sequences have the schema, and 1.02 where one does, for the others.
 """
 
 
