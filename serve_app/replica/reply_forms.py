@@ -33,7 +33,7 @@ class ReplyForms:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, limit_s: float = COMPILE_S) -> None:
-        self._control = tokenizer.vocabulary.control
+        self._tokenizer = tokenizer
         self._grammars = TokenGrammars(tokenizer)
         self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
@@ -90,7 +90,7 @@ class ReplyForms:
                     f'this model, whose tool calls have the format "{reply_format.name}"'
                 )
             calls = _allowed(rule, source)
-        grammar = ReplyGrammar(self._control)
+        grammar = ReplyGrammar(self._tokenizer.vocabulary.control)
         if reply_format.name == "harmony":
             return grammar.harmony(answer, calls)
         may_think = prompt.thinks or source.thinking is not False

@@ -5,15 +5,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
 
+from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import Message
+from model_zoo.chat_model import Prompt
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
@@ -161,33 +162,36 @@ async def test_strict_calls_are_checked_before_they_are_compiled(replica) -> Non
         await reply(replica, asked(None, tools=(ADD, bad), calls=rule))
 
 
-def pretend_model(template: str, *markers: str) -> Any:
-    tokenizer = ByteTokenizer(*markers)
-    return SimpleNamespace(tokenizer=tokenizer, reply_format=format_of(template), call_form=None)
+def pretend_prompt(template: str) -> Prompt:
+    return Prompt((1,), reply_format=format_of(template))
+
+
+def forms_of(tokenizer: ByteTokenizer, **more) -> ReplyForms:
+    return ReplyForms(tokenizer, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("template", ["tools <|tool_call>", "tools <tool_call> <function="])
 async def test_families_whose_calls_have_no_grammar_are_refused_by_name(template: str) -> None:
-    forms = ReplyForms(pretend_model(template))
+    forms, prompt = forms_of(ByteTokenizer()), pretend_prompt(template)
     rule = CallRule(("add",), ("add",), required=True, parallel=True, field="tool_choice")
     message = f'field "tool_choice".*format "{format_of(template).name}"'
+    task = asked(None, tools=(ADD,), calls=rule)
+    assert call_form(format_of(template).name, template) is None
     with pytest.raises(RequestError, match=message):
-        await forms.grammar(asked(None, tools=(ADD,), calls=rule), thinks=False)
+        await forms.grammar(task, prompt)
     with pytest.raises(RequestError, match=r'field "format".*with tools'):
-        await forms.grammar(
-            replace(JSON_TASK, prompt=asked(None, tools=(ADD,)).prompt), thinks=False
-        )
+        await forms.grammar(replace(JSON_TASK, prompt=task.prompt), prompt)
 
 
 async def test_a_form_that_takes_too_long_to_compile_is_refused() -> None:
-    forms = ReplyForms(pretend_model(""), limit_s=0)
+    forms = forms_of(ByteTokenizer(), limit_s=0)
     with pytest.raises(RequestError, match='field "format": the form takes longer than 0 s'):
-        await forms.grammar(JSON_TASK, thinks=False)
+        await forms.grammar(JSON_TASK, pretend_prompt(""))
     forms.close()
 
 
 async def test_a_model_without_an_end_token_is_refused() -> None:
-    model = pretend_model("")
-    model.tokenizer.end_tokens = frozenset()
+    tokenizer = ByteTokenizer()
+    tokenizer.end_tokens = frozenset()
     with pytest.raises(RequestError, match="no end token"):
-        await ReplyForms(model).grammar(JSON_TASK, thinks=False)
+        await forms_of(tokenizer).grammar(JSON_TASK, pretend_prompt(""))
