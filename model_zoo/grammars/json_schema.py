@@ -117,7 +117,8 @@ def _mapped(schema: Any, change: Callable[[Schema], Schema]) -> Any:
 
 def _without_annotations(schema: Schema) -> Schema:
     dropped = {"$schema", "$id", "x-guidance"}
-    if "format" in schema and schema["format"] not in _FORMATS:
+    form = schema.get("format")
+    if isinstance(form, str) and form not in _FORMATS:
         dropped.add("format")
     if schema.get("uniqueItems") is False:
         dropped.add("uniqueItems")
@@ -128,7 +129,8 @@ def _combines(schema: Any) -> bool:
     """Whether properties of several parts belong to one object."""
     if not isinstance(schema, dict):
         return False
-    several = len(schema.get("allOf") or ()) > 1
+    parts_of_all = schema.get("allOf")
+    several = isinstance(parts_of_all, list) and len(parts_of_all) > 1
     beside = "properties" in schema and any(
         key in schema for key in ("allOf", "anyOf", "oneOf", "$ref")
     )
@@ -141,7 +143,7 @@ def _closed(schema: Schema) -> Schema:
     if not isinstance(properties, dict) or not properties or any(key in schema for key in others):
         return schema
     required = schema.get("required")
-    if isinstance(required, list) and not all(name in properties for name in required):
+    if isinstance(required, list) and not all(name in [*properties] for name in required):
         return schema
     return {**schema, "additionalProperties": False}
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from model_zoo.chat.formats.reply_grammar import AllowedCalls, ReplyGrammar
 from model_zoo.chat_model import Prompt
@@ -128,8 +128,8 @@ def _translated(output: OutputForm) -> dict[str, Any]:
         case OutputKind.GBNF:
             try:
                 return {"lark_grammar": gbnf_to_lark(output.source)}
-            except (GbnfToLarkError, ValueError, RecursionError) as error:
-                reason = f'field "{output.field}" cannot be compiled: {error}'
+            except Exception as error:  # the library raises just that
+                reason = f'field "{output.field}" cannot be compiled: {str(error)[:400]}'
                 raise RequestError(reason) from None
         case OutputKind.LARK:
             return {"lark_grammar": output.source}

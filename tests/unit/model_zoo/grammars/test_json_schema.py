@@ -4,6 +4,8 @@ import json
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model_zoo.grammars.json_schema import (
     check_references,
@@ -87,6 +89,34 @@ def test_references_to_other_documents_are_refused(target) -> None:
 def test_names_and_values_that_look_like_references_are_not() -> None:
     schema = {"properties": {"$ref": {"const": {"$ref": "http://x"}}}, "enum": [{"$ref": "x"}]}
     check_references("format", schema)
+
+
+KEYWORDS = st.sampled_from(
+    "type properties required items additionalProperties anyOf allOf oneOf enum const $ref $defs "
+    "definitions pattern format minLength maxItems minimum multipleOf prefixItems minProperties "
+    "patternProperties uniqueItems $id $anchor x-guidance".split()
+)
+VALUES = st.sampled_from(
+    [None, True, -1, 1.5, "", "#", "#/$defs/a", "(", "object", "date", [], {}, ["a"], [["a"]]]
+)
+NONSENSE = st.dictionaries(
+    KEYWORDS,
+    st.recursive(
+        VALUES,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=2), st.dictionaries(KEYWORDS, inner, max_size=3)
+        ),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(NONSENSE)
+@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+def test_nonsense_is_refused_and_does_not_crash(schema) -> None:
+    if error_of(schema) is not None:
+        place_of_error(schema, error_of)
 
 
 OBJECT = {"type": "object", "properties": {"a": {"const": 1}}}

@@ -146,6 +146,7 @@ async def test_stop_strings_and_max_tokens_end_a_form_early(replica) -> None:
         (OutputKind.REGEX, "(a", 'field "format" cannot be compiled: .*unclosed group'),
         (OutputKind.REGEX, "a(?=b)", "look-around"),
         (OutputKind.LARK, "start: nothing", "unknown name"),
+        (OutputKind.GBNF, "root ::= nothing", "'nothing' not found"),
         (OutputKind.GBNF, "root ::= (", 'field "format" cannot be compiled'),
         (OutputKind.GBNF, f"root ::= {'(' * 60_000}", 'field "format" cannot be compiled'),
     ],
