@@ -81,6 +81,11 @@ class ReplyForms:
         source, reply_format, form = task.prompt, prompt.reply_format, prompt.call_form
         if not isinstance(source, Conversation) or reply_format is None:
             return json.dumps({"grammars": [answer]})
+        if reply_format.of_messages and reply_format.name != "harmony":
+            raise RequestError(
+                f"{_field(task)}: the form of replies cannot be enforced for this model, which "
+                f'writes them in the format "{reply_format.name}"'
+            )
         calls = None
         if task.calls is not None or source.tools:
             rule = task.calls or _any_call(source, task.output)

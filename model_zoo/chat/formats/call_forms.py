@@ -52,6 +52,8 @@ _FORMS = {
         "<|END_ACTION|>",
         listed=True,
     ),
+    "nemotron": CallForm(JsonCall(), "<TOOLCALL>", "</TOOLCALL>", listed=True),
+    "gigachat": CallForm(JsonCall(), "<|function_call|>"),
     "list": CallForm(JsonCall(), "<|tool_call|>", "<|/tool_call|>", listed=True),
     "command-r": CallForm(
         JsonCall("tool_name", "parameters"), "Action: ```json\n", "\n```", listed=True

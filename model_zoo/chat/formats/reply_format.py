@@ -217,6 +217,11 @@ class ReplyFormat:
         messages = _MESSAGES_BY_NAME.get(self.name)
         return self.thinking is not None if messages is None else messages.thinks
 
+    @property
+    def of_messages(self) -> bool:
+        """Whether a reply consists of several messages."""
+        return self.name in _MESSAGES_BY_NAME
+
     def opens_thinking(self, prompt: str) -> bool:
         """Whether the prompt ends with the tag that opens thinking."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.open)
@@ -224,7 +229,7 @@ class ReplyFormat:
     def parser(self, tools: Tools, *, thinks: bool = False) -> ReplyParser:
         """A parser for one reply. `tools`: the JSON schemas of the declared tools' parameters by
         name; without tools, calls are text. `thinks`: the prompt ends within thinking."""
-        if self.name in _MESSAGES_BY_NAME:
+        if self.of_messages:
             read = _MESSAGES_BY_NAME[self.name].read
         else:
             syntax = _BY_NAME[self.name]

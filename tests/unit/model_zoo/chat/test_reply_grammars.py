@@ -42,6 +42,8 @@ TEMPLATES = {
     "deepseek v3.1": "tools <｜tool▁calls▁begin｜> <think> </think>",
     "command-a": "tools <|START_ACTION|> <|START_THINKING|> <|END_THINKING|>",
     "phi": "tools <|tool_call|>",
+    "nemotron": "tools <TOOLCALL> <think> </think>",
+    "gigachat": "tools <|function_call|>",
     "qwen": "tools <tool_call> <think> </think>",
     "command-r": "tools Action: ```json",
     "llama": "tools <|python_tag|>",
@@ -53,8 +55,8 @@ MARKERS = (
     "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
     "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>",
-    "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "<|channel|>", "<|message|>",
-    "<|start|>", "<|end|>", "<|constrain|>",
+    "<|tool_call|>", "<|/tool_call|>", "<|function_call|>", "<|python_tag|>",
+    "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>",
 )  # fmt: skip
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}

@@ -184,6 +184,12 @@ async def test_families_whose_calls_have_no_grammar_are_refused_by_name(template
         await forms.grammar(replace(JSON_TASK, prompt=task.prompt), prompt)
 
 
+async def test_replies_of_messages_without_a_grammar_are_refused_by_name() -> None:
+    prompt = pretend_prompt(">>>all >>>${recipient}")
+    with pytest.raises(RequestError, match=r'field "format": .*the format "functionary"'):
+        await forms_of(ByteTokenizer()).grammar(JSON_TASK, prompt)
+
+
 async def test_a_form_that_takes_too_long_to_compile_is_refused() -> None:
     forms = forms_of(ByteTokenizer(), limit_s=0)
     with pytest.raises(RequestError, match='field "format": the form takes longer than 0 s'):
