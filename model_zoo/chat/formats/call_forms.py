@@ -6,25 +6,31 @@ Sources: the families' published chat templates.
 from dataclasses import dataclass
 from typing import Any
 
-DIGITS = {"type": "string", "pattern": "^[0-9]{1,3}$"}
+ID = "[a-zA-Z0-9]{9}"
+_ID = {"type": "string", "pattern": f"^{ID}$"}
+_DIGITS = {"type": "string", "pattern": "^[0-9]{1,3}$"}
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """A call as a JSON object with these members; `first`: schemas of members before them."""
+    """A call as a JSON object with these members; `first`: schemas of members before them; `last`:
+    those of members that may follow."""
 
     name: str = "name"
     arguments: str = "arguments"
     first: tuple[tuple[str, dict[str, Any]], ...] = ()
+    last: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A call as the tool's name, then the JSON object of its arguments."""
+    """A call as the name, then the JSON object of the arguments. `identity`: what precedes an
+    id after the name, which may be missing."""
 
     before: str = ""
     between: str = ""
     after: str = ""
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,9 @@ class CallForm:
 _TAG = CallForm(JsonCall(), "<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n")
 _DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 _FORMS = {
-    "mistral": CallForm(JsonCall(), "[TOOL_CALLS]", listed=True),
+    "mistral": CallForm(JsonCall(last=(("id", _ID),)), "[TOOL_CALLS]", listed=True),
     "command-a": CallForm(
-        JsonCall("tool_name", "parameters", (("tool_call_id", DIGITS),)),
+        JsonCall("tool_name", "parameters", (("tool_call_id", _DIGITS),)),
         "<|START_ACTION|>",
         "<|END_ACTION|>",
         listed=True,
@@ -68,7 +74,8 @@ _FORMS = {
 def call_form(name: str, template: str) -> CallForm | None:
     """The form of calls in the format `name` of this template; None if none is known here."""
     if name == "mistral" and "[ARGS]" in template:
-        return CallForm(NamedCall("", "[ARGS]"), "[TOOL_CALLS]", separator="[TOOL_CALLS]")
+        call = NamedCall(between="[ARGS]", identity="[CALL_ID]")
+        return CallForm(call, "[TOOL_CALLS]", separator="[TOOL_CALLS]")
     if name == "deepseek":
         begin, between, after = _DEEPSEEK
         in_markdown = "```json" in template

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_zoo.chat.formats import harmony
-from model_zoo.chat.formats.call_forms import CallForm, JsonCall, NamedCall
+from model_zoo.chat.formats.call_forms import ID, CallForm, JsonCall, NamedCall
 from model_zoo.chat.formats.tagged import ThinkingTags
 from model_zoo.grammars.json_schema import compilable, rebased
 
@@ -64,7 +64,8 @@ class ReplyGrammar:
         """A reply of messages in channels, after `<|start|>assistant`."""
         spelled = self._spelled
         next_one = spelled(f"{harmony.ENDS[0]}{harmony.START}assistant")
-        message, json_content = spelled(harmony.MESSAGE), f"({spelled(' <|constrain|>json')})?"
+        message = spelled(harmony.MESSAGE)
+        json_content = f"({spelled(' <|constrain|>json')} | {spelled(' json')})?"
         analysis = spelled(f"{harmony.CHANNEL}analysis")
         commentary = spelled(f"{harmony.CHANNEL}commentary")
         self.rules.append(f"analysis: {analysis} {message} TEXT {next_one}")
@@ -123,6 +124,10 @@ class ReplyGrammar:
         after = self._spelled(call.after)
         for index, (name, reference) in enumerate(self._arguments(calls).items()):
             opening = self._spelled(call.before + name + call.between)
+            if call.identity:
+                identity = f"({self._spelled(call.identity)} /{ID}/)?"
+                named = self._spelled(call.before + name)
+                opening = f"{named} {identity} {self._spelled(call.between)}"
             if not form.begin:
                 opening = self._first(f"name_{index}", opening)
             options.append(f"{opening} {reference} {after}")
@@ -182,7 +187,7 @@ def _call_schema(calls: AllowedCalls, form: JsonCall, *, listed: bool) -> dict[s
         objects.append(
             {
                 "type": "object",
-                "properties": members,
+                "properties": {**members, **dict(form.last)},
                 "required": list(members),
                 "additionalProperties": False,
             }
