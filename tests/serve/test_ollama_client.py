@@ -121,7 +121,7 @@ def test_unloading_a_configured_model_succeeds_and_keeps_it(native):
 BAD = [
     ({"model": "nobody"}, 404, "model 'nobody' not found"),
     ({"options": {"temperature": -1}}, 400, 'option "temperature" is -1'),
-    ({"format": "xml"}, 400, 'invalid format: "xml"'),
+    ({"format": {"not": {}}}, 400, '"format" cannot be compiled: Unimplemented keys'),
     ({"think": True}, 400, '"demo" does not support thinking'),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "context"),
     ({"messages": [{"role": "user", "content": "long", "images": [b"x"]}]}, 400, "images"),
