@@ -142,7 +142,7 @@ def task_for(
     *,
     logprobs: int | None,
     tenant: str,
-    output: OutputForm | None,
+    output: OutputForm | None = None,
     calls: CallRule | None = None,
 ) -> ChatTask:
     return ChatTask(
