@@ -69,6 +69,19 @@ def openai_form(
     return forms[0] if forms else None
 
 
+def responses_form(value: Any) -> OutputForm | None:
+    """Of the field `text.format` of OpenAI's responses."""
+    kind = "text" if value is None else value.get("type") if isinstance(value, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return json_form("text.format", _JSON_OBJECT)
+        case "json_schema":
+            return json_form("text.format.schema", value.get("schema"))
+    raise RequestError('field "text.format.type" must be text, json_object or json_schema')
+
+
 def schema_format(field: str, value: Any) -> OutputForm | None:
     """Of Anthropic's field `output_config.format`, an object with a type and a schema."""
     if value is None:

@@ -4,9 +4,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, Items, harmless, unserved
 from serve_app.api.openai import configured
+from serve_app.api.output_forms import responses_form
 from serve_app.api.responses_input import full_name, image_bytes
 from serve_app.api.tools import NAME, Function, described
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
@@ -51,7 +53,7 @@ class ReasoningSettings(Body):
 
 
 class TextSettings(Body):
-    format: Any = unserved({"type": "text"})
+    format: Any = None
     verbosity: Any = harmless()  # no supported model uses it
 
 
@@ -123,6 +125,10 @@ class ResponsesBody(Body):
             limit = int(number("max_output_tokens", limit, OPENAI_BOUNDS["max_tokens"]))
         return configured(self, model, limit)
 
+    def output_form(self) -> OutputForm | None:
+        """The form that the text of the reply must have."""
+        return responses_form(self.text.format)
+
     def logprobs(self) -> int | None:
         """How many candidates beside each token; None if log-probabilities are not included."""
         top = 0
@@ -176,7 +182,7 @@ class ResponsesBody(Body):
             "service_tier": "default",
             "store": self.store,
             "temperature": options.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.text.format or {"type": "text"}},
             "tool_choice": self.tool_choice or "auto",
             "tools": [_shown(tool) for tool in self.tools],
             "top_logprobs": self.top_logprobs or 0,

@@ -15,10 +15,12 @@ CHAT, TEXT, NATIVE, RAW, CLAUDE = (
     "/v1/chat/completions", "/v1/completions", "/api/chat", "/api/generate", "/v1/messages",
 )  # fmt: skip
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+RESPONSES = "/v1/responses"
 USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER}, TEXT: {"prompt": "p"}, NATIVE: {"messages": USER, "stream": False},
-    RAW: {"prompt": "p", "stream": False}, CLAUDE: {"messages": USER, "max_tokens": 9},
+    RESPONSES: {"input": "hi"}, RAW: {"prompt": "p", "stream": False},
+    CLAUDE: {"messages": USER, "max_tokens": 9},
 }  # fmt: skip
 
 
@@ -55,7 +57,10 @@ def in_format(schema: Any, **more: Any) -> dict[str, Any]:
 
 OBJECT = {"type": "object"}
 PLACE = "response_format.json_schema.schema"
+FLAT = {"type": "json_schema", "name": "reply", "schema": SCHEMA, "strict": True}
 JSON_FORMS = [
+    (RESPONSES, {"text": {"format": FLAT}}, SCHEMA, "text.format.schema"),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}}}, OBJECT, "text.format"),
     (NATIVE, {"format": "json"}, OBJECT, "format"),
     (NATIVE, {"format": SCHEMA}, SCHEMA, "format"),
     (RAW, {"format": SCHEMA}, SCHEMA, "format"),
@@ -118,7 +123,7 @@ async def test_the_forms_of_vllm_reach_the_replica(path, name, value, kind, sour
     [
         (CHAT, {"response_format": {"type": "text"}}), (CHAT, {"structured_outputs": {}}),
         (TEXT, {"guided_json": None}), (NATIVE, {"format": ""}), (NATIVE, {"format": None}),
-        (CLAUDE, {"output_config": {"effort": "low"}}),
+        (CLAUDE, {"output_config": {"effort": "low"}}), (RESPONSES, {"text": {"verbosity": "low"}}),
     ],
 )  # fmt: skip
 async def test_free_text_is_the_default(path, given):
@@ -155,6 +160,8 @@ BAD = [
     (CHAT, {"structured_outputs": {"xml": 1}}, '"structured_outputs.xml" is not known'),
     (CHAT, {"structured_outputs": {"structural_tag": "x"}}, 'structural_tag" is not served'),
     (CLAUDE, {"output_config": {"format": {"type": "x"}}}, '"output_config.format.type" must be'),
+    (RESPONSES, {"text": {"format": {"type": "x"}}}, '"text.format.type" must be text, json_obj'),
+    (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, '"text.format.schema" must be a'),
     (CLAUDE, {"output_format": {"type": "json_schema"}}, '"output_format.schema" must be a JSON'),
 ]  # fmt: skip
 
