@@ -52,8 +52,8 @@ class OpenAIResponses:
         body.check()
         model = await self._backend.served(body.model, allowed_models(request))
         options, logprobs, tools = body.options(model), body.logprobs(), body.functions()
+        output, calls = body.output_form(), body.calls(tools)
         thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
-        output = body.output_form()
         items = await self._history.resolved(tenant, read_items(body.input))
         earlier = await self._history.before(tenant, body.previous_response_id)
         drafts = _drafts(body.instructions, earlier, items)
@@ -61,7 +61,9 @@ class OpenAIResponses:
         images = iter(await self._images.read(model, unread, tenant=tenant))
         messages = tuple(draft.message(images) for draft in drafts)
         prompt = Conversation(messages, thinking, tools=tools)
-        task = task_for(model, options, prompt, logprobs=logprobs, tenant=tenant, output=output)
+        task = task_for(
+            model, options, prompt, logprobs=logprobs, tenant=tenant, output=output, calls=calls
+        )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))
         store = body.store and self._history.stores

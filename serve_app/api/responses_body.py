@@ -4,12 +4,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from model_zoo.grammars.constraint import OutputForm
+from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, Items, harmless, unserved
 from serve_app.api.openai import configured
 from serve_app.api.output_forms import responses_form
 from serve_app.api.responses_input import full_name, image_bytes
+from serve_app.api.tool_choice import call_rule, responses_choice
 from serve_app.api.tools import NAME, Function, described
 from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
@@ -32,7 +33,7 @@ class ResponseFunction(Body):
     name: str | None = Field(default=None, pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: Any = harmless()
+    strict: bool = False
     defer_loading: Any = harmless()
     output_schema: Any = harmless()
     allowed_callers: Any = harmless()
@@ -73,7 +74,7 @@ class ResponsesBody(Body):
     reasoning: ReasoningSettings = ReasoningSettings()
     text: TextSettings = TextSettings()
     tools: Items[ResponseTool] = Field(default_factory=list)
-    tool_choice: Any = unserved("none", "auto")
+    tool_choice: Any = None
     metadata: dict[str, str] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
     background: Any = unserved(False)
@@ -81,7 +82,7 @@ class ResponsesBody(Body):
     prompt: Any = unserved()
     context_management: Any = unserved()
     moderation: Any = unserved()
-    parallel_tool_calls: Any = harmless()
+    parallel_tool_calls: bool = True
     max_tool_calls: Any = harmless()  # of tools of OpenAI's servers
     access_programs: Any = harmless()
     client_metadata: Any = harmless()
@@ -163,6 +164,17 @@ class ResponsesBody(Body):
             if tool.name is not None and each.name is not None
         }
 
+    def calls(self, tools: tuple[dict[str, Any], ...]) -> CallRule | None:
+        """How the `functions` may be called."""
+        strict = [
+            full_name(tool.name if tool.type == "namespace" else None, each.name)
+            for tool in self.tools
+            for each in (tool.tools if tool.type == "namespace" else [tool])
+            if each.strict and each.name is not None
+        ]
+        choice = responses_choice(self.tool_choice)
+        return call_rule(tools, choice, strict=strict, parallel=self.parallel_tool_calls)
+
     def facts(self, id: str, options: Options) -> dict[str, Any]:
         """The fields of the response object that do not depend on the reply."""
         return {
@@ -175,15 +187,15 @@ class ResponsesBody(Body):
             "max_tool_calls": None,
             "metadata": self.metadata,
             "model": self.model,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self.parallel_tool_calls,
             "presence_penalty": options.presence_penalty or 0.0,
             "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "service_tier": "default",
             "store": self.store,
             "temperature": options.temperature,
-            "text": {"format": self.text.format or {"type": "text"}},
-            "tool_choice": self.tool_choice or "auto",
+            "text": {"format": _shown_format(self.text.format)},
+            "tool_choice": _shown_choice(self.tool_choice),
             "tools": [_shown(tool) for tool in self.tools],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": options.top_p,
@@ -213,4 +225,27 @@ def _shown(tool: ResponseFunction) -> dict[str, Any]:
     shown = {"type": tool.type, "name": tool.name, "description": tool.description}
     if isinstance(tool, ResponseTool) and tool.type == "namespace":
         return shown | {"tools": [_shown(each) for each in tool.tools]}
-    return shown | {"parameters": tool.parameters, "strict": False}
+    return shown | {"parameters": tool.parameters, "strict": tool.strict}
+
+
+def _shown_format(format: Any) -> dict[str, Any]:
+    """The fields that are known of a format that has been read."""
+    if format is None or format["type"] != "json_schema":
+        return {"type": "text" if format is None else format["type"]}
+    texts = {name: format.get(name) for name in ("name", "description")}
+    known = {name: text if isinstance(text, str) else None for name, text in texts.items()}
+    strict = format.get("strict") is True
+    return {"type": "json_schema", **known, "schema": format["schema"], "strict": strict}
+
+
+def _shown_choice(value: Any) -> Any:
+    """The fields that are known of a choice that has been read."""
+    if isinstance(value, str):
+        return value
+    choice = responses_choice(value)
+    if choice.names is None:
+        return "auto"
+    functions = [{"type": "function", "name": name} for name in choice.names]
+    if value["type"] == "function":
+        return functions[0]
+    return {"type": "allowed_tools", "mode": value["mode"], "tools": functions}

@@ -45,6 +45,25 @@ def openai_choice(value: Any) -> ToolChoice:
     )
 
 
+def responses_choice(value: Any) -> ToolChoice:
+    """Of the field `tool_choice` of OpenAI's responses, which names functions without nesting."""
+    match value:
+        case None | "auto" | "none" | "required":
+            return openai_choice(value)
+        case {"type": "function", "name": str(name)}:
+            return ToolChoice((name,), required=True)
+        case {
+            "type": "allowed_tools",
+            "mode": ("auto" | "required") as mode,
+            "tools": [*tools],
+        } if all(_names_function(tool) for tool in tools):
+            return ToolChoice(tuple(tool["name"] for tool in tools), required=mode == "required")
+    raise RequestError(
+        'field "tool_choice" must be none, auto, required, {"type": "function", "name": ...} or '
+        '{"type": "allowed_tools", "mode": ..., "tools": [{"type": "function", "name": ...}]}'
+    )
+
+
 def call_rule(
     tools: Sequence[Tool], choice: ToolChoice, *, strict: Sequence[str], parallel: bool
 ) -> CallRule | None:
@@ -72,6 +91,13 @@ def call_rule(
             check_references(f"tools[{index}]", tool["function"]["parameters"])
     field = choice.field if choice.required or limited else "tools"
     return CallRule(names, held, choice.required, parallel, field)
+
+
+def _names_function(tool: Any) -> bool:
+    match tool:
+        case {"type": "function", "name": str()}:
+            return True
+    return False
 
 
 def _allowed(index: int, tool: Any) -> str:

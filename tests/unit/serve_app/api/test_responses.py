@@ -9,9 +9,10 @@ from typing import Any
 import openai
 import pytest
 from openai.types import responses as types
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from model_zoo.chat.formats.reply_format import format_of
+from model_zoo.grammars.constraint import CallRule
 from runtime.engine.request import FinishReason
 from runtime.errors import GenerationFailedError, OverloadedError
 from serve_app.api.refusals import refusal
@@ -44,6 +45,7 @@ SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
 PICTURE = png(4, 6)
 URL = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
 IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto"}
+NAMED = {"type": "function", "name": "weather"}
 EVENTS = TypeAdapter(types.ResponseStreamEvent)
 
 
@@ -278,6 +280,67 @@ async def test_tool_choice_none_hides_the_tools():
     assert (await task_of(tools=[TOOL], tool_choice="none")).prompt.tools == ()
     (tool,) = (await task_of(tools=[TOOL])).prompt.tools
     assert tool["function"] == {"name": "weather", "description": "It.", "parameters": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("auto", None),
+        ("required", CallRule(("weather", "time"), ("weather", "time"), True, True, "tool_choice")),
+        (NAMED, CallRule(("weather",), ("weather",), True, True, "tool_choice")),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]},
+            CallRule(("weather",), (), False, True, "tool_choice"),
+        ),
+    ],
+)
+async def test_a_tool_choice_reaches_the_replica_and_is_shown(given, rule):
+    replica = PretendReplica()
+    tools = [TOOL, TOOL | {"name": "time"}]
+    reply = (await post(replica, tools=tools, tool_choice=given)).json()
+    assert replica.tasks[0].calls == rule
+    assert reply["tool_choice"] == given
+    types.Response.model_validate(reply, strict=True)
+
+
+async def test_strict_tools_and_single_calls_are_a_rule():
+    tools = [TOOL | {"strict": True}, TOOL | {"name": "time"}]
+    task = await task_of(tools=tools, parallel_tool_calls=False)
+    assert task.calls == CallRule(("weather", "time"), ("weather",), False, False, "tools")
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, ({"type": "object"}, "text.format")),
+        (
+            {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True},
+            (SCHEMA, "text.format.schema"),
+        ),
+    ],
+)
+async def test_a_text_format_reaches_the_replica_and_is_shown(given, form):
+    replica = PretendReplica()
+    body = given | {"ignored": 2**70}
+    reply = (await post(replica, text={"format": body})).json()
+    output = replica.tasks[0].output
+    assert (output and (json.loads(output.source), output.field)) == form
+    shown = reply["text"]["format"]
+    assert {name: value for name, value in shown.items() if value is not None} == given
+    types.Response.model_validate(reply, strict=True)
+
+
+class Weather(BaseModel):
+    city: str
+
+
+async def test_the_official_client_parses_structured_output():
+    replica = PretendReplica(('{"city": ', '"Paris"}'))
+    async with openai_client(replica) as client:
+        reply = await client.responses.parse(model="demo", input="Hi", text_format=Weather)
+    assert reply.output_parsed == Weather(city="Paris")
+    assert json.loads(replica.tasks[0].output.source)["required"] == ["city"]
 
 
 @pytest.mark.parametrize(
