@@ -224,7 +224,7 @@ def test_token_ids_are_integers_of_31_bits(values, are):
     assert token_ids(values) == (tuple(values) if are else None)
     if not are:
         with pytest.raises(RequestError):
-            openai_completions._prompts(values)
+            openai_completions._prompts(openai_completions.CompletionBody(prompt=values))
 
 
 class Sender:

@@ -44,7 +44,7 @@ class FailingManagement:
     def __init__(self) -> None:
         self.fail = asyncio.Event()
 
-    async def pull(self, name: str) -> AsyncIterator[PullProgress]:
+    async def pull(self, name: str, *, insecure: bool = False) -> AsyncIterator[PullProgress]:
         yield PullProgress("pulling manifest")
         await self.fail.wait()
         raise SourceError("no space left on device")
