@@ -16,4 +16,5 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the machine may be shared
 asyncio.set_event_loop_policy(_PatientLoops())
 # Neither an example nor the making of examples may fail for being slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("patient"), max_examples=10_000)
 settings.load_profile("patient")

@@ -28,7 +28,10 @@ MAX_ITEMS = 2048
 # since each call into C holds the GIL, for which further threads would have to wait as well.
 INLINE_BYTES = 64 * 1024
 INLINE_OBJECTS = 256
-_NEUTRAL = "neutral"
+# The key of the neutral values in the JSON schema of a field that is not served; `OFF` are neutral
+# for all of them.
+NEUTRAL = "neutral"
+OFF: tuple[Any, ...] = (None, "", [], {})
 _INDEX = re.compile(r"\[\d+\]")
 
 log = get_logger()
@@ -48,7 +51,7 @@ Items = Annotated[list[Item], FirstError(), MaxLen(MAX_ITEMS)]
 
 def harmless() -> Any:
     """A field that cannot change the response: parsed and ignored."""
-    return Field(default=None)
+    return Field(default=None, description="Ignored: it cannot change the response.")
 
 
 def unserved(*neutral: Any) -> Any:
@@ -56,7 +59,7 @@ def unserved(*neutral: Any) -> Any:
 
     Accepts only values that mean "off": null, empty values, and `neutral`.
     """
-    return Field(default=None, json_schema_extra={_NEUTRAL: list(neutral)})
+    return Field(default=None, json_schema_extra={NEUTRAL: list(neutral)})
 
 
 class Body(BaseModel):
@@ -191,12 +194,12 @@ def _fields(kind: type[BaseModel]) -> tuple[tuple[str, list[Any] | None], ...]:
 
 def _neutral_values(info: FieldInfo) -> list[Any] | None:
     extra = info.json_schema_extra
-    return extra.get(_NEUTRAL) if isinstance(extra, dict) else None  # type: ignore[return-value]
+    return extra.get(NEUTRAL) if isinstance(extra, dict) else None  # type: ignore[return-value]
 
 
 def _refused(value: Any, neutral: list[Any]) -> bool:
     value = _without_nulls(value)
-    return value not in (None, "", [], {}) and value not in neutral
+    return value not in OFF and value not in neutral
 
 
 def _message(details: dict[str, Any]) -> str:

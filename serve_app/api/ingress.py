@@ -36,6 +36,7 @@ from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.prompt_tokens import PromptTokens
+from serve_app.api.openapi import encoded_document
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
@@ -163,6 +164,7 @@ def _plain_routes() -> list[Route]:
         Route("/", _running),
         Route("/healthz", _healthy),
         Route("/api/version", _version),
+        Route("/openapi.json", _openapi),
     ]
 
 
@@ -254,3 +256,7 @@ async def _healthy(request: Request) -> Response:
 
 async def _version(request: Request) -> Response:
     return JSONResponse({"version": OLLAMA_VERSION, "caravan": VERSION})
+
+
+async def _openapi(request: Request) -> Response:
+    return Response(encoded_document(VERSION), media_type="application/json")

@@ -1,0 +1,87 @@
+"""The table of operations that `/openapi.json` describes: method, path, protocol, body type."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from serve_app.api import anthropic, embeddings, ollama, ollama_management, ollama_models
+from serve_app.api.fields import Body
+from serve_app.api.openai_chat import ChatBody
+from serve_app.api.openai_completions import CompletionBody
+
+JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
+TEXT, BINARY = "text/plain", "application/octet-stream"
+
+
+class Protocol(StrEnum):
+    """Whose protocol an operation belongs to; it determines the error format."""
+
+    OLLAMA = "Ollama"
+    OPENAI = "OpenAI"
+    ANTHROPIC = "Anthropic"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    `body`: the type that parses a JSON body. `media_types`: of a successful response, which is
+    empty if there are none. `uploads`: the body is a file.
+    """
+
+    method: str
+    path: str
+    protocol: Protocol
+    summary: str
+    body: type[Body] | None = None
+    media_types: tuple[str, ...] = (JSON,)
+    uploads: bool = False
+
+
+_OLLAMA, _OPENAI, _ANTHROPIC = Protocol
+
+OPERATIONS = (
+    Operation("GET", "/", _OLLAMA, "Greet clients", media_types=(TEXT,)),
+    Operation("GET", "/healthz", _OLLAMA, "Show that the ingress is running"),
+    Operation("GET", "/openapi.json", _OLLAMA, "Describe the HTTP interface"),
+    Operation("GET", "/api/version", _OLLAMA, "Show the versions of the API and the server"),
+    Operation("POST", "/api/chat", _OLLAMA, "Answer a chat", ollama.ChatBody, (NDJSON, JSON)),
+    Operation(
+        "POST", "/api/generate", _OLLAMA, "Answer a prompt", ollama.GenerateBody, (NDJSON, JSON)
+    ),
+    Operation("POST", "/api/embed", _OLLAMA, "Embed texts", embeddings.EmbedBody),
+    Operation("POST", "/api/embeddings", _OLLAMA, "Embed one text", embeddings.OlderBody),
+    Operation("GET", "/api/tags", _OLLAMA, "List models"),
+    Operation("GET", "/api/ps", _OLLAMA, "List loaded models"),
+    Operation("POST", "/api/show", _OLLAMA, "Describe a model", ollama_models.ShowBody),
+    Operation(
+        "POST", "/api/pull", _OLLAMA, "Pull a model", ollama_management.PullBody, (NDJSON, JSON)
+    ),
+    Operation(
+        "POST",
+        "/api/create",
+        _OLLAMA,
+        "Create a model",
+        ollama_management.CreateBody,
+        (NDJSON, JSON),
+    ),
+    Operation("POST", "/api/copy", _OLLAMA, "Copy a model", ollama_management.CopyBody, ()),
+    Operation("DELETE", "/api/delete", _OLLAMA, "Delete a model", ollama_management.DeleteBody, ()),
+    Operation("HEAD", "/api/blobs/{digest}", _OLLAMA, "Show whether a file exists", media_types=()),
+    Operation(
+        "POST", "/api/blobs/{digest}", _OLLAMA, "Upload a file", media_types=(), uploads=True
+    ),
+    Operation("POST", "/api/push", _OLLAMA, "Push a model (refused)"),
+    Operation("POST", "/v1/chat/completions", _OPENAI, "Answer a chat", ChatBody, (JSON, SSE)),
+    Operation("POST", "/v1/completions", _OPENAI, "Continue a text", CompletionBody, (JSON, SSE)),
+    Operation("POST", "/v1/embeddings", _OPENAI, "Embed texts", embeddings.OpenAIBody),
+    Operation("GET", "/v1/models", _OPENAI, "List models"),
+    Operation("GET", "/v1/models/{model}", _OPENAI, "Describe a model"),
+    Operation(
+        "POST",
+        "/v1/messages",
+        _ANTHROPIC,
+        "Answer a conversation",
+        anthropic.MessagesBody,
+        (JSON, SSE),
+    ),
+)

@@ -1,0 +1,137 @@
+"""The OpenAPI document: every route is in it, with the type that parses its body."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from runtime.errors import RequestError
+from serve_app.api.fields import BodyReader
+from serve_app.api.ingress import VERSION
+from serve_app.api.operations import OPERATIONS, Operation
+from tests.unit.serve_app.api.api_keys import api_key
+from tests.unit.serve_app.api.operations import (
+    DOCUMENT,
+    AnyReplica,
+    WillingManagement,
+    body_of,
+    name_of,
+    path_of,
+    schema_of,
+    willing,
+    with_bodies,
+)
+from tests.unit.serve_app.fake_replicas import PretendReplica, http_client, ingress
+
+KEY = {"authorization": "Bearer good"}
+
+
+def routes(app: Starlette) -> Iterator[tuple[str, str]]:
+    """Methods and paths; HEAD only where it is not that of a GET."""
+    for route in app.routes:
+        assert isinstance(route, Route) and route.methods is not None
+        methods = route.methods - {"HEAD"} if "GET" in route.methods else route.methods
+        yield from ((method, route.path_format) for method in methods)
+
+
+async def test_the_document_describes_exactly_the_routes():
+    async with ingress(PretendReplica()) as app:
+        served = set(routes(app))
+    described = {(each.method, each.path) for each in OPERATIONS}
+    missing = served - described
+    assert not missing, f"add an Operation for {missing} to serve_app/api/operations.py"
+    assert not described - served
+    assert len(described) == len(OPERATIONS)
+    documented = {(m.upper(), path) for path, item in DOCUMENT["paths"].items() for m in item}
+    assert documented == served
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=name_of)
+async def test_an_operation_names_the_type_that_parses_its_body(operation: Operation, monkeypatch):
+    parsed: list[type] = []
+
+    async def read(self: BodyReader, kind: type, request: Any) -> Any:
+        parsed.append(kind)
+        raise RequestError("seen")
+
+    monkeypatch.setattr(BodyReader, "read", read)
+    async with http_client(PretendReplica(), management=WillingManagement()) as client:
+        await client.request(operation.method, path_of(operation), json={})
+    assert parsed == ([] if operation.body is None else [operation.body])
+
+
+@pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
+async def test_valid_requests_satisfy_their_schema_and_are_answered(operation: Operation):
+    body = body_of(operation)
+    Draft202012Validator(schema_of(operation)).validate(without_nulls(body))
+    async with http_client(AnyReplica(), **willing()) as client:
+        response = await client.request(operation.method, path_of(operation), json=body)
+    assert response.status_code == 200, response.text
+    media_type = response.headers.get("content-type", "").partition(";")[0]
+    described = DOCUMENT["paths"][operation.path][operation.method.lower()]["responses"]["2XX"]
+    assert media_type in described.get("content", {"": None})
+
+
+WRONG = [
+    ("/api/chat", {"options": {"temperature": "hot"}}),
+    ("/api/chat", {"options": {"stop": [""]}}),
+    ("/api/chat", {"messages": [{"content": "x"}]}),
+    ("/api/generate", {"format": "json"}),
+    ("/v1/chat/completions", {"temperature": 3}),
+    ("/v1/chat/completions", {"max_tokens": 0}),
+    ("/v1/chat/completions", {"tools": [{"function": {"name": "a b"}}]}),
+    ("/v1/completions", {"top_p": 0}),
+    ("/v1/messages", {"top_k": -2}),
+    ("/v1/messages", {"mcp_servers": [1]}),
+]
+
+
+@pytest.mark.parametrize(("path", "change"), WRONG, ids=str)
+async def test_what_a_schema_excludes_is_refused(path: str, change: dict[str, Any]):
+    (operation,) = (each for each in OPERATIONS if each.path == path)
+    body = body_of(operation) | change
+    assert not Draft202012Validator(schema_of(operation)).is_valid(body)
+    async with http_client(AnyReplica(), **willing()) as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 400
+
+
+def test_the_schemas_are_valid_and_their_references_resolve():
+    schemas = DOCUMENT["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    found = set(references(DOCUMENT))
+    assert found
+    assert found <= {f"#/components/schemas/{name}" for name in schemas}
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+async def test_it_needs_an_api_key_as_the_version_does():
+    async with http_client(PretendReplica(), api_keys=(api_key("good"),)) as client:
+        for path in ("/openapi.json", "/api/version"):
+            assert (await client.get(path)).status_code == 401
+        response = await client.get("/openapi.json", headers=KEY)
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["info"]["version"] == VERSION
+    assert response.json()["paths"].keys() == DOCUMENT["paths"].keys()
+
+
+def without_nulls(value: Any) -> Any:
+    """Null means absent."""
+    return json.loads(
+        json.dumps(value), object_hook=lambda d: {n: v for n, v in d.items() if v is not None}
+    )
