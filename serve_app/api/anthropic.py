@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from serve_app.api import tool_choice
 from serve_app.api.access import allowed_models
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
 from serve_app.api.content_parts import check_type, joined, string
-from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import encoded
 from serve_app.api.output_forms import schema_format
@@ -36,11 +36,28 @@ _BLOCKS = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
+# Fields of content blocks. Those of `_MARKED` have no effect, such as who caused a tool's call.
+_MARKED: dict[str, Any] = {
+    "cache_control": {"type": {}, "ttl": {}, "scope": {}},
+    **{name: {} for name in ("citations", "is_error", "caller", "toolset_name", "signature")},
+    "transformations": {},
+}
+_SHOWN: dict[str, Any] = {
+    "type": {},
+    "text": {},
+    "source": {name: {} for name in ("type", "media_type", "data", "url")},
+    **_MARKED,
+}
+BLOCK: dict[str, Any] = {
+    **_SHOWN,
+    **{name: {} for name in ("tool_use_id", "id", "name", "input", "thinking", "data")},
+    "content": _SHOWN,
+}
 
 
 class Turn(Body):
     role: str
-    content: str | Items[Any]
+    content: Annotated[str | Items[Any], Objects(BLOCK)]
 
     @property
     def blocks(self) -> list[Any]:
@@ -58,6 +75,8 @@ class DeclaredTool(Body):
     strict: bool = False
     input_examples: Any = harmless()
     eager_input_streaming: Any = harmless()
+    allowed_callers: Any = harmless()
+    defer_loading: Any = harmless()
 
 
 class ToolChoice(Body):
@@ -83,7 +102,7 @@ class MessagesBody(Body):
     model: str = ""
     max_tokens: Any = None
     messages: Items[Turn] = Field(default_factory=list)
-    system: str | Items[Any] = ""
+    system: Annotated[str | Items[Any], Objects(_SHOWN)] = ""
     stream: bool = False
     temperature: Any = None
     top_p: Any = None
@@ -102,6 +121,15 @@ class MessagesBody(Body):
     service_tier: Any = harmless()
     inference_geo: Any = harmless()
     speed: Any = harmless()
+    diagnostics: Any = harmless()
+    user_profile_id: Any = harmless()
+    workspace_id: Any = harmless()
+    # Those of the beta endpoint, which has the same path:
+    thread: Any = unserved()
+    fallbacks: Any = harmless()
+    compaction: Any = harmless()
+    billing_policy: Any = harmless()
+    fallback_credit_token: Any = harmless()
 
     def image_bytes(self) -> int:
         return sum(_image_bytes(block) for turn in self.messages for block in turn.blocks)

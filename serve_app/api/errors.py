@@ -6,7 +6,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from serve_app.api import anthropic_reply, openai
@@ -47,14 +47,15 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     others; for an unknown path it lists the served endpoints.
     """
     assert isinstance(error, HTTPException)
+    headers = {"allow": ", ".join(_methods(request))} if error.status_code == 405 else error.headers
     body = _body_of(route_path(request.scope))
     if body is _native_body:
-        return PlainTextResponse(error.detail, error.status_code, headers=error.headers)
+        return PlainTextResponse(error.detail, error.status_code, headers=headers)
     message = f"{error.detail}: {request.method} {request.url.path[:LONGEST_PATH]}"
     if error.status_code == 404:
         message += f" is not served; the endpoints are {', '.join(_compatible_endpoints(request))}"
     refused = Refusal(error.status_code, message)
-    return JSONResponse(body(refused), error.status_code, headers=error.headers)
+    return JSONResponse(body(refused), error.status_code, headers=headers)
 
 
 def route_path(scope: Scope) -> str:
@@ -66,6 +67,13 @@ def route_path(scope: Scope) -> str:
 def _body_of(path: str) -> ErrorBody:
     path = f"{path}/"
     return next((body for prefix, body in _BODIES if path.startswith(prefix)), _native_body)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of the path; Starlette knows those of one of its routes."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in found for method in route.methods or ()})
 
 
 def _compatible_endpoints(request: Request) -> list[str]:

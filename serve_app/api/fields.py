@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -47,6 +48,16 @@ class FirstError(FailFast):
 
 Item = TypeVar("Item")
 Items = Annotated[list[Item], FirstError(), MaxLen(MAX_ITEMS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Annotates a field whose value may be a list of objects that are parsed later.
+
+    `known`: the names of their fields, each with those of the objects in it.
+    """
+
+    known: Mapping[str, Any]
 
 
 def harmless() -> Any:
@@ -128,17 +139,31 @@ class BodyReader:
         for name in islice(body.model_extra or (), MOST_LOGGED):
             self._unknown("field", place, name)
         given = body.model_fields_set
-        for name, neutral in _fields(type(body)):
+        for name, neutral, known in _fields(type(body)):
             if name not in given:
                 continue
             value = getattr(body, name)
             if neutral is not None and _refused(value, neutral):
                 raise RequestError(f'field "{place}{name}" is not served yet')
-            if isinstance(value, BaseModel):
+            if known is not None:
+                self._check_objects(value, known, f"{place}{name}")
+            elif isinstance(value, BaseModel):
                 self._check(value, f"{place}{name}.")
             elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
                 for index, item in enumerate(value):
                     self._check(item, f"{place}{name}[{index}].")
+
+    def _check_objects(self, value: Any, known: Mapping[str, Any], place: str) -> None:
+        """Handles unknown fields of an object, or of those in a list, as `Objects` describes."""
+        if isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    self._check_objects(item, known, f"{place}[{index}]")
+        elif isinstance(value, dict):
+            for name in islice((each for each in value if each not in known), MOST_LOGGED):
+                self._unknown("field", f"{place}.", name)
+            for name in (each for each in value if known.get(each)):
+                self._check_objects(value[name], known[name], f"{place}.{name}")
 
     def _unknown(self, noun: str, place: str, name: str) -> None:
         name = name[:LONGEST_NAME]
@@ -187,12 +212,23 @@ def _without_nulls(value: Any) -> Any:
 
 
 @cache
-def _fields(kind: type[BaseModel]) -> tuple[tuple[str, list[Any] | None], ...]:
-    """Each field with its neutral values; None for a field that is served or harmless."""
-    return tuple((name, _neutral_values(info)) for name, info in kind.model_fields.items())
+def _fields(
+    kind: type[BaseModel],
+) -> tuple[tuple[str, list[Any] | None, Mapping[str, Any] | None], ...]:
+    """Each field with its neutral values (None for a field that is served or harmless), and with
+    the known fields of its `Objects` (None if it has none)."""
+    return tuple(
+        (name, neutral_values(info), _known_in_objects(info))
+        for name, info in kind.model_fields.items()
+    )
 
 
-def _neutral_values(info: FieldInfo) -> list[Any] | None:
+def _known_in_objects(info: FieldInfo) -> Mapping[str, Any] | None:
+    return next((each.known for each in info.metadata if isinstance(each, Objects)), None)
+
+
+def neutral_values(info: FieldInfo) -> list[Any] | None:
+    """The values of an `unserved` field that are accepted besides `OFF`; None for other fields."""
     extra = info.json_schema_extra
     return extra.get(NEUTRAL) if isinstance(extra, dict) else None  # type: ignore[return-value]
 

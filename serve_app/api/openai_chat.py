@@ -1,7 +1,7 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from runtime.engine.request import FinishReason
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.choices import choice_count, choice_tasks, generate_choices
-from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
     ChoicesEncoder,
@@ -67,6 +67,16 @@ EFFORTS: dict[str, bool | str] = {
 }
 
 
+# Fields of the parts of a message; those after `text` have no effect.
+PART: dict[str, Any] = {
+    "type": {},
+    "image_url": {"url": {}, "detail": {}},
+    "text": {},
+    "prompt_cache_breakpoint": {"mode": {}},
+    "cache_control": {"type": {}, "ttl": {}},
+}
+
+
 class CalledFunction(Body):
     name: str
     arguments: str = "{}"
@@ -81,7 +91,7 @@ class MessageCall(Body):
 
 class ChatMessage(Body):
     role: str
-    content: str | Items[Any] = ""
+    content: Annotated[str | Items[Any], Objects(PART)] = ""
     name: str | None = None
     refusal: Any = harmless()
     annotations: Any = harmless()

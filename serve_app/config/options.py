@@ -124,7 +124,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
 _HARMLESS = frozenset(
     {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa"}
     | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
-    | {"mirostat_tau", "mirostat_eta", "draft_num_predict"}
+    | {"embedding_only", "mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )
 # Unsupported options that would change the answer, with the value that turns them off.
 _UNSERVED: Mapping[str, Any] = {"typical_p": 1}

@@ -6,7 +6,7 @@ Such a test fails for an operation that is missing here: add a line to `BODIES`.
 import base64
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ TOOL = {"type": "function", "function": FUNCTION}
 ASKED = {"role": "user", "content": "How is it in Paris?"}
 NATIVE_CALL = {"id": "a", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
 OPENAI_CALL = {"id": "a", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
-OPTIONS = {"temperature": 0.5, "top_k": 3, "stop": ["x"], "num_ctx": 128, "seed": 1}
+OPTIONS = {"temperature": 0.5, "top_k": 3, "stop": ["x"], "num_ctx": 512, "seed": 1}
 PARTS = [
     {"type": "text", "text": "See"},
     {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}},
@@ -137,6 +137,8 @@ class AnyReplica(PretendReplica):
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:  # type: ignore[override]
         if isinstance(task, EmbeddingTask):
+            if self.error is not None:
+                raise self.error
             vectors = tuple(VECTOR for _ in task.texts)
             yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, vectors=vectors)
             return
@@ -191,7 +193,8 @@ def path_of(operation: Operation) -> str:
 def body_of(operation: Operation) -> dict[str, Any]:
     """A valid body. The error for an operation without one says what to add."""
     assert operation.path in BODIES, f"add a body for {operation.path} to {__name__}.BODIES"
-    return {"model": "demo", **BODIES[operation.path]}
+    named = operation.body is not None and "model" in operation.body.model_fields
+    return ({"model": "demo"} if named else {}) | BODIES[operation.path]
 
 
 def schema_of(operation: Operation) -> dict[str, Any]:
@@ -199,6 +202,29 @@ def schema_of(operation: Operation) -> dict[str, Any]:
     described = DOCUMENT["paths"][operation.path][operation.method.lower()]
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     return {**schema, "components": DOCUMENT["components"]}
+
+
+Place = tuple[str | int, ...]
+
+
+def values_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """All values in a JSON value, itself included, with their places as keys and indices."""
+    yield place, value
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from values_of(value[key], (*place, key))
+
+
+def replaced(value: Any, place: Place, new: Any) -> Any:
+    """A copy with `new` at `place`; the same value if it has no such place."""
+    if not place:
+        return new
+    key, *rest = place
+    if isinstance(value, dict) and key in value:
+        return value | {key: replaced(value[key], tuple(rest), new)}
+    if isinstance(value, list) and isinstance(key, int) and key < len(value):
+        return [*value[:key], replaced(value[key], tuple(rest), new), *value[key + 1 :]]
+    return value
 
 
 def check_error(protocol: Protocol, text: str) -> str:

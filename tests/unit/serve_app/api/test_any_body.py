@@ -19,11 +19,14 @@ from tests.patience import PatientLoop
 from tests.unit.serve_app.api.operations import (
     DOCUMENT,
     AnyReplica,
+    Place,
     body_of,
     check_error,
     name_of,
     path_of,
+    replaced,
     schema_of,
+    values_of,
     willing,
     with_bodies,
 )
@@ -98,7 +101,7 @@ def test_bodies_that_follow_the_schema(operation: Operation, server: Server):
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
 def test_valid_bodies_with_any_one_part_of_another_kind(operation: Operation, server: Server):
     valid = body_of(operation)
-    for place in places_of(valid):
+    for place, _ in values_of(valid):
         for value in KINDS:
             server.check(operation, encoded(replaced(valid, place, value)))
 
@@ -106,12 +109,14 @@ def test_valid_bodies_with_any_one_part_of_another_kind(operation: Operation, se
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
 def test_valid_bodies_with_some_parts_replaced(operation: Operation, server: Server):
     valid = body_of(operation)
-    changes = st.dictionaries(st.sampled_from(list(places_of(valid))), JSON, max_size=3)
+    changes = st.dictionaries(
+        st.sampled_from([place for place, _ in values_of(valid)]), JSON, max_size=3
+    )
 
     @FEW
     @given(st.booleans(), changes)
-    def check(stream: bool, changed: dict[tuple[Any, ...], Any]) -> None:
-        body = valid | {"stream": stream}
+    def check(stream: bool, changed: dict[Place, Any]) -> None:
+        body: Any = valid | {"stream": stream}
         for place, value in changed.items():
             body = replaced(body, place, value)
         server.check(operation, encoded(body))
@@ -179,23 +184,3 @@ def _objects(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     needed = set(schema.get("required", ()))
     chosen = st.lists(st.sampled_from(sorted(fields)), max_size=5).map(needed.union)
     return chosen.flatmap(lambda some: st.fixed_dictionaries({n: fields[n] for n in sorted(some)}))
-
-
-def places_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of all values in a JSON value, as keys and indices."""
-    if place:
-        yield place
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from places_of(value[key], (*place, key))
-
-
-def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
-    """A copy with `new` at `place`, if the value still has that place."""
-    key, *rest = place
-    if isinstance(value, dict) and key in value:
-        return value | {key: replaced(value[key], tuple(rest), new) if rest else new}
-    if isinstance(value, list) and isinstance(key, int) and key < len(value):
-        value = list(value)
-        value[key] = replaced(value[key], tuple(rest), new) if rest else new
-    return value

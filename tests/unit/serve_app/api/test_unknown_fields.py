@@ -1,10 +1,39 @@
 """Fields and options that no protocol defines: ignored with one log line each, or refused."""
 
 import json
+from typing import get_type_hints
 
+import anthropic.types
+import ollama
 import pytest
+from anthropic.types.beta.message_create_params import (
+    MessageCreateParamsBase as BetaMessageCreateParams,
+)
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from ollama import _types as native
+from openai.types.chat import (
+    ChatCompletionContentPartImageParam,
+    ChatCompletionContentPartTextParam,
+)
 
+from serve_app.api import embeddings, ollama_management
+from serve_app.api import ollama as ollama_api
+from serve_app.api.anthropic import BLOCK, DeclaredTool, MessagesBody
 from serve_app.api.fields import LONGEST_NAME, MOST_LOGGED
+from serve_app.api.ollama_models import ShowBody
+from serve_app.api.openai_chat import PART
+from tests.unit.serve_app.api.operations import (
+    AnyReplica,
+    Place,
+    body_of,
+    check_error,
+    name_of,
+    path_of,
+    replaced,
+    values_of,
+    willing,
+    with_bodies,
+)
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
@@ -99,6 +128,82 @@ async def test_a_strict_server_refuses_them_by_name(path, body, told):
     assert told in response.text.replace('\\"', '"')
     assert "strict_fields" in response.text
     assert replica.tasks == []
+
+
+# Objects whose fields clients choose: schemas, values, variables, labels.
+FREE = {"parameters", "input_schema", "arguments", "input", "chat_template_kwargs", "metadata"}
+
+
+@pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
+async def test_a_strict_server_refuses_an_unknown_field_of_every_object(operation):
+    body, path = body_of(operation), path_of(operation)
+    objects = [
+        (place, value) for place, value in values_of(body)
+        if isinstance(value, dict) and not FREE.intersection(place)
+    ]  # fmt: skip
+    async with http_client(AnyReplica(), strict_fields=True, **willing()) as client:
+        plain = await client.request(operation.method, path, json=body)
+        assert plain.status_code == 200, plain.text
+        for place, value in objects:
+            changed = replaced(body, place, value | {"colour": 1})
+            response = await client.request(operation.method, path, json=changed)
+            assert response.status_code == 400, (place, response.text)
+            told = check_error(operation.protocol, response.text)
+            assert f'{spelled(place)}colour" is not known' in told
+
+
+def spelled(place: Place) -> str:
+    """As in errors; options are named without their place."""
+    if place == ("options",):
+        return ""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+    return "".join(steps).removeprefix(".") + "." * bool(place)
+
+
+NATIVE_REQUESTS = [
+    (native.ChatRequest, ollama_api.ChatBody),
+    (native.GenerateRequest, ollama_api.GenerateBody),
+    (native.EmbedRequest, embeddings.EmbedBody),
+    (native.EmbeddingsRequest, embeddings.OlderBody),
+    (native.CreateRequest, ollama_management.CreateBody),
+    (native.PullRequest, ollama_management.PullBody),
+    (native.CopyRequest, ollama_management.CopyBody),
+    (native.DeleteRequest, ollama_management.DeleteBody),
+    (native.ShowRequest, ShowBody),
+    (native.Message, ollama_api.ChatMessage),
+]
+SERVED_BLOCKS = ("Text", "Image", "ToolUse", "ToolResult", "Thinking", "RedactedThinking")
+
+
+@pytest.mark.parametrize(("request_type", "body"), NATIVE_REQUESTS)
+def test_every_field_of_ollamas_client_is_known(request_type, body):
+    asked = {name.removesuffix("_") for name in request_type.model_fields}
+    assert not asked - {info.alias or name for name, info in body.model_fields.items()}
+
+
+def test_every_field_of_anthropics_client_is_known():
+    for request in (MessageCreateParamsBase, BetaMessageCreateParams):
+        assert (
+            not request.__annotations__.keys() - MessagesBody.model_fields - {"betas"}
+        )  # a header
+    assert not get_type_hints(anthropic.types.ToolParam).keys() - DeclaredTool.model_fields
+    for name in SERVED_BLOCKS:
+        block = getattr(anthropic.types, f"{name}BlockParam")
+        assert not get_type_hints(block).keys() - BLOCK
+
+
+def test_every_field_of_openais_parts_is_known():
+    for part in (ChatCompletionContentPartTextParam, ChatCompletionContentPartImageParam):
+        assert not get_type_hints(part).keys() - PART
+
+
+async def test_every_option_of_the_official_client_is_known():
+    values = dict.fromkeys(ollama.Options.model_fields)
+    set_ones = {"embedding_only": True, "low_vram": True, "num_gpu": 1, "numa": True, "tfs_z": 1}
+    body = {"model": "demo", "messages": USER, "options": values | set_ones}
+    async with http_client(PretendReplica(), strict_fields=True) as client:
+        response = await client.post(NATIVE, json=body)
+    assert response.status_code == 200, response.text
 
 
 async def test_a_strict_server_takes_everything_that_is_known():
