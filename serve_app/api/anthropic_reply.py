@@ -22,6 +22,8 @@ _ERROR_TYPES = {
     503: "overloaded_error",
 }
 _INVALID_REQUEST = frozenset({400, 405, 408})
+# Clients send thinking back as such only if it has a signature. Nothing is signed here.
+_SIGNATURE = "unsigned"
 # A block's type -> the type of its deltas, and the field that holds its value in blocks and deltas.
 _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 
@@ -104,7 +106,7 @@ class MessageEncoder:
             delta = {"type": "input_json_delta", "partial_json": value.arguments or "{}"}
             events = [*self._stop(), *self._start(_call_block(value, {})), self._delta(delta)]
             return [*events, *self._stop()]
-        events = [] if self._open == kind else [*self._stop(), *self._start(_block(kind, ""))]
+        events = [] if self._open == kind else [*self._stop(), *self._start(_block(kind, "", ""))]
         delta_type, field = _BLOCKS[kind]
         return [*events, self._delta({"type": delta_type, field: value})]
 
@@ -120,8 +122,10 @@ class MessageEncoder:
     def _stop(self) -> list[dict[str, Any]]:
         if self._open is None:
             return []
+        signature = {"type": "signature_delta", "signature": _SIGNATURE}
+        events = [self._delta(signature)] if self._open == "thinking" else []
         self._open = None
-        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+        return [*events, {"type": "content_block_stop", "index": self._blocks - 1}]
 
     def _ending(self, delta: ChatDelta) -> dict[str, Any]:
         """Stop strings of the model's configuration are no stop sequences of the request."""
@@ -154,10 +158,9 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def _block(kind: str, text: str) -> dict[str, Any]:
-    # Clients require the signature; thinking is not signed here.
-    signature = {"signature": ""} if kind == "thinking" else {}
-    return {"type": kind, _BLOCKS[kind][1]: text, **signature}
+def _block(kind: str, text: str, signature: str = _SIGNATURE) -> dict[str, Any]:
+    signed = {"signature": signature} if kind == "thinking" else {}
+    return {"type": kind, _BLOCKS[kind][1]: text, **signed}
 
 
 def _call_block(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:

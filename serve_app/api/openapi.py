@@ -17,6 +17,7 @@ _DESCRIPTION = (
     "Fields whose value is null count as absent. Unknown fields are ignored, unless the server has "
     "`strict_fields`. Content-Type is not checked."
 )
+NOT_SERVED = "Not served: only these values, which change nothing, are accepted."
 _TEXT: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
 _ERRORS: Mapping[Protocol, dict[str, Any]] = {
@@ -132,7 +133,7 @@ def _refined(schema: dict[str, Any], protocol: Protocol) -> dict[str, Any]:
 def _field(name: str, field: dict[str, Any], protocol: Protocol) -> dict[str, Any]:
     if NEUTRAL in field:
         neutral = [*OFF, *field[NEUTRAL]]
-        return {"title": field["title"], "description": "Not served yet.", "enum": neutral}
+        return {"title": field["title"], "description": NOT_SERVED, "enum": neutral}
     bounds = _BOUNDS[protocol].get(name)
     if bounds is not None and not {"type", "anyOf"} & field.keys():
         return field | _number(bounds)

@@ -127,7 +127,7 @@ _HARMLESS = frozenset(
     | {"embedding_only", "mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )
 # Unsupported options that would change the answer, with the value that turns them off.
-_UNSERVED: Mapping[str, Any] = {"typical_p": 1}
+UNSERVED: Mapping[str, Any] = {"typical_p": 1}
 # Options that Ollama has removed and ignores, with the value that turns them off.
 _REMOVED: Mapping[str, Any] = {"tfs_z": 1, "mirostat": 0}
 
@@ -149,9 +149,9 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
             values["stop"] = stop_strings(value)
         elif name in BOUNDS:
             values[name] = number(name, value, BOUNDS[name], noun="option")
-        elif name in _UNSERVED:
-            if value != _UNSERVED[name]:
-                raise RequestError(f'option "{name}" is not served yet (only {_UNSERVED[name]} is)')
+        elif name in UNSERVED:
+            if value != UNSERVED[name]:
+                raise RequestError(f'option "{name}" is not served yet (only {UNSERVED[name]} is)')
         elif name not in _REMOVED or value != _REMOVED[name]:
             unknown(name)
     if values.get("num_ctx", 1) < 1:  # clients send 0 and -1 for the server's default

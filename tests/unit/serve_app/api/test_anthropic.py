@@ -44,7 +44,7 @@ CALLING = (
 )
 BROKEN = ('<tool_call>{"name": "weather", "arguments": {"city": ', "Paris}}</tool_call>")
 PARTS = [
-    {"type": "thinking", "thinking": "I call.", "signature": ""},
+    {"type": "thinking", "thinking": "I call.", "signature": "unsigned"},
     {"type": "text", "text": "Let me look."},
     {"type": "tool_use", "name": "weather", "input": {"city": "Paris"}},
     {"type": "tool_use", "name": "weather", "input": {"city": "Rome"}},
