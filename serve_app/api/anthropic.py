@@ -35,6 +35,7 @@ THINKING = {"enabled": True, "disabled": False, "adaptive": None}
 _BLOCKS = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
 }
 # Fields of content blocks. Those of `_MARKED` have no effect, such as who caused a tool's call.
 _MARKED: dict[str, Any] = {
@@ -283,17 +284,16 @@ def _drafts(body: MessagesBody) -> list[Draft]:
     names: dict[str, str] = {}  # of tools, by the ids of their calls
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
-        if turn.role not in _BLOCKS:
-            raise RequestError(
-                f'field "{place}.role" is "{turn.role[:80]}"; it must be user or assistant (a '
-                'system prompt belongs to the field "system")'
-            )
+        types = _BLOCKS[_one_of(f"{place}.role", turn.role, _BLOCKS)]
         for number_, block in enumerate(turn.blocks):
-            check_type(f"{place}.content[{number_}]", block, _BLOCKS[turn.role])
+            check_type(f"{place}.content[{number_}]", block, types)
         if turn.role == "assistant":
             draft = _assistant(f"{place}.content", turn.blocks)
             names |= {call.id: call.name for call in draft.parts.tool_calls if call.id is not None}
             drafts.append(draft)
+        elif turn.role == "system":
+            text = _text_of(f"{place}.content", turn.content)
+            drafts.append(Draft(Message("system"), text))
         else:
             drafts += _user(f"{place}.content", turn.blocks, names)
     return drafts

@@ -240,6 +240,16 @@ async def test_a_history_with_calls_and_images_reaches_the_template():
     assert prompt.tools == ({"type": "function", "function": function},)
 
 
+async def test_system_messages_stay_at_their_place():
+    change = {"role": "system", "content": [{"type": "text", "text": "Be long."}]}
+    messages = [*USER, {"role": "assistant", "content": "Fine."}, change, *USER]
+    prompt = (await task_of(system="Be brief.", messages=messages)).prompt
+    assert [(each.role, each.text) for each in prompt.messages] == [
+        ("system", "Be brief."), ("user", "How is it in Paris?"), ("assistant", "Fine."),
+        ("system", "Be long."), ("user", "How is it in Paris?"),
+    ]  # fmt: skip
+
+
 async def test_tool_choice_none_hides_the_tools():
     prompt = (await task_of(tools=[TOOL], tool_choice={"type": "none"})).prompt
     assert prompt.tools == ()
@@ -272,7 +282,8 @@ BAD = [
     ({"max_tokens": 0}, "max_tokens is required and must be positive"),
     ({"max_tokens": "9"}, 'field "max_tokens" must be of type integer'),
     ({"messages": []}, "messages is required"),
-    ({"messages": [{"role": "system", "content": "x"}, *USER]}, '"messages[0].role" is "system"'),
+    ({"messages": [{"role": "tool", "content": "x"}, *USER]}, '"messages[0].role" is "tool"'),
+    (blocks(IMAGE, role="system"), '"messages[0].content[0]" is of type "image"'),
     ({"messages": [*USER, {"role": "assistant", "content": "{"}]}, "prefill is not served"),
     ({"temperature": "hot"}, 'field "temperature" must be of type float32'),
     ({"stop_sequences": [""]}, 'field "stop_sequences" has an empty string'),
@@ -401,6 +412,32 @@ async def test_the_official_client_sends_images():
         await client.messages.create(**asked(messages=[{"role": "user", "content": content}]))
     (message,) = replica.tasks[0].prompt.messages
     assert message.content == (ImagePart(PICTURE), "What is it?")
+
+
+async def test_the_official_clients_beta_is_the_same_endpoint():
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system = [{"type": "text", "text": "Be brief.", **cached}]
+    body = asked(system=system, tools=[{**TOOL, **cached}], metadata={"user_id": "u"})
+    replica = PretendReplica(CALLING, QWEN3)
+    async with official(replica, strict_fields=True) as client:
+        plain = await client.messages.create(**body)
+        beta = await client.beta.messages.create(
+            **body,
+            betas=["interleaved-thinking-2025-05-14", "context-management-2025-06-27"],
+            context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+        )
+    for message in (plain, beta):
+        assert (
+            without_ids(
+                [
+                    block.model_dump(include=set(p))
+                    for block, p in zip(message.content, PARTS, strict=True)
+                ]
+            )
+            == PARTS
+        )
+    first, second = replica.tasks
+    assert first.prompt == second.prompt
 
 
 KEYS: tuple[ApiKey, ...] = (api_key("good"), api_key("slow", requests_per_minute=1))

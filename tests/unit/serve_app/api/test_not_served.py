@@ -33,11 +33,11 @@ CONTENT: dict[str, Any] = {
     "/v1/chat/completions": ChatCompletionContentPartParam,
     "/v1/messages": ContentBlockParam,
 }
-# The source of each official client, and how its paths look there.
+# The package and the files of each official client, and how paths look in them.
 CLIENTS = {
-    Protocol.OLLAMA: ("ollama", r"'(/api/[a-z]+)", ""),
-    Protocol.OPENAI: ("openai", r'"(/[a-z_]+)(?:[/?][^"]*)?"', "/v1"),
-    Protocol.ANTHROPIC: ("anthropic", r'"(/v1/(?:messages/)?[a-z_]+)', ""),
+    Protocol.OLLAMA: ("ollama", "_client.py", r"'(/api/[a-z]+)", ""),
+    Protocol.OPENAI: ("openai", "resources/**/*.py", r'"(/[a-z_]+)[/?"]', "/v1"),
+    Protocol.ANTHROPIC: ("anthropic", "resources/**/*.py", r'"(/v1/(?:messages/)?[a-z_]+)', ""),
 }
 
 
@@ -52,6 +52,11 @@ def rows(protocol: Protocol) -> list[tuple[list[str], list[str], str]]:
 
 def listed_paths(protocol: Protocol) -> list[str]:
     return [path for paths, fields, _ in rows(protocol) if not fields for path in paths]
+
+
+def listed_fields(protocol: Protocol) -> Iterator[tuple[str, str]]:
+    for paths, fields, _ in rows(protocol):
+        yield from ((path, field) for path in paths for field in fields)
 
 
 def unserved_in(schema: dict[str, Any], place: str = "") -> Iterator[str]:
@@ -90,9 +95,7 @@ async def refused_content(client: httpx.AsyncClient, path: str) -> list[str]:
 
 @PROTOCOLS
 async def test_the_table_lists_exactly_the_fields_that_are_not_served(protocol: Protocol):
-    listed = {
-        (path, field) for paths, fields, _ in rows(protocol) for path in paths for field in fields
-    }
+    listed = set(listed_fields(protocol))
     expected = set()
     async with http_client(AnyReplica()) as client:
         for operation in with_bodies():
@@ -108,16 +111,14 @@ async def test_the_table_lists_exactly_the_fields_that_are_not_served(protocol: 
 
 @PROTOCOLS
 def test_the_table_lists_the_paths_of_the_official_client_that_are_not_served(protocol: Protocol):
-    package, pattern, prefix = CLIENTS[protocol]
+    package, files, pattern, prefix = CLIENTS[protocol]
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
-    sources = [path.read_text() for path in Path(spec.origin).parent.rglob("*.py")]
+    sources = [path.read_text() for path in Path(spec.origin).parent.glob(files)]
     called = {prefix + path for text in sources for path in re.findall(pattern, text)}
-    known = {operation.path for operation in OPERATIONS} | set(listed_paths(protocol))
-    assert called & known
-    missing = {
-        path for path in called if not any(f"{each}/".startswith(f"{path}/") for each in known)
-    }
+    assert called
+    known = [*listed_paths(protocol), *(operation.path for operation in OPERATIONS)]
+    missing = {path for path in called if not any(f"{k}/".startswith(f"{path}/") for k in known)}
     assert not missing, f"README, '{SECTION}', table of {protocol}: add {sorted(missing)}"
 
 
@@ -134,14 +135,13 @@ async def test_the_paths_in_the_table_are_refused_and_every_row_has_a_reason(pro
 async def test_the_fields_in_the_table_are_refused_by_name(protocol: Protocol):
     bodies = {each.path: (each.method, body_of(each)) for each in with_bodies()}
     async with http_client(AnyReplica(), **willing()) as client:
-        for paths, fields, _ in rows(protocol):
-            for path, field in (
-                (p, f) for p in paths for f in fields if "[" not in f and "{" not in f
-            ):
-                method, body = bodies[path]
-                outer, _, inner = field.rpartition(".")
-                value = {"x": [1.5]}
-                changed = {outer: body.get(outer, {}) | {inner: value}} if outer else {inner: value}
-                response = await client.request(method, path, json=body | changed)
-                assert response.status_code == 400, (path, field)
-                assert f'{inner}\\" is not served yet' in response.text
+        for path, field in listed_fields(protocol):
+            if "[" in field or "{" in field:
+                continue
+            method, body = bodies[path]
+            outer, _, inner = field.rpartition(".")
+            value = {inner: {"x": [1.5]}}
+            changed = {outer: body.get(outer, {}) | value} if outer else value
+            response = await client.request(method, path, json=body | changed)
+            assert response.status_code == 400, (path, field)
+            assert f'{inner}\\" is not served yet' in response.text
