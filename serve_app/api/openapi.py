@@ -119,7 +119,7 @@ def _add_schemas(
     )
     for name, schema in definitions.get("$defs", {}).items():
         schemas[f"{protocol}{name}"] = _refined(schema, protocol)
-    return {kind: schema["$ref"] for (kind, _), schema in found.items()}  # type: ignore[misc]
+    return {kind: schema["$ref"] for (kind, _), schema in found.items()}
 
 
 def _refined(schema: dict[str, Any], protocol: Protocol) -> dict[str, Any]:

@@ -426,16 +426,9 @@ async def test_the_official_clients_beta_is_the_same_endpoint():
             betas=["interleaved-thinking-2025-05-14", "context-management-2025-06-27"],
             context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
         )
-    for message in (plain, beta):
-        assert (
-            without_ids(
-                [
-                    block.model_dump(include=set(p))
-                    for block, p in zip(message.content, PARTS, strict=True)
-                ]
-            )
-            == PARTS
-        )
+    shown = [block.to_dict() for block in beta.content]
+    assert without_ids(shown) == PARTS
+    assert [block.type for block in plain.content] == [part["type"] for part in PARTS]
     first, second = replica.tasks
     assert first.prompt == second.prompt
 
