@@ -37,7 +37,7 @@ _BLOCKS = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
-# Fields of content blocks. Those of `_MARKED` have no effect, such as who caused a tool's call.
+# Fields of content blocks. Those of `_MARKED` have no effect.
 _MARKED: dict[str, Any] = {
     "cache_control": {"type": {}, "ttl": {}, "scope": {}},
     **{name: {} for name in ("citations", "is_error", "caller", "toolset_name", "signature")},
