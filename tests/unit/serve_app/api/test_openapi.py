@@ -80,7 +80,7 @@ WRONG = [
     ("/api/chat", {"options": {"temperature": "hot"}}),
     ("/api/chat", {"options": {"stop": [""]}}),
     ("/api/chat", {"messages": [{"content": "x"}]}),
-    ("/api/generate", {"format": "json"}),
+    ("/api/create", {"renderer": "x"}),
     ("/v1/chat/completions", {"temperature": 3}),
     ("/v1/chat/completions", {"max_tokens": 0}),
     ("/v1/chat/completions", {"tools": [{"function": {"name": "a b"}}]}),
