@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from serve_app.api import anthropic, embeddings, ollama, ollama_management, ollama_models
+from serve_app.api import (
+    anthropic,
+    embeddings,
+    ollama,
+    ollama_management,
+    ollama_models,
+    reranking,
+)
 from serve_app.api.fields import Body
 from serve_app.api.openai_chat import ChatBody
 from serve_app.api.openai_completions import CompletionBody
@@ -74,6 +81,8 @@ OPERATIONS = (
     Operation("POST", "/v1/chat/completions", _OPENAI, "Answer a chat", ChatBody, (JSON, SSE)),
     Operation("POST", "/v1/completions", _OPENAI, "Continue a text", CompletionBody, (JSON, SSE)),
     Operation("POST", "/v1/embeddings", _OPENAI, "Embed texts", embeddings.OpenAIBody),
+    Operation("POST", "/v1/rerank", _OPENAI, "Rank documents", reranking.RerankBody),
+    Operation("POST", "/v1/score", _OPENAI, "Score pairs of texts", reranking.ScoreBody),
     Operation("GET", "/v1/models", _OPENAI, "List models"),
     Operation("GET", "/v1/models/{model}", _OPENAI, "Describe a model"),
     Operation(

@@ -23,6 +23,7 @@ from tests.unit.serve_app.fake_replicas import CARD, USAGE, PretendReplica
 from tests.vision_prompts import png
 
 DOCUMENT = document("0")
+SCORE = np.float32(0.5).tobytes()
 VECTOR = np.arange(4, dtype="<f4").tobytes()
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
 DIGEST = "sha256:" + "ab" * 32
@@ -107,6 +108,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "temperature": 0.5,
     },
     "/v1/embeddings": {"input": "hot", "encoding_format": "base64", "dimensions": 2},
+    "/v1/rerank": {
+        "query": "hot?",
+        "documents": ["cold", {"text": "hot"}],
+        "top_n": 1,
+        "return_documents": True,
+    },
+    "/v1/score": {"text_1": "hot?", "text_2": ["cold", "hot"]},
     "/v1/messages": {
         "max_tokens": 9,
         "messages": [
@@ -139,7 +147,7 @@ class AnyReplica(PretendReplica):
         if isinstance(task, EmbeddingTask):
             if self.error is not None:
                 raise self.error
-            vectors = tuple(VECTOR for _ in task.texts)
+            vectors = tuple(SCORE if task.queries else VECTOR for _ in task.texts)
             yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, vectors=vectors)
             return
         async for delta in super().generate(task):

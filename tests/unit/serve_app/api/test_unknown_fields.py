@@ -130,8 +130,9 @@ async def test_a_strict_server_refuses_them_by_name(path, body, told):
     assert replica.tasks == []
 
 
-# Objects whose fields clients choose: schemas, values, variables, labels.
+# Objects whose fields clients choose: schemas, values, variables, labels, records.
 FREE = {"parameters", "input_schema", "arguments", "input", "chat_template_kwargs", "metadata"}
+FREE |= {"documents"}
 
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
