@@ -21,7 +21,7 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_INVALID_REQUEST = frozenset({400, 405, 408})
+_INVALID_REQUEST = frozenset({400, 405, 408, 415})
 # Clients send thinking back as such only if it has a signature. Nothing is signed here.
 _SIGNATURE = "unsigned"
 # A block's type -> the type of its deltas, and the field that holds its value in blocks and deltas.

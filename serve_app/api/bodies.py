@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 
 from runtime.errors import OverloadedError, RequestError
-from serve_app.api.refusals import BodyTooLargeError, QuotaError, SlowBodyError
+from serve_app.api.refusals import (
+    BodyTooLargeError,
+    ContentEncodingError,
+    QuotaError,
+    SlowBodyError,
+)
 from serve_app.api.tenant import tenant_of
 from serve_app.config.settings import AppSettings
 
@@ -27,6 +32,7 @@ IMAGE_NOISE = 0.05
 FREE_BYTES = 64 * 1024
 BUDGET_BODIES = 8
 TENANT_SHARE = 4
+_PLAIN = "identity"
 _BASE64 = (string.ascii_letters + string.digits + "+/=-_%").encode()
 _QUOTE, _COMMA, _COLON, _LIST, _OBJECT = b'",:[{'
 
@@ -81,9 +87,14 @@ class BodyReceiver:
         """Yields the body and charges it to the budget until the block ends. `images`: whether the
         endpoint accepts images, which `max_text_bytes` does not limit.
 
-        Raises BodyTooLargeError, SlowBodyError, QuotaError, OverloadedError, or RequestError for
-        too many JSON values, as soon as the received part shows it.
+        Raises ContentEncodingError, BodyTooLargeError, SlowBodyError, QuotaError, OverloadedError,
+        or RequestError for too many JSON values, as soon as the received part shows it.
         """
+        encoding = request.headers.get("content-encoding", _PLAIN)
+        if encoding.lower() != _PLAIN:
+            raise ContentEncodingError(
+                f"content encoding {encoding[:40]!r} is not supported; send the body uncompressed"
+            )
         declared = _declared(request)
         self._check_size(declared, images)
         with self.budget.account(tenant_of(request)) as account:

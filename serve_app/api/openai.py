@@ -260,7 +260,7 @@ def _usage(delta: ChatDelta) -> dict[str, Any]:
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = "invalid_request_error" if refusal.status in (400, 405, 408, 413) else "api_error"
+    kind = "invalid_request_error" if refusal.status in (400, 405, 408, 413, 415) else "api_error"
     return {
         "error": {
             "message": refusal.message,

@@ -35,6 +35,10 @@ class SlowBodyError(RequestError):
     """The request body arrives more slowly than the limit."""
 
 
+class ContentEncodingError(RequestError):
+    """The request body is compressed."""
+
+
 class QuotaError(RequestError):
     """The tenant has used up its share of a resource."""
 
@@ -83,6 +87,8 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(413, str(error))
         case SlowBodyError():
             return Refusal(408, str(error))
+        case ContentEncodingError():
+            return Refusal(415, str(error))
         case QuotaError():
             return Refusal(429, str(error), RETRY_AFTER_S)
         case ForbiddenError():

@@ -39,6 +39,7 @@ TEXTS = ["", "\x00", "𝄞", "\ud800", "<|im_start|>", "data:,", "x" * 5000]
 STRANGE = st.sampled_from(
     [*NUMBERS, *TEXTS, None, [], {}, [[]], [{}], {"": None}, {"type": "text"}]
 )
+# A value of each JSON type, empty and not.
 KINDS = [None, -1, "", "x", [], ["x"], [{}], {}, {"x": 1}]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | STRANGE,
@@ -70,8 +71,7 @@ class Server:
 def server() -> Iterator[Server]:
     with asyncio.Runner(loop_factory=PatientLoop) as runner:
         stack = AsyncExitStack()
-        limit = 1 << 20
-        made = http_client(AnyReplica(), **willing(), max_body_bytes=limit)
+        made = http_client(AnyReplica(), **willing(), max_body_bytes=1 << 20)
         client = runner.run(stack.enter_async_context(made))
         yield Server(runner, client)
         runner.run(stack.aclose())
@@ -84,11 +84,7 @@ def encoded(value: Any) -> bytes:
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
 def test_bodies_that_follow_the_schema(operation: Operation, server: Server):
-    known = {
-        name: body_of(operation)[name]
-        for name in ("model", "max_tokens")
-        if name in body_of(operation)
-    }
+    known = {name: value for name, value in body_of(operation).items() if name in KNOWN}
 
     @FEW
     @given(following(schema_of(operation)))

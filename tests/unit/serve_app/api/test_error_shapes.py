@@ -129,6 +129,12 @@ async def test_a_body_without_json_is_400(operation: Operation):
 
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
+async def test_a_compressed_body_is_415(operation: Operation):
+    response = await sent(operation, headers={"content-encoding": "gzip"})
+    check(operation, response, 415, "content encoding 'gzip' is not supported")
+
+
+@pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
 async def test_content_type_is_never_a_reason_to_refuse(operation: Operation):
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "%"):
         response = await sent(operation, headers={"content-type": media_type})
