@@ -36,8 +36,8 @@ from serve_app.api.ollama_models import OllamaModels
 from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
-from serve_app.api.prompt_tokens import PromptTokens
 from serve_app.api.openapi import encoded_document
+from serve_app.api.prompt_tokens import PromptTokens
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules

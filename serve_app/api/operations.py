@@ -14,6 +14,8 @@ from serve_app.api import (
 from serve_app.api.fields import Body
 from serve_app.api.openai_chat import ChatBody
 from serve_app.api.openai_completions import CompletionBody
+from serve_app.api.prompt_tokens import DetokenizeBody, TokenizeBody
+from serve_app.api.responses_body import ResponsesBody
 
 JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
 TEXT, BINARY = "text/plain", "application/octet-stream"
@@ -61,7 +63,7 @@ OPERATIONS = (
     Operation("GET", "/api/ps", _OLLAMA, "List loaded models"),
     Operation("POST", "/api/show", _OLLAMA, "Describe a model", ollama_models.ShowBody),
     Operation(
-        "POST", "/api/pull", _OLLAMA, "Pull a model", ollama_management.PullBody, (NDJSON, JSON)
+        "POST", "/api/pull", _OLLAMA, "Pull a model", ollama_management.TransferBody, (NDJSON, JSON)
     ),
     Operation(
         "POST",
@@ -77,12 +79,23 @@ OPERATIONS = (
     Operation(
         "POST", "/api/blobs/{digest}", _OLLAMA, "Upload a file", media_types=(), uploads=True
     ),
-    Operation("POST", "/api/push", _OLLAMA, "Push a model (refused)"),
+    Operation(
+        "POST", "/api/push", _OLLAMA, "Push a model", ollama_management.TransferBody, (NDJSON, JSON)
+    ),
     Operation("POST", "/v1/chat/completions", _OPENAI, "Answer a chat", ChatBody, (JSON, SSE)),
     Operation("POST", "/v1/completions", _OPENAI, "Continue a text", CompletionBody, (JSON, SSE)),
     Operation("POST", "/v1/embeddings", _OPENAI, "Embed texts", embeddings.OpenAIBody),
     Operation("POST", "/v1/rerank", _OPENAI, "Rank documents", reranking.RerankBody),
     Operation("POST", "/v1/score", _OPENAI, "Score pairs of texts", reranking.ScoreBody),
+    Operation("POST", "/tokenize", _OPENAI, "List the tokens of a prompt", TokenizeBody),
+    Operation("POST", "/detokenize", _OPENAI, "Join tokens to a text", DetokenizeBody),
+    Operation(
+        "POST", "/v1/responses", _OPENAI, "Answer a conversation", ResponsesBody, (JSON, SSE)
+    ),
+    Operation("GET", "/v1/responses/{id}", _OPENAI, "Show a stored response"),
+    Operation("DELETE", "/v1/responses/{id}", _OPENAI, "Delete a stored response"),
+    Operation("POST", "/v1/responses/{id}/cancel", _OPENAI, "Cancel a response (refused)"),
+    Operation("GET", "/v1/responses/{id}/input_items", _OPENAI, "List a response's input"),
     Operation("GET", "/v1/models", _OPENAI, "List models"),
     Operation("GET", "/v1/models/{model}", _OPENAI, "Describe a model"),
     Operation(
@@ -92,5 +105,12 @@ OPERATIONS = (
         "Answer a conversation",
         anthropic.MessagesBody,
         (JSON, SSE),
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        _ANTHROPIC,
+        "Count the tokens of a prompt",
+        anthropic.MessagesBody,
     ),
 )

@@ -35,7 +35,7 @@ GENERATING = [
 ]
 SHORT = Options(num_predict=2)
 # Fields that the demo model refuses, and those that lengthen its answers.
-LEFT_OUT = ("think", "reasoning_effort", "max_tokens", "best_of", "n")
+LEFT_OUT = ("think", "reasoning_effort", "reasoning", "max_tokens", "best_of", "n")
 
 
 @pytest.fixture(scope="module")

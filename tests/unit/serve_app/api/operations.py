@@ -15,14 +15,16 @@ from jsonschema import Draft202012Validator
 from model_zoo.sources.pull import PullProgress
 from model_zoo.store.definition import Definition
 from runtime.engine.request import FinishReason
+from serve_app.api.anthropic import MessagesBody
 from serve_app.api.openapi import document
 from serve_app.api.operations import OPERATIONS, Operation, Protocol
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, Task
+from serve_app.gateway.tasks import ChatDelta, ChatTask, PromptTask, PromptTokens, Task
 from serve_app.on_demand.definitions import base_from_request
 from tests.unit.serve_app.fake_replicas import CARD, USAGE, PretendReplica
 from tests.vision_prompts import png
 
 DOCUMENT = document("0")
+TOKENS = PromptTokens((7, 8), 512, ("ho", "t"), "hot")
 SCORE = np.float32(0.5).tobytes()
 VECTOR = np.arange(4, dtype="<f4").tobytes()
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
@@ -75,6 +77,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"prompt": "hot", "options": OPTIONS},
     "/api/show": {"verbose": True},
     "/api/pull": {"insecure": False},
+    "/api/push": {"insecure": True},
     "/api/create": {
         "from": "demo",
         "parameters": OPTIONS,
@@ -108,6 +111,23 @@ BODIES: dict[str, dict[str, Any]] = {
         "temperature": 0.5,
     },
     "/v1/embeddings": {"input": "hot", "encoding_format": "base64", "dimensions": 2},
+    "/tokenize": {"prompt": "Hi", "return_token_strs": True},
+    "/detokenize": {"tokens": [1, 2]},
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "Fine."},
+        ],
+        "instructions": "Be brief.",
+        "max_output_tokens": 5,
+        "reasoning": {"effort": "low"},
+        "text": {"verbosity": "low"},
+        "tools": [{"type": "function", **FUNCTION}],
+        "metadata": {"a": "b"},
+        "top_k": 3,
+        "store": False,
+    },
     "/v1/rerank": {
         "query": "hot?",
         "documents": ["cold", {"text": "hot"}],
@@ -144,20 +164,26 @@ class AnyReplica(PretendReplica):
     """Answers tasks of all kinds."""
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:  # type: ignore[override]
-        if isinstance(task, EmbeddingTask):
-            if self.error is not None:
-                raise self.error
-            vectors = tuple(SCORE if task.queries else VECTOR for _ in task.texts)
-            yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, vectors=vectors)
+        if isinstance(task, ChatTask):
+            async for delta in super().generate(task):
+                yield delta
             return
-        async for delta in super().generate(task):
-            yield delta
+        if self.error is not None:
+            raise self.error
+        if isinstance(task, PromptTask):
+            yield ChatDelta(finish=FinishReason.STOP, prompt_tokens=TOKENS)
+            return
+        vectors = tuple(SCORE if task.queries else VECTOR for _ in task.texts)
+        yield ChatDelta(finish=FinishReason.STOP, usage=USAGE, vectors=vectors)
 
 
 class WillingManagement:
     """Every operation succeeds at once."""
 
-    async def pull(self, name: str) -> AsyncIterator[PullProgress]:
+    async def pull(self, name: str, *, insecure: bool = False) -> AsyncIterator[PullProgress]:
+        yield PullProgress("success")
+
+    async def push(self, name: str, *, insecure: bool = False) -> AsyncIterator[PullProgress]:
         yield PullProgress("success")
 
     def base_of(self, text: str) -> Definition:
@@ -195,11 +221,17 @@ def name_of(operation: Operation) -> str:
 
 
 def path_of(operation: Operation) -> str:
-    return operation.path.replace("{digest}", DIGEST).replace("{model}", "demo")
+    return (
+        operation.path.replace("{digest}", DIGEST)
+        .replace("{model}", "demo")
+        .replace("{id}", "resp_1")
+    )
 
 
 def body_of(operation: Operation) -> dict[str, Any]:
     """A valid body. The error for an operation without one says what to add."""
+    if operation.body is MessagesBody:
+        return {"model": "demo", **BODIES["/v1/messages"]}
     assert operation.path in BODIES, f"add a body for {operation.path} to {__name__}.BODIES"
     named = operation.body is not None and "model" in operation.body.model_fields
     return ({"model": "demo"} if named else {}) | BODIES[operation.path]

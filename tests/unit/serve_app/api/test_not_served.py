@@ -32,6 +32,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", Protocol)
 CONTENT: dict[str, Any] = {
     "/v1/chat/completions": ChatCompletionContentPartParam,
     "/v1/messages": ContentBlockParam,
+    "/v1/messages/count_tokens": ContentBlockParam,
 }
 # The package and the files of each official client, and how paths look in them.
 CLIENTS = {
