@@ -25,12 +25,13 @@ export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-hosts lint fuzz sanitize attack bench chaos train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts lint fuzz sanitize attack bench chaos train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
 	@echo "make test        lint, types, import rules, all tests; what failed is named at the end"
 	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
+	@echo "make test-clients  instructor, whose pins exclude what the other clients need"
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
@@ -69,6 +70,10 @@ test: .venv/installed-test .venv/kernels
 
 test-peers: .venv/installed-test .venv/installed-bench
 	$(BIN)/pytest tests/peers
+
+test-clients: .venv/installed-test
+	$(PIP) --no-deps --upgrade --target .cache/clients -r tests/libraries/requirements.txt
+	PYTHONPATH=.cache/clients $(BIN)/pytest tests/libraries
 
 # Makes network namespaces, so it has to be root.
 test-hosts: .venv/installed-test
