@@ -133,6 +133,8 @@ async def test_a_strict_server_refuses_them_by_name(path, body, told):
 # Objects whose fields clients choose: schemas, values, variables, labels, records.
 FREE = {"parameters", "input_schema", "arguments", "input", "chat_template_kwargs", "metadata"}
 FREE |= {"documents"}
+# Objects of several shapes, which are read by their keys.
+FREE |= {"format", "response_format", "tool_choice"}
 
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
