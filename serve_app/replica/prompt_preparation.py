@@ -143,6 +143,7 @@ class PromptPreparer:
                 limit=max_tokens - 1,
                 shortened=shortened_tokens(task, max_tokens),
                 least=self._least_tokens,
+                model=self._name,
             )
         prompt = prepare(
             [

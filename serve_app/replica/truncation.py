@@ -29,14 +29,20 @@ def shortened_tokens(task: ChatTask | PromptTask, max_tokens: int) -> int:
 
 
 def with_recent_turns(
-    messages: Sequence[Message], prepare: Prepare, *, limit: int, shortened: int, least: LeastTokens
+    messages: Sequence[Message],
+    prepare: Prepare,
+    *,
+    limit: int,
+    shortened: int,
+    least: LeastTokens,
+    model: str,
 ) -> Prompt:
     """The prompt with as many of the last turns as fit, all system messages included.
 
     A turn begins with a user's message. If the whole conversation has more than `limit` tokens, it
     is shortened to at most `shortened`, but never below its last turn. `prepare` is called about
     2 log2(turns) times. `least`: a lower bound of the tokens of messages; what exceeds it is not
-    prepared. PromptTooLongError if the last turn does not fit.
+    prepared. PromptTooLongError with the name of the `model` if the last turn does not fit.
     """
     starts = _turn_starts(messages)
 
@@ -59,7 +65,8 @@ def with_recent_turns(
     if found is None:
         raise PromptTooLongError(
             "the input length exceeds the context length: the system prompt and the last turn "
-            f"alone have more than {limit:,} tokens. Shorten them or raise `num_ctx`."
+            f"alone have more than {limit:,} tokens, the limit of model '{model}'. Shorten them or "
+            "raise `num_ctx`."
         )
     step = 2
     while excessive - fitting > 1:

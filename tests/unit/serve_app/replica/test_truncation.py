@@ -47,6 +47,7 @@ def kept(spelled: str, limit: int, shortened: int) -> str:
         limit=limit,
         shortened=shortened,
         least=model.least,
+        model="demo",
     )
     return "".join(map(chr, prompt.tokens))
 
@@ -74,7 +75,7 @@ def test_the_oldest_turns_are_left_out(spelled: str, limit: int, shortened: int,
 
 @pytest.mark.parametrize("spelled", ["u5", "u1 a1 u5", "s4 u1 a1 u1", "s5", "u1 a1 u1 a4"])
 def test_the_system_prompt_and_the_last_turn_are_never_left_out(spelled: str) -> None:
-    with pytest.raises(PromptTooLongError, match=r"exceeds the context length.*last turn"):
+    with pytest.raises(PromptTooLongError, match=r"exceeds the context length.*last turn.*'demo'"):
         kept(spelled, 4, 4)
 
 
@@ -92,7 +93,12 @@ def test_as_many_turns_stay_as_fit_and_few_are_rendered() -> None:
         expected = messages if whole else messages[fitting[0] :] if fitting else messages[-2:]
         model = Model()
         prompt = with_recent_turns(
-            messages, model.prepare, limit=limit, shortened=shortened, least=lambda _: 0
+            messages,
+            model.prepare,
+            limit=limit,
+            shortened=shortened,
+            least=lambda _: 0,
+            model="demo",
         )
         assert len(prompt.tokens) == sum(len(m.text) for m in expected)
         assert len(model.prepared) <= 3 + 2 * log2(len(messages))
@@ -101,7 +107,9 @@ def test_as_many_turns_stay_as_fit_and_few_are_rendered() -> None:
 def test_what_cannot_fit_is_not_rendered() -> None:
     model = Model()
     messages = conversation("u9999 a1 u1")
-    with_recent_turns(messages, model.prepare, limit=9, shortened=9, least=model.least)
+    with_recent_turns(
+        messages, model.prepare, limit=9, shortened=9, least=model.least, model="demo"
+    )
     assert model.prepared == [messages[2:]]
 
 
@@ -112,7 +120,9 @@ def test_turns_with_too_many_images_are_left_out() -> None:
         return Prompt((1,))
 
     messages = conversation("u1 a1 u1")
-    prompt = with_recent_turns(messages, prepare, limit=9, shortened=9, least=lambda _: 0)
+    prompt = with_recent_turns(
+        messages, prepare, limit=9, shortened=9, least=lambda _: 0, model="demo"
+    )
     assert prompt.tokens == (1,)
 
 
