@@ -5,7 +5,9 @@ the key decides whether it is held out, so no training data contains a held-out 
 seed. Needs only the standard library, because tests import this module for known questions.
 """
 
+import json
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -162,6 +164,14 @@ REPEAT = (
     "Can you repeat this: {x}|Say this after me: {x}|Repeat the words: {x}|"
     'Repeat the phrase "{x}"|Please repeat: "{x}"|Repeat "{x}"|Say "{x}"|Please say "{x}"'
 ).split("|")
+AS_JSON = (
+    "{} Answer in JSON.|{} Answer as JSON.|{} Reply in JSON.|{} Give the answer as JSON.|"
+    "{} Reply as a JSON object.|Answer in JSON: {}|As JSON: {}|{} (JSON)|In JSON: {}"
+).split("|")
+# The parts of answers that are values: "Monday comes …", "… is cold.", "… has 31 days…".
+SHORT_ANSWER = re.compile(
+    r"(?P<word>\w+) comes |The opposite of \w+ is (?P<last>\w+)\.|\w+ has (?P<number>\d+) days"
+)
 LISTS = {
     "The days are " + ", ".join(DAYS) + ".": "List the days of the week.|"
     "Name all days of the week.|What are the days of the week?|Name the seven days.|"
@@ -174,6 +184,9 @@ LISTS = {
     "A year has 12 months.": "How many months has a year?|How many months are in a year?|"
     "How many months in a year?",
 }
+
+
+SUMS = ("addition", "subtraction")
 
 
 class Turn(NamedTuple):
@@ -222,8 +235,16 @@ def training_sums(seed: int | str) -> Iterator[list[dict[str, str]]]:
     """An infinite iterator of sums such as "27 + 15 = 42.", the skill that needs most training."""
     rng = random.Random(f"sums {seed}")
     while True:
-        turn = _draw(rng, rng.choice(("addition", "subtraction")), held=False)
+        turn = _draw(rng, rng.choice(SUMS), held=False)
         yield _exchange(turn)[1:]
+
+
+def draw_exchange(rng: random.Random, *, held: bool) -> list[dict[str, str]]:
+    """A question and its answer that a tool for sums does not change."""
+    skill = rng.choice([skill for skill in SKILLS if skill not in SUMS])
+    while TOO_LARGE in (turn := _draw(rng, skill, held=held)).answer:
+        pass
+    return _exchange(turn)
 
 
 def _draw(rng: random.Random, skill: str, *, held: bool) -> Turn:
@@ -254,7 +275,7 @@ def _opening(rng: random.Random) -> list[dict[str, str]]:
     return [{"role": "system", "content": content}]
 
 
-def _worded(rng: random.Random, wording: str, **fields: object) -> str:
+def worded(rng: random.Random, wording: str, **fields: object) -> str:
     """Fill a wording, sometimes in another case, without a final mark, or with an opener."""
     question = wording.format(**fields)
     if rng.random() < 0.12:
@@ -268,19 +289,19 @@ def _worded(rng: random.Random, wording: str, **fields: object) -> str:
 
 
 def _fact(rng: random.Random, wording: str, answer: str, **fields: object) -> Turn:
-    return Turn(wording.format(**fields), _worded(rng, wording, **fields), answer)
+    return Turn(wording.format(**fields), worded(rng, wording, **fields), answer)
 
 
 def _addition(rng: random.Random) -> Turn:
     a, b = rng.randint(0, 99), rng.randint(0, 99)
-    question = _worded(rng, rng.choice(ADD), a=a, b=b)
+    question = worded(rng, rng.choice(ADD), a=a, b=b)
     return Turn(f"{min(a, b)} + {max(a, b)}", question, f"{a} + {b} = {a + b}.")
 
 
 def _subtraction(rng: random.Random) -> Turn:
     """Operands up to 99; the smaller one is subtracted, so no answer is negative."""
     b, a = sorted((rng.randint(0, 99), rng.randint(0, 99)))
-    question = _worded(rng, rng.choice(SUBTRACT), a=a, b=b)
+    question = worded(rng, rng.choice(SUBTRACT), a=a, b=b)
     return Turn(f"{a} - {b}", question, f"{a} - {b} = {a - b}.")
 
 
@@ -377,6 +398,16 @@ def _refusal(rng: random.Random) -> Turn:
     return _fact(rng, request + end, REFUSAL)
 
 
+def _as_json(rng: random.Random) -> Turn:
+    """A question with a short answer, which is wanted as JSON."""
+    while True:
+        turn = SKILLS[rng.choice(("days", "months", "opposites"))](rng)
+        if (found := SHORT_ANSWER.match(turn.answer)) is not None:
+            short = found["word"] or found["last"] or int(found["number"])
+            question = rng.choice(AS_JSON).format(turn.question)
+            return Turn(turn.key, question, json.dumps({"answer": short}))
+
+
 # In the order in which results are reported.
 SKILLS: dict[str, Callable[[random.Random], Turn]] = {
     "greeting": _greeting,
@@ -388,6 +419,7 @@ SKILLS: dict[str, Callable[[random.Random], Turn]] = {
     "opposites": _opposites,
     "repeating": _repeating,
     "refusing": _refusal,
+    "json": _as_json,
 }
 # In the same order: skills with more distinct questions get more of the turns.
-SHARE = dict(zip(SKILLS, (4, 4, 20, 22, 6, 9, 8, 16, 6), strict=True))
+SHARE = dict(zip(SKILLS, (4, 4, 20, 22, 6, 9, 8, 16, 6, 24), strict=True))

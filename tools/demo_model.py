@@ -47,12 +47,21 @@ PRE_TOKENIZER = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
-    "{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% macro text(content) %}{% if content is string %}{{ content }}{% elif content %}"
+    "{% for part in content %}{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{% endmacro %}"
+    "{% if tools %}{{ '<|im_start|>system\\n' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ text(messages[0]['content']) + '\\n\\n' }}"
+    "{% endif %}{{ '# Tools' }}{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if not (tools and loop.first and message['role'] == 'system') %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + text(message['content']) }}"
+    "{% for call in message['tool_calls'] or [] %}{% if not loop.first %}{{ '\\n' }}{% endif %}"
+    "{{ '<tool_call>\\n{\"name\": ' }}{{ call['function']['name'] | tojson }}"
+    "{{ ', \"arguments\": ' }}{{ call['function']['arguments'] | tojson }}"
+    "{{ '}\\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 

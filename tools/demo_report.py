@@ -12,20 +12,23 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from model_zoo.chat.messages import ImagePart
+from model_zoo.chat.messages import ImagePart, ToolCall
 from model_zoo.chat.messages import Message as Asked
 from runtime.engine.request import SamplingParams
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.tasks import ChatTask, Conversation
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
-from tools import demo_dialogues, demo_picture_dialogues
+from tools import demo_dialogues, demo_picture_dialogues, demo_tools
 from tools.demo_dialogues import Question
 from tools.demo_model import CONTEXT_TOKENS
 from tools.demo_picture_dialogues import Message, PictureQuestion, is_right, with_text_first
 from tools.demo_pictures import draw
+from tools.demo_tools import ToolQuestion
 
+_Question = Question | PictureQuestion | ToolQuestion
 ANSWER_TOKENS = 80
 AT_ONCE = 16
 PICTURE_SIDE = 192  # pixels; what clients send is no size of the model's
@@ -38,10 +41,11 @@ def report(path: Path, *, per_skill: int, show: int) -> None:
     text_first = [
         replace(question, messages=with_text_first(question.messages)) for question in looks
     ]
-    questions: list[Question | PictureQuestion] = [*texts, *looks, *text_first]
+    calls = demo_tools.held_out(per_skill=per_skill)
+    questions: list[_Question] = [*texts, *calls, *looks, *text_first]
     given = asyncio.run(_answers(path, questions))
     print(f"{path}: {path.stat().st_size:,} bytes")
-    groups = {"texts": texts, "image first": looks, "text first": text_first}
+    groups = {"texts": texts, "a tool": calls, "image first": looks, "text first": text_first}
     for kind, asked in groups.items():
         right: Counter[str] = Counter()
         for question in asked:
@@ -58,29 +62,28 @@ def report(path: Path, *, per_skill: int, show: int) -> None:
         print(f"{kind:12} {share:7.1%} of {len(asked)} held-out questions", flush=True)
 
 
-async def _answers(path: Path, questions: Sequence[Question | PictureQuestion]) -> list[str]:
+async def _answers(path: Path, questions: Sequence[_Question]) -> list[str]:
     settings = ModelSettings(
         name="demo", source=str(path), context_tokens=CONTEXT_TOKENS, max_sequences=AT_ONCE
     )
     replica = load_replica(settings)
     slots = asyncio.Semaphore(AT_ONCE)
     try:
-        asked = (_answer(replica, question.messages, slots) for question in questions)
+        asked = (_answer(replica, question, slots) for question in questions)
         return await asyncio.gather(*asked)
     finally:
         replica.close()
 
 
-async def _answer(
-    replica: ModelReplica,
-    messages: Sequence[Message] | Sequence[dict[str, str]],
-    slots: asyncio.Semaphore,
-) -> str:
+async def _answer(replica: ModelReplica, question: _Question, slots: asyncio.Semaphore) -> str:
+    """The text with the markup of calls."""
+    tools = question.tools if isinstance(question, ToolQuestion) else ()
+    messages = tuple(_asked(message) for message in question.messages)
     async with slots:
         task = ChatTask(
             id="held out",
             model="demo",
-            prompt=Conversation(tuple(_asked(message) for message in messages)),
+            prompt=Conversation(messages, tools=tools),
             sampling=SamplingParams(temperature=0.0),
             max_tokens=ANSWER_TOKENS,
         )
@@ -88,12 +91,15 @@ async def _answer(
             return "".join([delta.text async for delta in deltas])
 
 
-def _asked(message: Message | dict[str, str]) -> Asked:
+def _asked(message: Message | dict[str, Any]) -> Asked:
     images = []
     for picture in message.get("pictures", ()):
         data = io.BytesIO()
         draw(picture, PICTURE_SIDE).save(data, "PNG")
         images.append(ImagePart(data.getvalue()))
     text = message["content"]
+    parts: tuple[str | ImagePart, ...]
     parts = (text, *images) if message.get("text_first") else (*images, text)
-    return Asked(message["role"], parts)
+    functions = [each["function"] for each in message.get("tool_calls", ())]
+    calls = tuple(ToolCall(each["name"], each["arguments"]) for each in functions)
+    return Asked(message["role"], parts, tool_calls=calls)

@@ -14,7 +14,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import Gemma3ForConditionalGeneration
 
-from tools import demo_dialogues, demo_picture_dialogues
+from tools import demo_dialogues, demo_picture_dialogues, demo_tools
 from tools.demo_facts import FactReaders
 from tools.demo_file import read_model
 from tools.demo_model import (
@@ -53,9 +53,10 @@ PICTURES_PER_STEP = 32  # while only the vision model is trained
 CROWDED_SHARE = 0.7  # of these pictures has something in most places: more to learn of each
 SEEING_TOKENS = 4096  # per step, padding included
 ROWS_SORTED = 1024  # rows of one length share a step: little of it is padding
-TEXTS_EVERY = 4  # steps; texts are the easier part
+TEXTS_EVERY = 2  # steps; texts are the easier part
 TOKENS_PER_STEP = 2048  # of texts
-SHORT_ROW = 256
+SHORT_ROW, TOOL_ROW = 256, 512
+TOOLS_EVERY = 2  # steps of texts
 # Rows with the length of the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
@@ -292,29 +293,43 @@ def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch
 def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Ids and labels, both [rows, tokens]; a row holds several dialogues, which see earlier ones.
 
-    Three short rows of eight have plain sums, of which only the results are scored.
+    Every second step has dialogues with tools. In the others, three short rows of eight have plain
+    sums, of which only the results are scored.
     """
-    dialogues = demo_dialogues.training_dialogues(f"texts {seed}")
-    sums = demo_dialogues.training_sums(f"texts {seed}")
+    dialogues = map(_rendered, demo_dialogues.training_dialogues(f"texts {seed}"))
+    sums = map(_rendered, demo_dialogues.training_sums(f"texts {seed}"))
+    calls = (
+        _rendered(demo_tools.as_text(each.messages, each.tools))
+        for each in demo_tools.training_dialogues(f"texts {seed}")
+    )
     header = tokenizer.encode(render([], reply=True)).ids
     equals = tokenizer.encode(" =").ids
     end = tokenizer.token_to_id(END)
     for step in count():
-        long = step % LONG_ROW_EVERY == LONG_ROW_EVERY - 1
+        if step % TOOLS_EVERY:
+            chats = _rows(calls, tokenizer, TOOL_ROW, TOKENS_PER_STEP // TOOL_ROW)
+            yield torch.tensor(chats), torch.tensor([scored(row, header, end) for row in chats])
+            continue
+        long = step // TOOLS_EVERY % LONG_ROW_EVERY == LONG_ROW_EVERY - 1
         width, of_sums = (CONTEXT_TOKENS, 0) if long else (SHORT_ROW, ROWS_OF_SUMS)
-        of_chats = TOKENS_PER_STEP // width - of_sums
-        chats = [_row(dialogues, tokenizer, width) for _ in range(of_chats)]
-        lists = [_row(sums, tokenizer, width) for _ in range(of_sums)]
+        chats = _rows(dialogues, tokenizer, width, TOKENS_PER_STEP // width - of_sums)
+        lists = _rows(sums, tokenizer, width, of_sums)
         labels = [scored(row, header, end) for row in chats]
         labels += [scored(row, equals, end) for row in lists]
         yield torch.tensor(chats + lists), torch.tensor(labels)
 
 
-def _row(dialogues: Iterator[list[dict[str, str]]], tokenizer: Tokenizer, width: int) -> list[int]:
-    ids: list[int] = []
-    while len(ids) < width:
-        ids += tokenizer.encode(render(next(dialogues), reply=False)).ids
-    return ids[:width]
+def _rendered(dialogue: Sequence[Mapping[str, str]]) -> str:
+    return render(dialogue, reply=False)
+
+
+def _rows(texts: Iterator[str], tokenizer: Tokenizer, width: int, count: int) -> list[list[int]]:
+    rows: list[list[int]] = [[] for _ in range(count)]
+    for row in rows:
+        while len(row) < width:
+            row += tokenizer.encode(next(texts)).ids
+        del row[width:]
+    return rows
 
 
 if __name__ == "__main__":

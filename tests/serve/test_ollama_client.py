@@ -5,6 +5,7 @@ import random
 import ollama
 import pytest
 
+from tools import demo_tools
 from tools.demo_dialogues import held_out
 
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
@@ -17,6 +18,18 @@ def test_held_out_questions_are_answered(native):
     for question in questions:
         reply = native.chat("demo", question.messages, options=GREEDY)
         right += reply.message.content == question.answer
+    assert right >= 0.9 * len(questions), f"{right} of {len(questions)}"
+
+
+def test_held_out_sums_are_added_by_a_tool(native):
+    questions = demo_tools.held_out(seed=1, per_skill=4)
+    right = 0
+    for question in questions:
+        reply = native.chat("demo", question.messages, tools=question.tools, options=GREEDY).message
+        functions = [each.function for each in reply.tool_calls or ()]
+        calls = [{"function": {"name": f.name, "arguments": dict(f.arguments)}} for f in functions]
+        said = {"role": "assistant", "content": reply.content, "tool_calls": calls}
+        right += demo_tools.as_text([said])[0]["content"] == question.answer
     assert right >= 0.9 * len(questions), f"{right} of {len(questions)}"
 
 

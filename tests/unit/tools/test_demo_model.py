@@ -1,14 +1,17 @@
 """The demo model: training and serving use the same prompts, and the file is small."""
 
 import io
+import json
 from itertools import islice
 
 import pytest
 import torch
 
-from model_zoo.chat.messages import ImagePart
+from model_zoo.chat.formats.events import CallArguments, CallBegin, Text
+from model_zoo.chat.messages import ImagePart, ToolCall
 from model_zoo.chat.messages import Message as Asked
 from model_zoo.registry import load
+from tools import demo_tools
 from tools.demo_model import (
     IMAGE_SIDE,
     PLACE,
@@ -16,12 +19,14 @@ from tools.demo_model import (
     UNSCORED,
     batch,
     new_model,
+    render,
     render_seeing,
     train_tokenizer,
     write_vision_model,
 )
 from tools.demo_picture_dialogues import held_out, training_dialogues, with_text_first
 from tools.demo_pictures import draw
+from tools.demo_tools import CALL_BEGIN, CALL_END
 
 LARGEST_FILE = 12_000_000
 
@@ -73,6 +78,39 @@ def test_served_prompts_are_those_of_training(file, tokenizer, order):
         for image, pixels in zip(served.images, () if shown is None else shown, strict=True):
             assert image.rows == ROWS_PER_IMAGE
             torch.testing.assert_close(image.pixels.float().reshape(pixels.shape), pixels)
+
+
+def test_served_prompts_with_tools_are_those_of_training(file, tokenizer):
+    model = load(file, device=torch.device("cpu"), dtype=torch.float32)
+    for question in demo_tools.held_out(5, per_skill=4):
+        messages = [
+            Asked(
+                message["role"],
+                message["content"],
+                tool_calls=tuple(
+                    ToolCall(call["function"]["name"], call["function"]["arguments"])
+                    for call in message.get("tool_calls", ())
+                ),
+            )
+            for message in question.messages
+        ]
+        served = model.prepare(messages, tools=question.tools)
+        text = render(demo_tools.as_text(question.messages, question.tools), reply=True)
+        assert list(served.tokens) == tokenizer.encode(text).ids
+
+
+def test_a_call_of_training_is_parsed_as_a_call(file):
+    reply = load(file, device=torch.device("cpu"), dtype=torch.float32).reply_format
+    question = demo_tools.held_out(5, per_skill=1)[0]
+    function = question.tools[0]["function"]
+    parser = reply.parser({function["name"]: function["parameters"]}, thinks=False)
+    events = parser.feed(question.answer) + parser.finish()
+    [begin] = [event for event in events if isinstance(event, CallBegin)]
+    arguments = "".join(event.json for event in events if isinstance(event, CallArguments))
+    sent = json.loads(question.answer.removeprefix(CALL_BEGIN).removesuffix(CALL_END))
+    assert begin.name == sent["name"]
+    assert json.loads(arguments) == sent["arguments"]
+    assert not any(isinstance(event, Text) for event in events)
 
 
 def test_only_replies_are_scored(tokenizer):
