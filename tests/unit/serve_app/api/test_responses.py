@@ -201,8 +201,10 @@ def encoder() -> ResponseEncoder:
 
 
 def test_a_reply_that_reaches_its_limit_is_incomplete():
-    delta = ChatDelta("Hello", (1,), finish=FinishReason.LENGTH, usage=USAGE)
+    usage = dataclasses.replace(USAGE, thinking_tokens=2)
+    delta = ChatDelta("Hello", (1,), finish=FinishReason.LENGTH, usage=usage)
     reply = json.loads(encoder().whole(delta))
+    assert reply["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
     assert (reply["status"], reply["output"][0]["status"]) == ("incomplete", "incomplete")
     assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
     lines = encoder().piece(delta).decode().split("\n")
