@@ -20,6 +20,7 @@ from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
+from serve_app.api.json_lines import json_line
 from serve_app.api.json_values import check_value
 from serve_app.api.keys import AllowedModels
 from serve_app.api.output_forms import ollama_form
@@ -253,7 +254,7 @@ class NativeEncoder:
             lines[0]["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
         if delta.finish is not None:
             lines.append(self._said(Part()) | self._end(delta))
-        return b"".join(_line(line) for line in lines)
+        return b"".join(json_line(line) for line in lines)
 
     def whole(self, delta: ChatDelta) -> bytes:
         self._tokens += delta.tokens
@@ -263,13 +264,13 @@ class NativeEncoder:
         said = self._said(Part(collected.text, collected.thinking, tuple(collected.calls.items())))
         if delta.logprobs:
             said["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
-        return _line(said | self._end(delta)).rstrip()
+        return json_line(said | self._end(delta)).rstrip()
 
     def broken(self, refusal: Refusal) -> bytes:
-        return _line({"error": refusal.message})
+        return json_line({"error": refusal.message})
 
     def refused(self, refusal: Refusal) -> bytes:
-        return _line({"error": refusal.message}).rstrip()
+        return json_line({"error": refusal.message}).rstrip()
 
     def empty(self, model: str, done_reason: str) -> dict[str, Any]:
         self.model = model
@@ -387,7 +388,3 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.raw)}
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

@@ -1,7 +1,6 @@
 """Ollama's protocol for managing models: pull, push, create, copy, delete, uploads for create."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,6 +18,7 @@ from model_zoo.store.definition import Definition
 from model_zoo.store.modelfile import ROLES
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
+from serve_app.api.json_lines import json_line
 from serve_app.api.refusals import ForbiddenError, Refusal, refusal
 from serve_app.api.reply import SingleReply
 from serve_app.api.tenant import tenant_of
@@ -232,9 +232,9 @@ async def _lines(
 ) -> AsyncIterator[bytes]:
     async with aclosing(steps):
         try:
-            yield _line(_shown(first))
+            yield json_line(_shown(first))
             async for step in steps:
-                yield _line(_shown(step))
+                yield json_line(_shown(step))
         except Exception as error:
             yield _refused(refusal(error))
 
@@ -244,11 +244,11 @@ async def _last(steps: AsyncGenerator[PullProgress, None]) -> bytes:
     async with aclosing(steps):
         async for step in steps:
             last = step
-    return _line(_shown(last))
+    return json_line(_shown(last))
 
 
 def _refused(refusal: Refusal) -> bytes:
-    return _line({"error": refusal.message})
+    return json_line({"error": refusal.message})
 
 
 def _shown(step: PullProgress) -> dict[str, Any]:
@@ -256,7 +256,3 @@ def _shown(step: PullProgress) -> dict[str, Any]:
     if step.digest is not None:
         shown |= {"digest": step.digest, "total": step.total, "completed": step.completed}
     return shown
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
