@@ -270,7 +270,7 @@ def test_a_model_that_the_store_lacks_is_not_pushed(store, tmp_path) -> None:
 
 @pytest.fixture
 def tls(tmp_path) -> ssl.SSLContext:
-    """With a certificate that nobody trusts."""
+    """With a certificate of an unknown authority."""
     files = Authority(tmp_path).environment("127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files["RAY_TLS_SERVER_CERT"], files["RAY_TLS_SERVER_KEY"])
