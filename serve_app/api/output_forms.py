@@ -57,7 +57,10 @@ def openai_form(
 
     Raises RequestError if more than one of them demands a form.
     """
-    found = [_response_format(response_format), *_structured(structured_outputs)]
+    found = [
+        _typed_form("response_format", response_format, nested=True),
+        *_structured(structured_outputs),
+    ]
     given = {name: value for name in _GUIDED if (value := guided.get(name)) is not None}
     found += [_form(name, name.removeprefix("guided_"), value) for name, value in given.items()]
     forms = [form for form in found if form is not None]
@@ -71,15 +74,7 @@ def openai_form(
 
 def responses_form(value: Any) -> OutputForm | None:
     """Of the field `text.format` of OpenAI's responses."""
-    kind = "text" if value is None else value.get("type") if isinstance(value, dict) else None
-    match kind:
-        case "text":
-            return None
-        case "json_object":
-            return json_form("text.format", _JSON_OBJECT)
-        case "json_schema":
-            return json_form("text.format.schema", value.get("schema"))
-    raise RequestError('field "text.format.type" must be text, json_object or json_schema')
+    return _typed_form("text.format", value, nested=False)
 
 
 def schema_format(field: str, value: Any) -> OutputForm | None:
@@ -92,21 +87,22 @@ def schema_format(field: str, value: Any) -> OutputForm | None:
     return json_form(f"{field}.schema", value.get("schema"))
 
 
-def _response_format(value: Any) -> OutputForm | None:
+def _typed_form(field: str, value: Any, *, nested: bool) -> OutputForm | None:
+    """`nested`: the schema is in an object `json_schema` instead of beside the type."""
     if value is None:
         return None
-    kind = value.get("type") if isinstance(value, dict) else None
-    match kind:
+    match value.get("type") if isinstance(value, dict) else None:
         case "text":
             return None
         case "json_object":
-            return json_form("response_format", _JSON_OBJECT)
+            return json_form(field, _JSON_OBJECT)
         case "json_schema":
-            described = value.get("json_schema")
-            if not isinstance(described, dict):
-                raise RequestError('field "response_format.json_schema" must be an object')
-            return json_form("response_format.json_schema.schema", described.get("schema"))
-    raise RequestError('field "response_format.type" must be text, json_object or json_schema')
+            if nested:
+                field, value = f"{field}.json_schema", value.get("json_schema")
+                if not isinstance(value, dict):
+                    raise RequestError(f'field "{field}" must be an object')
+            return json_form(f"{field}.schema", value.get("schema"))
+    raise RequestError(f'field "{field}.type" must be text, json_object or json_schema')
 
 
 def _structured(value: Any) -> list[OutputForm | None]:
