@@ -13,6 +13,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import Progress
 from model_zoo.registry import check_divisible, class_for, open_adapters
 from runtime.distributed.ranks import Ranks
+from runtime.quant.block_types import Compute
 from runtime.worker.model import DecoderModel
 
 
@@ -35,6 +36,7 @@ def load_part(
     ranks: Ranks,
     progress: Progress | None = None,
     adapters: Sequence[AdapterPath] = (),
+    compute: Compute = Compute.EXACT,
 ) -> DecoderModel:
     """The decoder with this rank's weights; other arguments and errors as in `registry.load`."""
     file = GGUFFile.open(path)
@@ -49,5 +51,6 @@ def load_part(
         progress=progress,
         ranks=ranks,
         adapters=open_adapters(adapters, metadata),
+        compute=compute,
     )
     return decoder_class(scope, metadata)

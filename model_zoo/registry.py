@@ -32,6 +32,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.errors import ModelFileError, UnsupportedModelError
+from runtime.quant.block_types import Compute
 from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
@@ -65,6 +66,7 @@ class LoadOptions:
     read: False leaves the weights on disk, for an outline on a CPU.
     adapters: change matrices of the text model, which stay as they are in its file.
     shared: copies of weights of models that are loaded already.
+    compute: how activations enter products on a CPU.
     """
 
     vision_device: torch.device | None = None
@@ -76,6 +78,7 @@ class LoadOptions:
     read: bool = True
     adapters: Sequence[AdapterPath] = ()
     shared: SharedWeights | None = None
+    compute: Compute = Compute.EXACT
 
 
 def load(
@@ -311,6 +314,7 @@ class _Recipe:
                 layer_placement=self.layer_placement,
                 adapters=adapting,
                 shared=self.options.shared,
+                compute=self.options.compute,
             )
             for (file, device), share, adapting in zip(places, shares, adapters, strict=True)
         ]

@@ -27,7 +27,7 @@ from model_zoo.layers.norm import LayerNorm, RMSNorm
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks, Split, evenly
 from runtime.errors import ModelFileError
-from runtime.quant.block_types import Weight
+from runtime.quant.block_types import Compute, Weight
 
 
 class TensorScope:
@@ -41,7 +41,8 @@ class TensorScope:
     part or, for layers that reduce or gather, whole. Names and shapes are always those of the file.
     `layer_placement`: the device of each layer under the prefix `blk`; `device` is the main one.
     `adapters`: change matrices of the file; layers compute their additions beside its products.
-    `shared`: copies of weights that other models of this process use.
+    `shared`: copies of weights that other models of this process use. `compute`: how activations
+    enter products on a CPU.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class TensorScope:
         layer_placement: LayerPlacement | None = None,
         adapters: Sequence[Adapter] = (),
         shared: SharedWeights | None = None,
+        compute: Compute = Compute.EXACT,
     ) -> None:
-        self._tensors = Tensors(file, progress, shared)
+        self._tensors = Tensors(file, progress, shared, compute)
         self._adapted = AdaptedTensors(adapters, self._tensors.held)
         self._prefix = ""
         self.device = device

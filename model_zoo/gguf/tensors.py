@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.shared_weights import SharedWeights
 from runtime.distributed.ranks import Split
-from runtime.quant.block_types import Weight, block_type, dequantize
+from runtime.quant.block_types import Compute, Weight, block_type, dequantize
 
 Progress = Callable[[int, int], None]
 # Torch order; None allows any size but 0.
@@ -35,13 +35,18 @@ class RowRange:
 class Tensors:
     """The state that scopes share: one copy of a matrix per device, and the requested names.
 
-    `shared`: has the copies of other models of the same file.
+    `shared`: has the copies of other models of the same file. `compute`: of products on a CPU.
     """
 
     def __init__(
-        self, file: GGUFFile, progress: Progress | None, shared: SharedWeights | None = None
+        self,
+        file: GGUFFile,
+        progress: Progress | None,
+        shared: SharedWeights | None = None,
+        compute: Compute = Compute.EXACT,
     ) -> None:
         self.file = file
+        self._compute = compute
         self._shared = SharedWeights() if shared is None else shared
         self.claimed: set[str] = set()
         self.missing: list[str] = []
@@ -202,7 +207,7 @@ class Tensors:
         """The same for a part that `copy` places. The map itself needs no sharing: models of one
         file share its pages."""
         if device.type in ("cpu", "meta"):
-            placed = copy()
+            placed = replace(copy(), compute=self._compute)
         else:
             placed = self._shared.get((self.file.identity, part, device), copy)
         self.held[device] += placed.nbytes

@@ -1,5 +1,7 @@
 """Alternating updates (AltUp): a residual of several streams, of which a layer computes one."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -85,4 +87,4 @@ def _scaled_like(x: Tensor, other: Tensor) -> Tensor:
 
 def _slices(weight: Weight) -> list[Weight]:
     """weight (n, out, in) -> n weights (out, in)."""
-    return [Weight(data, weight.type, weight.shape[1:]) for data in weight.data]
+    return [replace(weight, data=data, shape=weight.shape[1:]) for data in weight.data]

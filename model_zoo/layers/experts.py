@@ -1,7 +1,7 @@
 """Mixtures of experts: a router chooses a few feed-forwards for each row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -186,7 +186,7 @@ class _Matrices:
         shape = (*data.shape[:2], self.weight.shape[2])
         bias = None if self.bias is None else self.bias[:, which].contiguous()
         added = tuple(each.rows(which) for each in self.added)
-        return _Matrices(Weight(data, self.weight.type, shape), bias, added)
+        return _Matrices(replace(self.weight, data=data, shape=shape), bias, added)
 
     def __call__(self, x: Tensor, chosen: Tensor, scale: Tensor | None) -> Tensor:
         """x [tokens, in] or [tokens, used, in] -> [tokens, used, out]."""

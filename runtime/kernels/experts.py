@@ -160,7 +160,7 @@ class _ExpertsJob(ctypes.Structure):
         ("expert_bytes", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (
-            "type", "pairs", "share", "experts", "outs", "elements",
+            "type", "compute", "pairs", "share", "experts", "outs", "elements",
         )),
     )  # fmt: skip
 
@@ -182,7 +182,7 @@ def _products_cpu(
     result = torch.empty(tokens, used, outs)
     if not (pairs and outs):
         return result
-    packed = torch.empty(kernels.caravan_experts_packed(pairs, elements))
+    packed = torch.empty(kernels.caravan_packed_bytes(pairs, elements), dtype=torch.uint8)
     places = torch.empty(kernels.caravan_experts_places(pairs, experts), dtype=torch.int32)
     scale = None if scale is None else scale.float().contiguous()
     chosen = chosen.contiguous()
@@ -190,8 +190,8 @@ def _products_cpu(
         inputs, None if scale is None else address(scale, (tokens, used)),
         address(chosen, (tokens, used), torch.int64), blocks,
         None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
-        packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id, pairs,
-        used if x.dim() == 2 else 1, experts, outs, elements,
+        packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id,
+        weight.compute, pairs, used if x.dim() == 2 else 1, experts, outs, elements,
     )  # fmt: skip
     groups = kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads())
     if groups <= 0:

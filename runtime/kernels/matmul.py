@@ -18,7 +18,8 @@ EXPANDED_ELEMENTS = 1 << 16
 def matmul(x: Tensor, weight: Weight) -> Tensor:
     """x [tokens, in] of float32, bfloat16 or float16, weight (out, in) -> [tokens, out] like x.
 
-    With C kernels it is computed in float32, and the bits of a row do not depend on other rows.
+    With C kernels it is computed as `weight.compute` says, accumulated in float32, and the bits of
+    a row do not depend on other rows.
     """
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
@@ -38,6 +39,16 @@ def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
+class _MatmulJob(ctypes.Structure):
+    """`caravan_matmul_job` in cpu/matmul.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "y", "packed")),
+        *((name, ctypes.c_int64) for name in ("row_bytes", "y_stride")),
+        *((name, ctypes.c_int32) for name in ("type", "compute", "rows", "outs", "elements")),
+    )
+
+
 def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
     """For integers and doubles: a slab at a time in float32."""
     plain, elements, begin = block_type("F32"), weight.shape[-1], 0
@@ -55,8 +66,9 @@ def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor)
     blocks = row_address(weight.data, (outs, weight.type.row_bytes(elements)), torch.uint8)
     products = row_address(result, (rows, outs), torch.float32)
     if rows and outs:
-        scratch = torch.empty(kernels.caravan_matmul_scratch(rows, elements))
-        kernels.caravan_matmul(
-            weight.type.id, inputs, blocks, weight.data.stride(0), rows, outs, elements,
-            products, result.stride(0), scratch.data_ptr(), torch.get_num_threads(),
+        packed = torch.empty(kernels.caravan_packed_bytes(rows, elements), dtype=torch.uint8)
+        job = _MatmulJob(
+            inputs, blocks, products, packed.data_ptr(), weight.data.stride(0), result.stride(0),
+            weight.type.id, weight.compute, rows, outs, elements,
         )  # fmt: skip
+        kernels.caravan_matmul(ctypes.byref(job), torch.get_num_threads())

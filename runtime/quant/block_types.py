@@ -5,6 +5,7 @@ The layouts are those of the GGUF format's `ggml` block types; the `gguf` packag
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import prod
 from types import MappingProxyType
 
@@ -78,6 +79,19 @@ def block_type(name: str) -> BlockType:
     raise UnsupportedModelError(f"Block type {name} is not supported; supported are {known}.")
 
 
+class Compute(IntEnum):
+    """How activations enter products with quantised weights on a CPU.
+
+    EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 and of
+    8 bits with one scale, so that products are sums of integers. Types without such kernels are
+    always EXACT.
+    """
+
+    EXACT = 0
+    FINE = 1
+    FAST = 2
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Weight:
     """A quantised tensor, in the bytes of its file.
@@ -89,6 +103,7 @@ class Weight:
     data: Tensor
     type: BlockType
     shape: tuple[int, ...]
+    compute: Compute = Compute.EXACT
 
     def __post_init__(self) -> None:
         expected = (*self.shape[:-1], self.type.row_bytes(self.shape[-1]))

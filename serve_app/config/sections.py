@@ -77,6 +77,7 @@ class EngineSettings(Section):
     context_tokens: int | None = Field(default=None, ge=2)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    compute: Literal["auto", "exact", "fine", "fast"] = "auto"
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_sequences: int = Field(default=16, ge=1)
     max_waiting: int = Field(default=512, ge=0)

@@ -35,6 +35,7 @@ from serve_app.replica.device_map import device_map_options
 from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
 from serve_app.replica.machine import (
     LoadingProgress,
+    compute_type,
     computing_device,
     log_device,
     number_type,
@@ -140,6 +141,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
             ranks=member.ranks,
             progress=LoadingProgress(settings.name),
             adapters=files.adapters,
+            compute=compute_type(settings.compute),
         )
         member.report_loaded(files_digest(files.path, files.adapters))
         if device.type == "cpu":
@@ -161,7 +163,8 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         # Adapters change text models, which may share an encoder.
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
-        options = LoadOptions(vision_device=device)
+        compute = compute_type(settings.compute)
+        options = LoadOptions(vision_device=device, compute=compute)
         model, files = _load_model(settings, files, META, dtype, options)
         _served_files(settings, files, model, mapped=device.type == "cpu")
         _check_vision(settings, model)
@@ -202,6 +205,7 @@ def _load_replica(
         vision_device=device if encoders is None else META,
         ranks=ALONE if rank_group is None else rank_group.ranks,
         shared=shared,
+        compute=compute_type(settings.compute),
     )
     model, files = _load_model(settings, files, device, dtype, loading)
     # Weights on GPUs are copies; weights on the host stay in the mapped file.

@@ -8,6 +8,7 @@ import torch
 
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
+from runtime.quant.block_types import Compute
 from serve_app.logs import get_logger
 
 PROGRESS_LOG_S = 1.0
@@ -65,6 +66,11 @@ def number_type(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return getattr(torch, name)
+
+
+def compute_type(name: str) -> Compute:
+    """How activations enter products on a CPU."""
+    return Compute.FINE if name == "auto" else Compute[name.upper()]
 
 
 class LoadingProgress:

@@ -171,7 +171,7 @@ def test_each_expert_in_use_is_read_once_however_many_rows_choose_it(
         return read[-1]
 
     kernels = library()
-    names = ("caravan_matmul_knows", "caravan_experts_packed", "caravan_experts_places")
+    names = ("caravan_matmul_knows", "caravan_packed_bytes", "caravan_experts_places")
     recorded = {name: getattr(kernels, name) for name in names}
     monkeypatch.setattr(
         room, "library", lambda: SimpleNamespace(caravan_experts=counted, **recorded)

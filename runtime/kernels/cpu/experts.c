@@ -1,6 +1,6 @@
 /* Products with the chosen experts of each row: the matrix of each used expert is read once. */
 #include "curves.h"
-#include "products.h"
+#include "jobs.h"
 
 /* A pair is a row and one of its experts. Pairs are sorted by expert; those of an expert are a group. */
 typedef struct {
@@ -10,31 +10,27 @@ typedef struct {
     const uint8_t *weight; /* [experts], expert_bytes apart: [outs], row_bytes apart */
     const float *bias;    /* [experts][outs] or NULL */
     float *y;             /* [pairs][outs] */
-    float *packed;        /* caravan_experts_packed floats */
+    void *packed;         /* caravan_packed_bytes of so many rows */
     int32_t *places;      /* caravan_experts_places numbers */
     int64_t expert_bytes, row_bytes;
-    int32_t type, pairs, share, experts, outs, elements;
+    int32_t type, compute, pairs, share, experts, outs, elements;
 } caravan_experts_job;
 
 /* Views of `places`. Group g: sorted pairs starts[g] .. starts[g + 1] - 1 of expert used[g], whose
  * outs are parts first[g] .. first[g + 1] - 1. */
 typedef struct { int32_t *order, *group_of, *starts, *used, *first; int groups; } groups;
 
-static int padded(int elements) { return (elements + TILE_K - 1) / TILE_K * TILE_K; }
-
-EXPORT int64_t caravan_experts_packed(int pairs, int elements) { return (int64_t)pairs * padded(elements); }
-
 EXPORT int64_t caravan_experts_places(int pairs, int experts) {
     const int most = pairs < experts ? pairs : experts;
     return 2 * (int64_t)pairs + 3 * most + 2 + experts;
 }
 
-static int of_many(const caravan_experts_job *j, const product *p, int rows) {
-    return rows > few_at_most(j->type) || !p->few;
+static method method_for(const caravan_experts_job *j, int rows) {
+    return method_of(j->type, j->compute, rows, j->outs);
 }
 
 /* A counting sort, which keeps the order of an expert's pairs; 0 if a choice is out of range. */
-static int sort(const caravan_experts_job *j, const product *p, groups *g) {
+static int sort(const caravan_experts_job *j, groups *g) {
     const int most = j->pairs < j->experts ? j->pairs : j->experts;
     int32_t *group_at = j->places; /* [experts]: number of pairs, then index of the group */
     *g = (groups){.order = group_at + j->experts};
@@ -51,7 +47,7 @@ static int sort(const caravan_experts_job *j, const product *p, groups *g) {
     for (int e = 0; e < j->experts; e++) {
         const int rows = group_at[e], n = g->groups;
         if (!rows) continue;
-        const int at_once = of_many(j, p, rows) ? TILE_OUTS : FEW_CHUNK;
+        const int at_once = method_for(j, rows).outs_at_once;
         g->used[n] = e;
         g->starts[n + 1] = g->starts[n] + rows;
         g->first[n + 1] = g->first[n] + (j->outs + at_once - 1) / at_once;
@@ -68,23 +64,18 @@ static int sort(const caravan_experts_job *j, const product *p, groups *g) {
     return 1;
 }
 
+/* The packed rows of a group. */
+static void *packed_of(const caravan_experts_job *j, const groups *g, int n) {
+    return (char *)j->packed + g->starts[n] * packed_row_bytes(j->elements);
+}
+
 /* Copies the row of a sorted pair to its place in the packed rows of its group. */
-static void pack_row(const caravan_experts_job *j, const product *p, const groups *g, int at) {
+static void pack_row(const caravan_experts_job *j, const groups *g, int at) {
     const int n = g->group_of[at], begin = g->starts[n], rows = g->starts[n + 1] - begin;
-    const int pair = g->order[at], many = of_many(j, p, rows);
+    const int pair = g->order[at];
     const float *x = j->x + (ptrdiff_t)(pair / j->share) * j->elements;
-    float *panel = j->packed + (ptrdiff_t)begin * padded(j->elements);
-    const ptrdiff_t r = at - begin;
-    for (int k = 0; k < j->elements; k += TILE_K) {
-        const int some = j->elements - k < TILE_K ? j->elements - k : TILE_K;
-        float *to = panel + (many ? ((ptrdiff_t)(k / TILE_K) * rows + r) * TILE_K
-                                  : r * padded(j->elements) + k);
-        if (j->scales)
-            for (int i = 0; i < some; i++) to[i] = x[k + i] * j->scales[pair];
-        else
-            memcpy(to, x + k, some * sizeof(float));
-        if (some % 16) memset(to + some, 0, (16 - some % 16) * sizeof(float));
-    }
+    method_for(j, rows).pack(j->type, x, j->scales ? j->scales[pair] : 1.0f, j->elements, rows, at - begin,
+                             packed_of(j, g, n));
 }
 
 /* Outputs [begin, end) of a group. */
@@ -96,7 +87,7 @@ static void add_bias(const caravan_experts_job *j, const groups *g, int n, int b
     }
 }
 
-static void run_part(const caravan_experts_job *j, const product *p, const groups *g, int index) {
+static void run_part(const caravan_experts_job *j, const groups *g, int index) {
     int n = 0, behind = g->groups;
     while (behind - n > 1) {
         const int middle = (n + behind) / 2;
@@ -104,29 +95,29 @@ static void run_part(const caravan_experts_job *j, const product *p, const group
         else behind = middle;
     }
     const int begin = g->starts[n], rows = g->starts[n + 1] - begin, part = index - g->first[n];
-    const int many = of_many(j, p, rows), at_once = many ? TILE_OUTS : FEW_CHUNK;
+    const method how = method_for(j, rows);
     const job of_group = {
         .weight = j->weight + g->used[n] * j->expert_bytes, .row_bytes = j->row_bytes,
         .rows = rows, .outs = j->outs, .elements = j->elements,
-        .x = j->packed + (ptrdiff_t)begin * padded(j->elements), .x_stride = padded(j->elements),
+        .x = packed_of(j, g, n), .x_stride = packed_row_bytes(j->elements) / (int)sizeof(float),
         .y = j->y, .y_stride = j->outs, .y_rows = g->order + begin,
     };
-    (many ? p->many : p->few)(&of_group, part);
-    const int from = part * at_once, to = from + at_once < j->outs ? from + at_once : j->outs;
+    how.run(&of_group, part);
+    const int from = part * how.outs_at_once;
+    const int to = from + how.outs_at_once < j->outs ? from + how.outs_at_once : j->outs;
     if (j->bias) add_bias(j, g, n, from, to);
 }
 
 /* Returns the number of groups, one per used expert; -1 if a choice is out of range. */
 EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
-    const product *const p = product_of(j->type);
     groups g;
-    if (!sort(j, p, &g)) return -1;
+    if (!sort(j, &g)) return -1;
     const int64_t floats = (int64_t)j->pairs * j->elements;
 #pragma omp parallel for num_threads(threads) schedule(static) if (floats > WORTH_SHARING)
-    for (int at = 0; at < j->pairs; at++) pack_row(j, p, &g, at);
+    for (int at = 0; at < j->pairs; at++) pack_row(j, &g, at);
     const int parts = g.first[g.groups];
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (floats * j->outs > WORTH_SHARING)
-    for (int i = 0; i < parts; i++) run_part(j, p, &g, i);
+    for (int i = 0; i < parts; i++) run_part(j, &g, i);
     return g.groups;
 }
 

@@ -1,4 +1,4 @@
-/* Activations times quantised rows: y[row][out] = sum over k of x[row][k] * w[out][k].
+/* Activations times quantised rows in floats: y[row][out] = sum over k of x[row][k] * w[out][k].
  *
  * Invariant: lane l of a sum adds the products with k % 16 == l in the order of k, starting from zero,
  * by fused multiply-add; v_sum adds the lanes. Every path does so; therefore the bits of a row do not
@@ -6,9 +6,8 @@
 #ifndef CARAVAN_PRODUCTS_H
 #define CARAVAN_PRODUCTS_H
 
-#include <stddef.h>
-
 #include "blocks.h"
+#include "jobs.h"
 
 #define FEW 8          /* most rows computed directly from the blocks in one pass */
 #define FEW_OUTS 4     /* most weight rows read in parallel */
@@ -16,23 +15,7 @@
 #define TILE_OUTS 24   /* weight rows expanded at a time */
 #define TILE_ROWS 128  /* activation rows that use them */
 #define TILE_K 512     /* elements of a row expanded at a time */
-#define WORTH_SHARING (1 << 17) /* products; with fewer, threads do not pay off */
 #define W_STRIDE (TILE_K + 16)
-
-typedef struct {
-    const uint8_t *weight;
-    ptrdiff_t row_bytes;
-    int rows, outs, elements;
-    const float *x;     /* [rows], x_stride apart; for many rows packed: [k block][row][TILE_K] */
-    ptrdiff_t x_stride;
-    float *y;           /* [rows], y_stride apart: [outs] */
-    ptrdiff_t y_stride;
-    const int32_t *y_rows; /* the output row of each row; NULL: in order */
-} job;
-
-INLINE float *results_of(const job *j, int row) {
-    return j->y + (j->y_rows ? j->y_rows[row] : row) * j->y_stride;
-}
 
 /* Rows computed directly from the blocks in one pass; long blocks need more registers. */
 INLINE int few_at_once(const int type) { return block_parts(type) == 1 ? FEW : FEW / 2; }
@@ -48,7 +31,7 @@ INLINE int few_outs(const int rows) {
 
 /* `outs` outs from `out` on, `rows` rows of x from `row` on; type, rows and outs are constants here. */
 INLINE void few_tile(const int type, const int rows, const int outs, const job *j, int row, int out) {
-    const float *x = j->x + row * j->x_stride;
+    const float *x = (const float *)j->x + row * j->x_stride;
     const ptrdiff_t x_stride = j->x_stride;
     const int vectors = block_vectors(type), bytes = block_bytes(type);
     const int blocks = j->elements / (16 * vectors), tail = j->elements % (16 * vectors);
@@ -187,7 +170,7 @@ INLINE void many_rows(const int type, const job *j, int tile) {
             const ptrdiff_t begin = (ptrdiff_t)(k / (16 * vectors)) * block_bytes(type);
             for (int o = 0; o < outs; o++)
                 expand_row(type, j->weight + (out + o) * j->row_bytes + begin, some, w + o * W_STRIDE);
-            const float *panel = j->x + ((ptrdiff_t)(k / TILE_K) * j->rows + row) * TILE_K;
+            const float *panel = (const float *)j->x + ((ptrdiff_t)(k / TILE_K) * j->rows + row) * TILE_K;
             micro_tiles(panel, w, sums, rows, outs, (some + 15) / 16);
         }
         for (int r = 0; r < rows; r++) {
@@ -197,10 +180,9 @@ INLINE void many_rows(const int type, const job *j, int tile) {
     }
 }
 
-typedef void (*part)(const job *, int);
 typedef struct { part few, many; } product;
 
-/* The kernels of a type; NULL if it has none. The second function has only those of rarer.c. */
+/* The float kernels of a type; NULL if it has none. The second function has only those of rarer.c. */
 const product *product_of(int type);
 const product *rarer_product(int type);
 

@@ -1,0 +1,49 @@
+/* A product of some rows of activations with a matrix, and the methods that compute it. */
+#ifndef CARAVAN_JOBS_H
+#define CARAVAN_JOBS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "simd.h"
+
+#define WORTH_SHARING (1 << 17) /* products; with fewer, threads do not pay off */
+
+/* How activations enter products: as floats, as integers of 15 bits, or as integers of 8 bits. */
+enum { EXACT = 0, FINE = 1, FAST = 2 };
+
+typedef struct {
+    const uint8_t *weight;
+    ptrdiff_t row_bytes;
+    int rows, outs, elements;
+    const void *x;         /* [rows] as packed by the method */
+    ptrdiff_t x_stride;    /* in floats; only for rows of floats */
+    float *y;              /* [rows], y_stride apart: [outs] */
+    ptrdiff_t y_stride;
+    const int32_t *y_rows; /* the output row of each row; NULL: in order */
+} job;
+
+INLINE float *results_of(const job *j, int row) {
+    return j->y + (j->y_rows ? j->y_rows[row] : row) * j->y_stride;
+}
+
+typedef void (*part)(const job *, int);
+
+/* `run` computes outputs from index * outs_at_once on; `pack` copies a row of x, times a factor, to its
+ * place among `rows` packed rows. */
+typedef struct {
+    part run;
+    int outs_at_once;
+    void (*pack)(int type, const float *x, float factor, int elements, int rows, int row, void *packed);
+} method;
+
+/* The method for so many rows. */
+method method_of(int type, int compute, int rows, int outs);
+
+/* The most bytes of a packed row, whatever the number of rows. */
+int64_t packed_row_bytes(int elements);
+
+/* Kernels with integers; `run` is NULL for types without. */
+method integer_method(int type, int compute);
+
+#endif

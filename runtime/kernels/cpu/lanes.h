@@ -1,0 +1,257 @@
+/* Integer products of bytes, for several outputs at a time: AVX-512 VNNI, AVX2 (with or without VNNI) or plain C.
+ *
+ * Lane l of a vector belongs to output l of a tile; its four bytes are four consecutive codes of that
+ * output. Integer sums are exact, so all variants compute the same bits. */
+#ifndef CARAVAN_LANES_H
+#define CARAVAN_LANES_H
+
+#include "simd.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
+#define LANES 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
+typedef uint16_t words __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef float floats __attribute__((vector_size(4 * LANES)));
+
+INLINE int32_t int_at(const void *p) { int32_t i; memcpy(&i, p, 4); return i; }
+INLINE float float_at(const void *p) { float f; memcpy(&f, p, 4); return f; }
+INLINE bytes right(bytes b, const int n) { return (bytes)((words)b >> n); }
+INLINE bytes left(bytes b, const int n) { return (bytes)((words)b << n); }
+INLINE ints i_all(int32_t i) { return (ints){0} + i; }
+INLINE floats f_all(float f) {
+    floats all;
+    for (int l = 0; l < LANES; l++) all[l] = f;
+    return all;
+}
+INLINE floats f_from(ints i) { return __builtin_convertvector(i, floats); }
+INLINE floats f_load(const float *p) { floats f; memcpy(&f, p, sizeof f); return f; }
+INLINE void f_store(float *p, floats f) { memcpy(p, &f, sizeof f); }
+
+#if LANES == 16
+
+/* Codes are unsigned; signed ones are moved by 128. */
+#define SIGNED_OFFSET 128
+INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
+
+INLINE floats f_fma(floats a, floats b, floats c) {
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+INLINE floats f_max(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+/* To the nearest integer, half to even; within 32 bits. */
+INLINE ints i_round(floats f) { return (ints)_mm512_cvtps_epi32((__m512)f); }
+
+/* start + the sums over i < n of w[i] times the four bytes at x + 4 i, lane by lane. */
+INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
+    (void)largest;
+    __m512i sum = (__m512i)start;
+    UNROLL(8)
+    for (int i = 0; i < n; i++)
+        sum = _mm512_dpbusd_epi32(sum, (__m512i)w[i], _mm512_set1_epi32(int_at(x + 4 * i)));
+    return (ints)sum;
+}
+
+/* Sixteen bytes of each of LANES rows: out[i] has bytes 4 i .. 4 i + 3 of row l in lane l. */
+INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
+    __m512i a[4];
+    UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *q = p + i * stride;
+        a[i] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)q));
+        a[i] = _mm512_inserti32x4(a[i], _mm_loadu_si128((const void *)(q + 4 * stride)), 1);
+        a[i] = _mm512_inserti32x4(a[i], _mm_loadu_si128((const void *)(q + 8 * stride)), 2);
+        a[i] = _mm512_inserti32x4(a[i], _mm_loadu_si128((const void *)(q + 12 * stride)), 3);
+    }
+    const __m512i b0 = _mm512_unpacklo_epi32(a[0], a[1]), b1 = _mm512_unpackhi_epi32(a[0], a[1]);
+    const __m512i c0 = _mm512_unpacklo_epi32(a[2], a[3]), c1 = _mm512_unpackhi_epi32(a[2], a[3]);
+    out[0] = (bytes)_mm512_unpacklo_epi64(b0, c0);
+    out[1] = (bytes)_mm512_unpackhi_epi64(b0, c0);
+    out[2] = (bytes)_mm512_unpacklo_epi64(b1, c1);
+    out[3] = (bytes)_mm512_unpackhi_epi64(b1, c1);
+}
+
+/* The numbers in the lower halves of the lanes, as float16. */
+INLINE floats f_halves(ints i) {
+    return (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)i));
+}
+
+/* table[b % 16] for each byte below 16. */
+INLINE bytes look_up(const uint8_t *table, bytes b) {
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)table));
+    return (bytes)_mm512_shuffle_epi8(all, (__m512i)b);
+}
+
+/* The byte `which` of each lane, in all four bytes of the lane. */
+INLINE bytes spread(bytes b, const int which) {
+    const __m512i at = _mm512_set1_epi32(which * 0x01010101);
+    const __m512i base = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    return (bytes)_mm512_shuffle_epi8((__m512i)b, _mm512_or_si512(at, base));
+}
+
+#elif LANES == 8
+
+/* Codes above 127 would exceed 16 bits in pairs; so signed codes stay signed. */
+#if defined(__AVXVNNI__)
+#define SIGNED_OFFSET 128
+INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
+#else
+#define SIGNED_OFFSET 0
+INLINE bytes from_signed(bytes b) { return b; }
+#endif
+
+INLINE floats f_fma(floats a, floats b, floats c) {
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+INLINE floats f_max(floats a, floats b) { return (floats)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE ints i_round(floats f) { return (ints)_mm256_cvtps_epi32((__m256)f); }
+
+INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
+    __m256i sum = (__m256i)start;
+#if defined(__AVXVNNI__)
+    (void)largest;
+    UNROLL(8)
+    for (int i = 0; i < n; i++)
+        sum = _mm256_dpbusd_avx_epi32(sum, (__m256i)w[i], _mm256_set1_epi32(int_at(x + 4 * i)));
+#else
+    const __m256i ones = _mm256_set1_epi16(1);
+    /* So many sums of pairs, each at most 2 * 127 * largest, fit into 16 bits. */
+    const int at_once = largest <= 15 ? 8 : largest <= 31 ? 4 : largest <= 63 ? 2 : 1;
+    UNROLL(8)
+    for (int i = 0; i < n; i += at_once) {
+        __m256i pairs;
+        UNROLL(8)
+        for (int k = 0; k < at_once; k++) {
+            if (i + k >= n) continue;
+            const __m256i at = _mm256_set1_epi32(int_at(x + 4 * (i + k))), v = (__m256i)w[i + k];
+            const __m256i more = largest > 127
+                ? _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(at, v))
+                : _mm256_maddubs_epi16(v, at);
+            pairs = k ? _mm256_add_epi16(pairs, more) : more;
+        }
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+    }
+#endif
+    return (ints)sum;
+}
+
+INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
+    __m256i a[4];
+    UNROLL(4)
+    for (int i = 0; i < 4; i++)
+        a[i] = _mm256_inserti128_si256(
+            _mm256_castsi128_si256(_mm_loadu_si128((const void *)(p + i * stride))),
+            _mm_loadu_si128((const void *)(p + (4 + i) * stride)), 1);
+    const __m256i b0 = _mm256_unpacklo_epi32(a[0], a[1]), b1 = _mm256_unpackhi_epi32(a[0], a[1]);
+    const __m256i c0 = _mm256_unpacklo_epi32(a[2], a[3]), c1 = _mm256_unpackhi_epi32(a[2], a[3]);
+    out[0] = (bytes)_mm256_unpacklo_epi64(b0, c0);
+    out[1] = (bytes)_mm256_unpackhi_epi64(b0, c0);
+    out[2] = (bytes)_mm256_unpacklo_epi64(b1, c1);
+    out[3] = (bytes)_mm256_unpackhi_epi64(b1, c1);
+}
+
+INLINE floats f_halves(ints i) {
+    const __m256i low = _mm256_and_si256((__m256i)i, _mm256_set1_epi32(0xffff));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return (floats)_mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+}
+
+INLINE bytes look_up(const uint8_t *table, bytes b) {
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)table));
+    return (bytes)_mm256_shuffle_epi8(all, (__m256i)b);
+}
+
+INLINE bytes spread(bytes b, const int which) {
+    const __m256i at = _mm256_set1_epi32(which * 0x01010101);
+    const __m256i base =
+        _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    return (bytes)_mm256_shuffle_epi8((__m256i)b, _mm256_or_si256(at, base));
+}
+
+#else
+
+#define SIGNED_OFFSET 128
+INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
+INLINE floats f_fma(floats a, floats b, floats c) { return c + a * b; }
+INLINE floats f_max(floats a, floats b) {
+    for (int l = 0; l < LANES; l++) a[l] = a[l] > b[l] ? a[l] : b[l];
+    return a;
+}
+INLINE ints i_round(floats f) {
+    ints i;
+    for (int l = 0; l < LANES; l++) i[l] = (int32_t)lrintf(f[l]);
+    return i;
+}
+
+INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
+    (void)largest;
+    for (int i = 0; i < n; i++)
+        for (int l = 0; l < LANES; l++)
+            for (int k = 0; k < 4; k++) start[l] += w[i][4 * l + k] * x[4 * i + k];
+    return start;
+}
+
+INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
+    for (int i = 0; i < 4; i++) {
+        uint8_t four[4 * LANES];
+        for (int l = 0; l < LANES; l++) memcpy(four + 4 * l, p + l * stride + 4 * i, 4);
+        memcpy(out + i, four, sizeof four);
+    }
+}
+
+INLINE floats f_halves(ints i) {
+    floats f;
+    for (int l = 0; l < LANES; l++) f[l] = half_to_float_portable((uint16_t)i[l]);
+    return f;
+}
+
+INLINE bytes look_up(const uint8_t *table, bytes b) {
+    for (int i = 0; i < 4 * LANES; i++) b[i] = table[b[i]];
+    return b;
+}
+
+INLINE bytes spread(bytes b, const int which) {
+    bytes r;
+    for (int i = 0; i < 4 * LANES; i++) r[i] = b[i / 4 * 4 + which];
+    return r;
+}
+
+#endif
+
+/* Two or four bytes at p of each row. */
+INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {
+    ints i;
+    UNROLL(16)
+    for (int l = 0; l < LANES; l++) {
+        uint16_t h;
+        memcpy(&h, p + l * stride, 2);
+        i[l] = h;
+    }
+    return i;
+}
+INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+    ints i;
+    UNROLL(16)
+    for (int l = 0; l < LANES; l++) i[l] = int_at(p + l * stride);
+    return i;
+}
+/* The float16 at p of each row. */
+INLINE floats halves_at(const uint8_t *p, ptrdiff_t stride) { return f_halves(shorts_at(p, stride)); }
+
+/* Unsigned and signed byte `which` of each lane. */
+INLINE ints byte_of(bytes b, const int which) { return ((ints)b >> 8 * which) & 255; }
+INLINE ints signed_byte_of(bytes b, const int which) { return (ints)b << (24 - 8 * which) >> 24; }
+
+/* 255 in each byte of which bit 0..3 of the lower or upper nibble of byte `nibble / 2` is set: bit k for byte k. */
+INLINE bytes bits_of(bytes b, const int nibble) {
+    const bytes mask = (bytes)i_all(nibble % 2 ? (int32_t)0x80402010 : 0x08040201);
+    return (bytes)((spread(b, nibble / 2) & mask) == mask);
+}
+
+#endif

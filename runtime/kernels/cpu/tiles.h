@@ -1,0 +1,198 @@
+/* Blocks of LANES rows as integer codes: value = scale * (code - offset) or scale * code + base. */
+#ifndef CARAVAN_TILES_H
+#define CARAVAN_TILES_H
+
+#include "blocks.h"
+#include "lanes.h"
+
+#define GROUP 32 /* elements whose codes are multiplied at a time */
+
+/* Subtracted from each code; 0 also for types with a base. */
+INLINE int code_offset(const int type) {
+    switch (type) {
+    case Q4_0: return 8;
+    case Q5_0: return 16;
+    case Q3_K: return 4;
+    case Q6_K: return 32;
+    case MXFP4: case MXFP4_PAIRS: return 12;
+    case Q8_0: case IQ4_NL: case IQ4_XS: return SIGNED_OFFSET;
+    default: return 0;
+    }
+}
+
+INLINE int has_base(const int type) {
+    return type == Q4_1 || type == Q5_1 || type == Q2_K || type == Q4_K || type == Q5_K;
+}
+
+INLINE int largest_code(const int type) {
+    switch (type) {
+    case Q2_K: return 3;
+    case Q3_K: return 7;
+    case Q4_0: case Q4_1: case Q4_K: return 15;
+    case MXFP4: case MXFP4_PAIRS: return 24;
+    case Q5_0: case Q5_1: case Q5_K: return 31;
+    case Q6_K: return 63;
+    default: return 255;
+    }
+}
+
+/* Scales of a group of 32 elements. */
+INLINE int group_scales(const int type) { return type == Q2_K || type == Q3_K || type == Q6_K ? 2 : 1; }
+
+/* A group of LANES rows: codes 4 i .. 4 i + 3 in w[i]. */
+typedef struct { bytes w[8]; floats scale[2], base[2]; } group;
+
+/* Nibbles of 16 bytes of each row: first the low ones. */
+INLINE void nibbles_tile(const uint8_t *p, ptrdiff_t stride, bytes *w) {
+    bytes q[4];
+    transpose(p, stride, q);
+    UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        w[i] = q[i] & 15;
+        w[4 + i] = right(q[i], 4) & 15;
+    }
+}
+
+/* A fifth bit for each code, from 32 bits of each row. */
+INLINE void add_fifth_bits(ints bits, bytes *w) {
+    UNROLL(8)
+    for (int i = 0; i < 8; i++) w[i] |= bits_of((bytes)bits, i) & 16;
+}
+
+INLINE void codes_tile(const int8_t *codes, int offset, const uint8_t *p, ptrdiff_t stride, bytes *w) {
+    uint8_t table[16];
+    for (int i = 0; i < 16; i++) table[i] = (uint8_t)(codes[i] + offset);
+    nibbles_tile(p, stride, w);
+    UNROLL(8)
+    for (int i = 0; i < 8; i++) w[i] = look_up(table, w[i]);
+}
+
+/* power_at of each row. */
+INLINE floats powers_at(const uint8_t *p, ptrdiff_t stride) {
+    floats f;
+    UNROLL(16)
+    for (int l = 0; l < LANES; l++) f[l] = power_at(p + l * stride);
+    return f;
+}
+
+/* As codes_tile for MXFP4, but with elements 2k and 2k + 1 in byte k. */
+INLINE void pairs_tile(const uint8_t *p, ptrdiff_t stride, bytes *w) {
+    uint8_t table[16];
+    bytes q[4];
+    for (int i = 0; i < 16; i++) table[i] = (uint8_t)(E2M1[i] + code_offset(MXFP4_PAIRS));
+    transpose(p, stride, q);
+    UNROLL(4)
+    for (int i = 0; i < 4; i++)
+        UNROLL(2)
+        for (int second = 0; second < 2; second++) {
+            const ints two = ((ints)q[i] >> 16 * second) & 0xffff;
+            const ints four = (two | two << 8) & 0x00ff00ff; /* byte 2k in bytes 2k and 2k + 1 */
+            const bytes each = (bytes)((four & 0x000f000f) | ((four & 0x00f000f0) << 4));
+            w[2 * i + second] = look_up(table, each);
+        }
+}
+
+/* A block of 32 elements. */
+INLINE void simple_group(const int type, const uint8_t *p, ptrdiff_t stride, group *g) {
+    switch (type) {
+    case Q4_0:
+        g->scale[0] = halves_at(p, stride);
+        nibbles_tile(p + 2, stride, g->w);
+        break;
+    case Q4_1: case Q5_1: {
+        const ints both = ints_at(p, stride);
+        g->scale[0] = f_halves(both);
+        g->base[0] = f_halves((both >> 16) & 0xffff);
+        nibbles_tile(p + (type == Q4_1 ? 4 : 8), stride, g->w);
+        if (type == Q5_1) add_fifth_bits(ints_at(p + 4, stride), g->w);
+        break;
+    }
+    case Q5_0:
+        g->scale[0] = halves_at(p, stride);
+        nibbles_tile(p + 6, stride, g->w);
+        add_fifth_bits(ints_at(p + 2, stride), g->w);
+        break;
+    case Q8_0:
+        g->scale[0] = halves_at(p, stride);
+        transpose(p + 2, stride, g->w);
+        transpose(p + 18, stride, g->w + 4);
+        UNROLL(8)
+        for (int i = 0; i < 8; i++) g->w[i] = from_signed(g->w[i]);
+        break;
+    case IQ4_NL:
+        g->scale[0] = halves_at(p, stride);
+        codes_tile(NONLINEAR, SIGNED_OFFSET, p + 2, stride, g->w);
+        break;
+    case MXFP4:
+        g->scale[0] = powers_at(p, stride);
+        codes_tile(E2M1, code_offset(MXFP4), p + 1, stride, g->w);
+        break;
+    default: /* MXFP4_PAIRS */
+        g->scale[0] = powers_at(p, stride);
+        pairs_tile(p + 1, stride, g->w);
+    }
+}
+
+/* Scales and bases of the eight groups of a block of Q4_K or Q5_K. */
+INLINE void k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale, floats *base) {
+    bytes q[4], s[2], m[2];
+    transpose(p, stride, q);
+    const floats d = f_halves((ints)q[0] & 0xffff), least = -f_halves(((ints)q[0] >> 16) & 0xffff);
+    s[0] = q[1] & 0x3f;
+    s[1] = (q[3] & 0x0f) | (right(q[1], 2) & 0x30);
+    m[0] = q[2] & 0x3f;
+    m[1] = (right(q[3], 4) & 0x0f) | (right(q[2], 2) & 0x30);
+    UNROLL(8)
+    for (int i = 0; i < 8; i++) {
+        scale[i] = d * f_from(byte_of(s[i / 4], i % 4));
+        base[i] = least * f_from(byte_of(m[i / 4], i % 4));
+    }
+}
+
+/* Sixteen scales and bases. */
+INLINE void q2_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale, floats *base) {
+    bytes q[4];
+    transpose(p, stride, q);
+    const ints both = ints_at(p + 80, stride);
+    const floats d = f_halves(both & 0xffff), least = -f_halves((both >> 16) & 0xffff);
+    UNROLL(16)
+    for (int i = 0; i < 16; i++) {
+        const ints each = byte_of(q[i / 4], i % 4);
+        scale[i] = d * f_from(each & 15);
+        base[i] = least * f_from(each >> 4);
+    }
+}
+
+INLINE void q3_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) {
+    const bytes a = (bytes)ints_at(p + 96, stride), b = (bytes)ints_at(p + 100, stride);
+    const bytes c = (bytes)ints_at(p + 104, stride);
+    const floats d = halves_at(p + 108, stride);
+    const bytes s[4] = {
+        (a & 15) | (left(c, 4) & 0x30), (b & 15) | (left(c, 2) & 0x30),
+        (right(a, 4) & 15) | (c & 0x30), (right(b, 4) & 15) | (right(c, 2) & 0x30),
+    };
+    UNROLL(16)
+    for (int i = 0; i < 16; i++) scale[i] = d * f_from(byte_of(s[i / 4], i % 4) - 32);
+}
+
+INLINE void q6_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) {
+    bytes q[4];
+    transpose(p + 192, stride, q);
+    const floats d = halves_at(p + 208, stride);
+    UNROLL(16)
+    for (int i = 0; i < 16; i++) scale[i] = d * f_from(signed_byte_of(q[i / 4], i % 4));
+}
+
+INLINE void iq4_xs_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) {
+    const ints first = ints_at(p, stride);
+    const bytes low = (bytes)ints_at(p + 4, stride);
+    const ints high = (first >> 16) & 0xffff;
+    const floats d = f_halves(first & 0xffff);
+    UNROLL(8)
+    for (int i = 0; i < 8; i++) {
+        const ints four = (byte_of(low, i / 2) >> 4 * (i % 2)) & 15;
+        scale[i] = d * f_from((four | ((high >> 2 * i & 3) << 4)) - 32);
+    }
+}
+
+#endif
