@@ -47,9 +47,16 @@ INLINE void add_group(const int type, const int planes, const group *g, int inde
         add_row(type, planes, g, x, y);
 }
 
-/* The eight groups of blocks of 256 elements, from group `index` on. */
+/* Begins to load so many bytes, some of which may be behind the end of the weights. */
+INLINE void fetch(const uint8_t *p, const int bytes_count) {
+    UNROLL(16)
+    for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 2);
+}
+
+/* The eight groups of blocks of 256 elements, from group `index` on. `next`: of the next tile. */
 INLINE void add_large_block(const int type, const int planes, const uint8_t *p, ptrdiff_t stride, int index,
-                            const tile_rows *to) {
+                            const tile_rows *to, const uint8_t *next) {
+    const int part_bytes = LANES * block_bytes(type) / 8;
     floats scale[16], base[16];
     bytes q[8], bits[8];
     group g;
@@ -71,6 +78,7 @@ INLINE void add_large_block(const int type, const int planes, const uint8_t *p, 
         /* Q6_K stores groups 0 and 2 of a half in the same bytes. */
         const int i = type == Q6_K ? k / 4 * 4 + k % 4 / 2 + k % 2 * 2 : k;
         const int quarter = i % 4;
+        fetch(next + k * part_bytes, part_bytes);
         switch (type) {
         case Q4_K: case Q5_K:
             if (i % 2 == 0) {
@@ -127,17 +135,17 @@ INLINE void add_large_block(const int type, const int planes, const uint8_t *p, 
 INLINE void add_tile(const int type, const int planes, const uint8_t *p, ptrdiff_t stride, int elements,
                      const tile_rows *to) {
     const int groups = elements / GROUP;
-    const uint8_t *next = p + LANES * stride; /* The next tile, which the hardware does not foresee. */
+    const uint8_t *next = p + LANES * stride; /* the next tile, which the hardware does not foresee */
     if (block_vectors(type) == 16) {
         for (int i = 0; i < groups; i += 8, p += block_bytes(type)) {
-            for (int line = 0; line < LANES * block_bytes(type); line += 64, next += 64) __builtin_prefetch(next, 0, 2);
-            add_large_block(type, planes, p, stride, i, to);
+            add_large_block(type, planes, p, stride, i, to, next);
+            next += LANES * block_bytes(type);
         }
         return;
     }
     for (int i = 0; i < groups; i++, p += block_bytes(type)) {
         group g;
-        for (int line = 0; line < LANES * block_bytes(type); line += 64) __builtin_prefetch(next + line, 0, 2);
+        fetch(next, LANES * block_bytes(type));
         next += LANES * block_bytes(type);
         simple_group(type, p, stride, &g);
         add_group(type, planes, &g, i, to);
