@@ -13,7 +13,7 @@ typedef struct {
     void *packed;         /* caravan_packed_bytes of so many rows */
     int32_t *places;      /* caravan_experts_places numbers */
     int64_t expert_bytes, row_bytes;
-    int32_t type, compute, pairs, share, experts, outs, elements;
+    int32_t type, compute, pairs, share, experts, outs, elements, threads;
 } caravan_experts_job;
 
 /* Views of `places`. Group g: sorted pairs starts[g] .. starts[g + 1] - 1 of expert used[g], whose
@@ -26,7 +26,7 @@ EXPORT int64_t caravan_experts_places(int pairs, int experts) {
 }
 
 static method method_for(const caravan_experts_job *j, int rows) {
-    return method_of(j->type, j->compute, rows, j->outs);
+    return method_of(j->type, j->compute, rows, j->outs, j->threads);
 }
 
 /* A counting sort, which keeps the order of an expert's pairs; 0 if a choice is out of range. */
@@ -99,7 +99,7 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
     const job of_group = {
         .weight = j->weight + g->used[n] * j->expert_bytes, .row_bytes = j->row_bytes,
         .rows = rows, .outs = j->outs, .elements = j->elements,
-        .x = packed_of(j, g, n), .x_stride = packed_row_bytes(j->elements) / (int)sizeof(float),
+        .outs_at_once = how.outs_at_once, .x = packed_of(j, g, n), .x_stride = packed_row_bytes(j->elements) / (int)sizeof(float),
         .y = j->y, .y_stride = j->outs, .y_rows = g->order + begin,
     };
     how.run(&of_group, part);
@@ -109,7 +109,8 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
 }
 
 /* Returns the number of groups, one per used expert; -1 if a choice is out of range. */
-EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
+EXPORT int caravan_experts(const caravan_experts_job *j) {
+    const int threads = j->threads;
     groups g;
     if (!sort(j, &g)) return -1;
     const int64_t floats = (int64_t)j->pairs * j->elements;

@@ -1,6 +1,9 @@
 /* Products by integers: activations, and the kernels of the common types. */
 #include "integers.h"
 
+#define PARTS_PER_THREAD 4
+#define MOST_TILES 16 /* of a part */
+
 DEFINE_INTEGER(Q4_0)
 DEFINE_INTEGER(Q8_0)
 DEFINE_INTEGER(Q4_K)
@@ -73,9 +76,16 @@ static void pack_fast(int type, const float *x, float factor, int elements, int 
     pack(1, type, x, factor, elements, rows, row, packed);
 }
 
-method integer_method(int type, int compute) {
+/* Each thread computes some parts, so that a thread that is held up delays the others little; but parts
+ * of several tiles, of which all but the first are loaded in advance. */
+static int outs_at_once(int outs, int threads) {
+    const int tiles = (outs + LANES - 1) / LANES, each = tiles / (PARTS_PER_THREAD * threads);
+    return LANES * (each < 1 ? 1 : each > MOST_TILES ? MOST_TILES : each);
+}
+
+method integer_method(int type, int compute, int outs, int threads) {
     const integer_product p = integer_product_of(type);
-    if (compute == FINE) return (method){p.fine, OUTS_AT_ONCE, pack_fine};
-    if (compute == FAST) return (method){p.fast, OUTS_AT_ONCE, pack_fast};
+    if (compute == FINE) return (method){p.fine, outs_at_once(outs, threads), pack_fine};
+    if (compute == FAST) return (method){p.fast, outs_at_once(outs, threads), pack_fast};
     return (method){0};
 }

@@ -11,7 +11,6 @@
 #include "tiles.h"
 
 #define ROWS_AT_ONCE 128 /* rows of activations that share unpacked weights */
-#define OUTS_AT_ONCE (2 * LANES) /* outputs that a thread computes at a time */
 
 /* A group of activations: `planes` times 32 bytes, a float scale, then for each half the sum of its integers
  * as needed by the type: times minus the offset as an integer, or as a float; for types with one scale per
@@ -50,7 +49,7 @@ INLINE void add_group(const int type, const int planes, const group *g, int inde
 /* Begins to load so many bytes, some of which may be behind the end of the weights. */
 INLINE void fetch(const uint8_t *p, const int bytes_count) {
     UNROLL(16)
-    for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 2);
+    for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 3);
 }
 
 /* The eight groups of blocks of 256 elements, from group `index` on. `next`: of the next tile. */
@@ -152,10 +151,10 @@ INLINE void add_tile(const int type, const int planes, const uint8_t *p, ptrdiff
     }
 }
 
-/* Outputs from `part` * OUTS_AT_ONCE on, at least LANES in all. */
+/* Outputs from `part` * outs_at_once on, a multiple of LANES; at least LANES in all. */
 INLINE void integer_part(const int type, const int planes, const job *j, int part) {
-    const int begin = part * OUTS_AT_ONCE;
-    const int end = begin + OUTS_AT_ONCE < j->outs ? begin + OUTS_AT_ONCE : j->outs;
+    const int begin = part * j->outs_at_once;
+    const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
     float y[ROWS_AT_ONCE * LANES] __attribute__((aligned(64)));
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;

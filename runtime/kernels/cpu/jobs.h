@@ -15,7 +15,7 @@ enum { EXACT = 0, FINE = 1, FAST = 2 };
 typedef struct {
     const uint8_t *weight;
     ptrdiff_t row_bytes;
-    int rows, outs, elements;
+    int rows, outs, elements, outs_at_once;
     const void *x;         /* [rows] as packed by the method */
     ptrdiff_t x_stride;    /* in floats; only for rows of floats */
     float *y;              /* [rows], y_stride apart: [outs] */
@@ -29,7 +29,7 @@ INLINE float *results_of(const job *j, int row) {
 
 typedef void (*part)(const job *, int);
 
-/* `run` computes outputs from index * outs_at_once on; `pack` copies a row of x, times a factor, to its
+/* `run` computes outputs from index * outs_at_once on, with that of the job; `pack` copies a row of x, times a factor, to its
  * place among `rows` packed rows. */
 typedef struct {
     part run;
@@ -37,13 +37,13 @@ typedef struct {
     void (*pack)(int type, const float *x, float factor, int elements, int rows, int row, void *packed);
 } method;
 
-/* The method for so many rows. */
-method method_of(int type, int compute, int rows, int outs);
+/* The method for so many rows on so many threads. */
+method method_of(int type, int compute, int rows, int outs, int threads);
 
 /* The most bytes of a packed row, whatever the number of rows. */
 int64_t packed_row_bytes(int elements);
 
 /* Kernels with integers; `run` is NULL for types without. */
-method integer_method(int type, int compute);
+method integer_method(int type, int compute, int outs, int threads);
 
 #endif

@@ -42,8 +42,8 @@ static void pack_many(int type, const float *x, float factor, int elements, int 
     }
 }
 
-method method_of(int type, int compute, int rows, int outs) {
-    const method integers = integer_method(type, compute);
+method method_of(int type, int compute, int rows, int outs, int threads) {
+    const method integers = integer_method(type, compute, outs, threads);
     if (integers.run && outs >= LANES) return integers;
     const product *const p = product_of(type);
     if (rows > few_at_most(type) || !p->few) return (method){p->many, TILE_OUTS, pack_many};
@@ -70,11 +70,11 @@ typedef struct {
 EXPORT int64_t caravan_packed_bytes(int rows, int elements) { return rows * packed_row_bytes(elements); }
 
 EXPORT void caravan_matmul(const caravan_matmul_job *m, int threads) {
-    const method how = method_of(m->type, m->compute, m->rows, m->outs);
+    const method how = method_of(m->type, m->compute, m->rows, m->outs, threads);
     const int64_t floats = (int64_t)m->rows * m->elements;
     job j = {
         .weight = m->weight, .row_bytes = m->row_bytes, .rows = m->rows, .outs = m->outs,
-        .elements = m->elements, .x = m->packed, .x_stride = padded(m->elements),
+        .elements = m->elements, .outs_at_once = how.outs_at_once, .x = m->packed, .x_stride = padded(m->elements),
         .y = m->y, .y_stride = m->y_stride,
     };
     if (how.pack == pack_few && m->elements % 16 == 0) {
