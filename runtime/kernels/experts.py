@@ -160,7 +160,7 @@ class _ExpertsJob(ctypes.Structure):
         ("expert_bytes", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (
-            "type", "compute", "pairs", "share", "experts", "outs", "elements", "threads",
+            "type", "compute", "pairs", "share", "experts", "outs", "elements",
         )),
     )  # fmt: skip
 
@@ -192,9 +192,8 @@ def _products_cpu(
         None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
         packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id,
         weight.compute, pairs, used if x.dim() == 2 else 1, experts, outs, elements,
-        torch.get_num_threads(),
     )  # fmt: skip
-    groups = kernels.caravan_experts(ctypes.byref(job))
+    groups = kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads())
     if groups <= 0:
         raise ValueError(f"chosen experts must be below {experts}")
     return result

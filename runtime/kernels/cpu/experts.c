@@ -13,27 +13,27 @@ typedef struct {
     void *packed;         /* caravan_packed_bytes of so many rows */
     int32_t *places;      /* caravan_experts_places numbers */
     int64_t expert_bytes, row_bytes;
-    int32_t type, compute, pairs, share, experts, outs, elements, threads;
+    int32_t type, compute, pairs, share, experts, outs, elements;
 } caravan_experts_job;
 
 /* Views of `places`. Group g: sorted pairs starts[g] .. starts[g + 1] - 1 of expert used[g], whose
  * outs are parts first[g] .. first[g + 1] - 1. */
-typedef struct { int32_t *order, *group_of, *starts, *used, *first; int groups; } groups;
+typedef struct { int32_t *order, *group_of, *starts, *used, *first; int groups, threads; } groups;
 
 EXPORT int64_t caravan_experts_places(int pairs, int experts) {
     const int most = pairs < experts ? pairs : experts;
     return 2 * (int64_t)pairs + 3 * most + 2 + experts;
 }
 
-static method method_for(const caravan_experts_job *j, int rows) {
-    return method_of(j->type, j->compute, rows, j->outs, j->threads);
+static method method_for(const caravan_experts_job *j, const groups *g, int rows) {
+    return method_of(j->type, j->compute, rows, j->outs, g->threads);
 }
 
 /* A counting sort, which keeps the order of an expert's pairs; 0 if a choice is out of range. */
 static int sort(const caravan_experts_job *j, groups *g) {
     const int most = j->pairs < j->experts ? j->pairs : j->experts;
     int32_t *group_at = j->places; /* [experts]: number of pairs, then index of the group */
-    *g = (groups){.order = group_at + j->experts};
+    g->order = group_at + j->experts;
     g->group_of = g->order + j->pairs;
     g->starts = g->group_of + j->pairs;
     g->used = g->starts + most + 1;
@@ -47,7 +47,7 @@ static int sort(const caravan_experts_job *j, groups *g) {
     for (int e = 0; e < j->experts; e++) {
         const int rows = group_at[e], n = g->groups;
         if (!rows) continue;
-        const int at_once = method_for(j, rows).outs_at_once;
+        const int at_once = method_for(j, g, rows).outs_at_once;
         g->used[n] = e;
         g->starts[n + 1] = g->starts[n] + rows;
         g->first[n + 1] = g->first[n] + (j->outs + at_once - 1) / at_once;
@@ -74,7 +74,7 @@ static void pack_row(const caravan_experts_job *j, const groups *g, int at) {
     const int n = g->group_of[at], begin = g->starts[n], rows = g->starts[n + 1] - begin;
     const int pair = g->order[at];
     const float *x = j->x + (ptrdiff_t)(pair / j->share) * j->elements;
-    method_for(j, rows).pack(j->type, x, j->scales ? j->scales[pair] : 1.0f, j->elements, rows, at - begin,
+    method_for(j, g, rows).pack(j->type, x, j->scales ? j->scales[pair] : 1.0f, j->elements, rows, at - begin,
                              packed_of(j, g, n));
 }
 
@@ -95,7 +95,7 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
         else behind = middle;
     }
     const int begin = g->starts[n], rows = g->starts[n + 1] - begin, part = index - g->first[n];
-    const method how = method_for(j, rows);
+    const method how = method_for(j, g, rows);
     const job of_group = {
         .weight = j->weight + g->used[n] * j->expert_bytes, .row_bytes = j->row_bytes,
         .rows = rows, .outs = j->outs, .elements = j->elements,
@@ -109,9 +109,8 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
 }
 
 /* Returns the number of groups, one per used expert; -1 if a choice is out of range. */
-EXPORT int caravan_experts(const caravan_experts_job *j) {
-    const int threads = j->threads;
-    groups g;
+EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
+    groups g = {.threads = threads};
     if (!sort(j, &g)) return -1;
     const int64_t floats = (int64_t)j->pairs * j->elements;
 #pragma omp parallel for num_threads(threads) schedule(static) if (floats > WORTH_SHARING)

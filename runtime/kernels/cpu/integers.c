@@ -1,8 +1,7 @@
 /* Products by integers: activations, and the kernels of the common types. */
 #include "integers.h"
 
-#define PARTS_PER_THREAD 4
-#define MOST_TILES 16 /* of a part */
+#define PARTS_PER_THREAD 8
 
 DEFINE_INTEGER(Q4_0)
 DEFINE_INTEGER(Q8_0)
@@ -80,7 +79,7 @@ static void pack_fast(int type, const float *x, float factor, int elements, int 
  * of several tiles, of which all but the first are loaded in advance. */
 static int outs_at_once(int outs, int threads) {
     const int tiles = (outs + LANES - 1) / LANES, each = tiles / (PARTS_PER_THREAD * threads);
-    return LANES * (each < 1 ? 1 : each > MOST_TILES ? MOST_TILES : each);
+    return LANES * (each < 1 ? 1 : each);
 }
 
 method integer_method(int type, int compute, int outs, int threads) {

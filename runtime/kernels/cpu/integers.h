@@ -49,7 +49,7 @@ INLINE void add_group(const int type, const int planes, const group *g, int inde
 /* Begins to load so many bytes, some of which may be behind the end of the weights. */
 INLINE void fetch(const uint8_t *p, const int bytes_count) {
     UNROLL(16)
-    for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 3);
+    for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 0);
 }
 
 /* The eight groups of blocks of 256 elements, from group `index` on. `next`: of the next tile. */
