@@ -1,4 +1,5 @@
-/* Integer products of bytes, for several outputs at a time: AVX-512 VNNI, AVX2 (with or without VNNI) or plain C.
+/* Integer products of bytes, for several outputs at a time: AVX-512 VNNI, AVX2 (with or without VNNI), Arm's
+ * dot products, or plain C.
  *
  * Lane l of a vector belongs to output l of a tile; its four bytes are four consecutive codes of that
  * output. Integer sums are exact, so all variants compute the same bits. */
@@ -7,7 +8,12 @@
 
 #include "simd.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#define NEON_DOTS
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define LANES 16
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
@@ -172,6 +178,52 @@ INLINE bytes spread(bytes b, const int which) {
     const __m256i base =
         _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
     return (bytes)_mm256_shuffle_epi8((__m256i)b, _mm256_or_si256(at, base));
+}
+
+#elif defined(NEON_DOTS)
+
+/* Unsigned codes are at most 63 here, so that all codes are signed bytes. */
+#define SIGNED_OFFSET 0
+INLINE bytes from_signed(bytes b) { return b; }
+
+INLINE floats f_fma(floats a, floats b, floats c) {
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+INLINE floats f_max(floats a, floats b) { return (floats)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
+INLINE ints i_round(floats f) { return (ints)vcvtnq_s32_f32((float32x4_t)f); }
+
+INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
+    (void)largest;
+    int32x4_t sum = (int32x4_t)start;
+    UNROLL(8)
+    for (int i = 0; i < n; i++)
+        sum = vdotq_s32(sum, (int8x16_t)w[i], (int8x16_t)vdupq_n_s32(int_at(x + 4 * i)));
+    return (ints)sum;
+}
+
+INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
+    uint32x4_t a[4];
+    UNROLL(4)
+    for (int i = 0; i < 4; i++) a[i] = (uint32x4_t)vld1q_u8(p + i * stride);
+    const uint64x2_t b0 = (uint64x2_t)vtrn1q_u32(a[0], a[1]), b1 = (uint64x2_t)vtrn2q_u32(a[0], a[1]);
+    const uint64x2_t c0 = (uint64x2_t)vtrn1q_u32(a[2], a[3]), c1 = (uint64x2_t)vtrn2q_u32(a[2], a[3]);
+    out[0] = (bytes)vtrn1q_u64(b0, c0);
+    out[1] = (bytes)vtrn1q_u64(b1, c1);
+    out[2] = (bytes)vtrn2q_u64(b0, c0);
+    out[3] = (bytes)vtrn2q_u64(b1, c1);
+}
+
+INLINE floats f_halves(ints i) {
+    return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32((uint32x4_t)i)));
+}
+
+INLINE bytes look_up(const uint8_t *table, bytes b) {
+    return (bytes)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)b);
+}
+
+INLINE bytes spread(bytes b, const int which) {
+    const bytes at = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+    return (bytes)vqtbl1q_u8((uint8x16_t)b, (uint8x16_t)(at + (uint8_t)which));
 }
 
 #else
