@@ -34,6 +34,7 @@ _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, 
 _SIGNATURES = {
     "caravan_set_grids": ([_pointer], None),
     "caravan_matmul_knows": ([_int], _int),
+    "caravan_has_integers": ([], _int),
     "caravan_packed_bytes": ([_int, _int], _int64),
     "caravan_matmul": ([_pointer, _int], None),
     "caravan_experts_places": ([_int, _int], _int64),
@@ -69,6 +70,12 @@ def library() -> ctypes.CDLL | None:
     except NativeUnavailableError as error:
         _log.warning("CPU kernels are not available, using slow torch code instead: %s", error)
         return None
+
+
+def has_integer_products() -> bool:
+    """Whether products are computed otherwise than exactly where `Weight.compute` allows it."""
+    kernels = library()
+    return kernels is not None and bool(kernels.caravan_has_integers())
 
 
 def explain_bus_errors() -> None:

@@ -2,9 +2,15 @@
 
 import pytest
 
-from runtime.kernels.native import library
+from runtime.kernels.native import has_integer_products, library
 
 
 def require_native_kernels() -> None:
     if library() is None:
         pytest.skip("there is no C compiler, so there are no native kernels to test")
+
+
+def require_integer_products() -> None:
+    require_native_kernels()
+    if not has_integer_products():
+        pytest.skip("the kernels for this processor have no integer products")

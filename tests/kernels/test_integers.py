@@ -17,7 +17,7 @@ from runtime.quant.block_types import (
     Weight,
     block_type,
 )
-from tests.kernels.native_kernels import require_native_kernels
+from tests.kernels.native_kernels import require_integer_products
 from tests.kernels.random_weights import random_weight, relative_error
 
 NAMES = (
@@ -58,7 +58,7 @@ def rounded(x: Tensor, compute: Compute) -> Tensor:
 @computes
 @integer_types
 def test_products_are_those_of_rounded_activations(type: BlockType, compute: Compute) -> None:
-    require_native_kernels()
+    require_integer_products()
     for seed, blocks in enumerate((1, 2, 3, 9)):
         elements = blocks * type.block_elements
         for outs in (16, 17, 31, 32, 65, 100):
@@ -72,7 +72,7 @@ def test_products_are_those_of_rounded_activations(type: BlockType, compute: Com
 @computes
 @integer_types
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType, compute: Compute) -> None:
-    require_native_kernels()
+    require_integer_products()
     weight = integer_weight(type, 50, 3 * 256, compute)
     x = random_rows(300, 3 * 256)
     alone = torch.cat([matmul(row, weight) for row in x.split(1)])
@@ -83,7 +83,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType, compute
 @computes
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_0", "Q6_K"])
 def test_the_number_of_threads_does_not_change_a_bit(name: str, compute: Compute) -> None:
-    require_native_kernels()
+    require_integer_products()
     weight, x = integer_weight(block_type(name), 300, 512, compute), random_rows(9, 512)
     before, results = torch.get_num_threads(), []
     try:
@@ -100,14 +100,14 @@ def test_the_number_of_threads_does_not_change_a_bit(name: str, compute: Compute
 def test_types_without_integer_kernels_are_computed_in_floats(
     type: BlockType, compute: Compute
 ) -> None:
-    require_native_kernels()
+    require_integer_products()
     weight, x = random_weight(type, 40, 512), random_rows(5, 512)
     assert torch.equal(matmul(x, replace(weight, compute=compute)), matmul(x, weight))
 
 
 @computes
 def test_fewer_outputs_than_lanes_are_as_exact_as_floats(compute: Compute) -> None:
-    require_native_kernels()
+    require_integer_products()
     for outs in range(1, LANES):
         weight, x = integer_weight(block_type("Q4_0"), outs, 64, compute), random_rows(3, 64)
         allowed = 1e-6 if outs < 4 else 1 / LARGEST[compute]
@@ -119,7 +119,7 @@ def test_fewer_outputs_than_lanes_are_as_exact_as_floats(compute: Compute) -> No
 def test_a_row_that_is_not_finite_gives_no_finite_number_and_spoils_no_other_row(
     bad: float, compute: Compute
 ) -> None:
-    require_native_kernels()
+    require_integer_products()
     weight, x = integer_weight(block_type("Q4_K"), 40, 512, compute), random_rows(5, 512)
     expected = matmul(x, weight)
     x[2, 77] = bad
@@ -131,7 +131,7 @@ def test_a_row_that_is_not_finite_gives_no_finite_number_and_spoils_no_other_row
 @computes
 @integer_types
 def test_zeros_and_the_ends_of_the_range_of_floats(type: BlockType, compute: Compute) -> None:
-    require_native_kernels()
+    require_integer_products()
     weight = integer_weight(type, 40, 512, compute)
     assert torch.equal(matmul(torch.zeros(2, 512), weight), torch.zeros(2, 40))
     assert matmul(torch.full((1, 512), 1e-42), weight).abs().max() < 1e-30
@@ -142,7 +142,7 @@ def test_zeros_and_the_ends_of_the_range_of_floats(type: BlockType, compute: Com
 @computes
 @integer_types
 def test_experts_compute_the_bits_of_single_matrices(type: BlockType, compute: Compute) -> None:
-    require_native_kernels()
+    require_integer_products()
     experts, outs, elements = 5, 40, 256
     flat = integer_weight(type, experts * outs, elements, compute)
     weight = replace(flat, data=flat.data.view(experts, outs, -1), shape=(experts, outs, elements))

@@ -1,6 +1,17 @@
 /* Products by integers: activations, and the kernels of the common types. */
 #include "integers.h"
 
+/* Whether this build has integer products at all. */
+EXPORT int caravan_has_integers(void) {
+#ifdef LANES
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+#ifdef LANES
+
 #define PARTS_PER_THREAD 8
 
 DEFINE_INTEGER(Q4_0)
@@ -84,7 +95,17 @@ static int outs_at_once(int outs, int threads) {
 
 method integer_method(int type, int compute, int outs, int threads) {
     const integer_product p = integer_product_of(type);
+    if (outs < LANES) return (method){0};
     if (compute == FINE) return (method){p.fine, outs_at_once(outs, threads), pack_fine};
     if (compute == FAST) return (method){p.fast, outs_at_once(outs, threads), pack_fast};
     return (method){0};
 }
+
+#else
+
+method integer_method(int type, int compute, int outs, int threads) {
+    (void)type, (void)compute, (void)outs, (void)threads;
+    return (method){0};
+}
+
+#endif

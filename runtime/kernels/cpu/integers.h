@@ -10,6 +10,8 @@
 #include "jobs.h"
 #include "tiles.h"
 
+#ifdef LANES
+
 #define ROWS_AT_ONCE 128 /* rows of activations that share unpacked weights */
 
 /* A group of activations: `planes` times 32 bytes, a float scale, then for each half the sum of its integers
@@ -183,4 +185,5 @@ integer_product rarer_integer_product(int type);
     static void type##_fast(const job *j, int index) { integer_part(type, 1, j, index); }
 #define INTEGER(type) [type] = {type##_fine, type##_fast}
 
+#endif /* LANES */
 #endif

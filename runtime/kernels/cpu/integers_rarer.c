@@ -1,6 +1,8 @@
 /* Products by integers with the less common types, compiled in parallel to the others. */
 #include "integers.h"
 
+#ifdef LANES
+
 DEFINE_INTEGER(Q4_1)
 DEFINE_INTEGER(Q5_0)
 DEFINE_INTEGER(Q5_1)
@@ -20,3 +22,5 @@ integer_product rarer_integer_product(int type) {
     const int found = type >= 0 && type < (int)(sizeof rarer / sizeof *rarer);
     return found ? rarer[type] : (integer_product){0};
 }
+
+#endif

@@ -43,7 +43,7 @@ method method_of(int type, int compute, int rows, int outs, int threads);
 /* The most bytes of a packed row, whatever the number of rows. */
 int64_t packed_row_bytes(int elements);
 
-/* Kernels with integers; `run` is NULL for types without. */
+/* Kernels with integers; `run` is NULL where there are none. */
 method integer_method(int type, int compute, int outs, int threads);
 
 #endif

@@ -1,5 +1,5 @@
-/* Integer products of bytes, for several outputs at a time: AVX-512 VNNI, AVX2 (with or without VNNI), Arm's
- * dot products, or plain C.
+/* Integer products of bytes, for several outputs at a time: AVX-512 VNNI, AVX2 (with or without VNNI), or Arm's
+ * dot products. Without any of these, LANES is not defined: float products are faster.
  *
  * Lane l of a vector belongs to output l of a tile; its four bytes are four consecutive codes of that
  * output. Integer sums are exact, so all variants compute the same bits. */
@@ -8,18 +8,16 @@
 
 #include "simd.h"
 
-#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#define NEON_DOTS
-#endif
-
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define LANES 16
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
-#else
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #define LANES 4
 #endif
+
+#ifdef LANES
 
 typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
 typedef uint16_t words __attribute__((vector_size(4 * LANES)));
@@ -180,7 +178,7 @@ INLINE bytes spread(bytes b, const int which) {
     return (bytes)_mm256_shuffle_epi8((__m256i)b, _mm256_or_si256(at, base));
 }
 
-#elif defined(NEON_DOTS)
+#else /* LANES == 4 */
 
 /* Unsigned codes are at most 63 here, so that all codes are signed bytes. */
 #define SIGNED_OFFSET 0
@@ -226,54 +224,6 @@ INLINE bytes spread(bytes b, const int which) {
     return (bytes)vqtbl1q_u8((uint8x16_t)b, (uint8x16_t)(at + (uint8_t)which));
 }
 
-#else
-
-#define SIGNED_OFFSET 128
-INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
-INLINE floats f_fma(floats a, floats b, floats c) { return c + a * b; }
-INLINE floats f_max(floats a, floats b) {
-    for (int l = 0; l < LANES; l++) a[l] = a[l] > b[l] ? a[l] : b[l];
-    return a;
-}
-INLINE ints i_round(floats f) {
-    ints i;
-    for (int l = 0; l < LANES; l++) i[l] = (int32_t)lrintf(f[l]);
-    return i;
-}
-
-INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
-    (void)largest;
-    for (int i = 0; i < n; i++)
-        for (int l = 0; l < LANES; l++)
-            for (int k = 0; k < 4; k++) start[l] += w[i][4 * l + k] * x[4 * i + k];
-    return start;
-}
-
-INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
-    for (int i = 0; i < 4; i++) {
-        uint8_t four[4 * LANES];
-        for (int l = 0; l < LANES; l++) memcpy(four + 4 * l, p + l * stride + 4 * i, 4);
-        memcpy(out + i, four, sizeof four);
-    }
-}
-
-INLINE floats f_halves(ints i) {
-    floats f;
-    for (int l = 0; l < LANES; l++) f[l] = half_to_float_portable((uint16_t)i[l]);
-    return f;
-}
-
-INLINE bytes look_up(const uint8_t *table, bytes b) {
-    for (int i = 0; i < 4 * LANES; i++) b[i] = table[b[i]];
-    return b;
-}
-
-INLINE bytes spread(bytes b, const int which) {
-    bytes r;
-    for (int i = 0; i < 4 * LANES; i++) r[i] = b[i / 4 * 4 + which];
-    return r;
-}
-
 #endif
 
 /* Two or four bytes at p of each row. */
@@ -306,4 +256,5 @@ INLINE bytes bits_of(bytes b, const int nibble) {
     return (bytes)((spread(b, nibble / 2) & mask) == mask);
 }
 
+#endif /* LANES */
 #endif

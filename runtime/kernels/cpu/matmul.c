@@ -1,5 +1,4 @@
 /* Activations times quantised rows: the entry points, and the float kernels of the common types. */
-#include "lanes.h"
 #include "products.h"
 
 DEFINE(F32)
@@ -44,7 +43,7 @@ static void pack_many(int type, const float *x, float factor, int elements, int 
 
 method method_of(int type, int compute, int rows, int outs, int threads) {
     const method integers = integer_method(type, compute, outs, threads);
-    if (integers.run && outs >= LANES) return integers;
+    if (integers.run) return integers;
     const product *const p = product_of(type);
     if (rows > few_at_most(type) || !p->few) return (method){p->many, TILE_OUTS, pack_many};
     return (method){p->few, FEW_CHUNK, pack_few};

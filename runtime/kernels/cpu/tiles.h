@@ -5,6 +5,8 @@
 #include "blocks.h"
 #include "lanes.h"
 
+#ifdef LANES
+
 #define GROUP 32 /* elements whose codes are multiplied at a time */
 
 /* Subtracted from each code; 0 also for types with a base. */
@@ -195,4 +197,5 @@ INLINE void iq4_xs_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale
     }
 }
 
+#endif /* LANES */
 #endif

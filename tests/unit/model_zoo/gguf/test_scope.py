@@ -12,6 +12,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.errors import ModelFileError
+from runtime.quant.block_types import Compute
 
 CPU = torch.device("cpu")
 RANDOM = np.random.default_rng(0)
@@ -69,6 +70,19 @@ def test_weights_keep_the_block_type_and_the_pages_of_the_file(open_scope) -> No
         gguf.GGMLQuantizationType.Q8_0,
     )
     assert near(one(X), X.numpy() @ rounded.T)
+
+
+def test_all_weights_are_multiplied_as_the_scope_says(tmp_path) -> None:
+    """One tensor, rows of several that are adjacent, and experts of several tensors."""
+    experts = {f"blk__0__ffn_gate__{i}": (MATRIX, "Q8_0") for i in range(2)}
+    path = write(tmp_path / "s.gguf", {"q": (MATRIX, "Q8_0"), "k": (OTHER, "Q8_0"), **experts})
+    w = TensorScope(GGUFFile.open(path), device=CPU, dtype=torch.float32, compute=Compute.FAST)
+    fused = w.fused_linear({"q": (16, 32), "k": (3, 32)})
+    stacked = w.scope("blk", 0).experts("ffn_gate_exps", shape=(2, 16, 32))
+    single = w.linear("q", shape=(16, 32)).weight
+    for weight in (single, *(part.weight for part in fused.parts), stacked):
+        assert weight.compute is Compute.FAST
+        assert weight.outputs(0, 2).compute is Compute.FAST
 
 
 def test_an_alternative_name_replaces_a_missing_tensor(open_scope) -> None:
