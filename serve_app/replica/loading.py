@@ -216,7 +216,6 @@ def _load_replica(
     image_cache = create_image_cache(settings, model)
     options = _engine_options(settings, files, model, device, image_cache)
     _log_reduced_context(settings, files, options.context_tokens)
-    _check_vision(settings, model)
     encoder = _image_encoder(settings, model, device, encoders)
     loaded = time.monotonic()
     engine, memory = assemble(
@@ -259,6 +258,7 @@ def _served_files(
 def _image_encoder(
     settings: ModelSettings, model: ChatModel, device: torch.device, encoders: EncoderSource | None
 ) -> ImageEncoder | None:
+    _check_vision(settings, model)
     if model.vision is None:
         return None
     if encoders is None:
