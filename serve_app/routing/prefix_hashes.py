@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 
+import msgspec
+
 from model_zoo.chat.messages import ImagePart, Message
 from serve_app.gateway.tasks import (
     Conversation,
@@ -53,7 +55,7 @@ def _content(prompt: PromptSource) -> Iterator[bytes]:
             yield _text(template) + END
             yield f"{thinking}".encode() + END
             yield json.dumps(variables, sort_keys=True).encode() + END
-            yield json.dumps(tools).encode() + END
+            yield msgspec.json.encode(tools) + END
             yield _ids(after)
             for message in messages:
                 yield from _message(message)
@@ -74,7 +76,7 @@ def _message(message: Message) -> Iterator[bytes]:
         yield _image(part) if isinstance(part, ImagePart) else _text(part)
     yield _text(message.thinking or "")
     for call in message.tool_calls:
-        yield _text(f"{call.name}{call.arguments}")
+        yield _text(call.name) + msgspec.json.encode(call.arguments)
     yield END
 
 
