@@ -148,8 +148,8 @@ class AnthropicMessages:
         body = await self._bodies.read(MessagesBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
         options, tenant = _configured(body, model), tenant_id(request)
-        output, (_, calls) = _output(body), _tools(body)
-        prompt = await self._conversation(body, model, tenant)
+        output, (tools, calls) = _output(body), await self._bodies.convert(request, _tools, body)
+        prompt = await self._conversation(request, body, model, tools)
         task = ChatTask(
             id=uuid.uuid4().hex,
             model=model.name,
@@ -170,23 +170,26 @@ class AnthropicMessages:
         """The tokens of the prompt that the same request to /v1/messages would have."""
         body = await self._bodies.read(MessagesBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        tenant = tenant_id(request)
+        tools, _ = await self._bodies.convert(request, _tools, body)
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
-            await self._conversation(body, model, tenant),
+            await self._conversation(request, body, model, tools),
             context_tokens=model.options.num_ctx,
-            tenant=tenant,
+            tenant=tenant_id(request),
         )
         return Reply(self._backend.generate(task), _COUNT, stream=False)
 
     async def _conversation(
-        self, body: MessagesBody, model: ServedModel, tenant: str
+        self,
+        request: Request,
+        body: MessagesBody,
+        model: ServedModel,
+        tools: tuple[dict[str, Any], ...],
     ) -> Conversation:
-        thinking, (tools, _), drafts = _thinking(body), _tools(body), _drafts(body)
-        unread = [image for draft in drafts for image in draft.images]
-        images = iter(await self._images.read(model, unread, tenant=tenant))
-        messages = tuple(draft.message(images) for draft in drafts)
+        thinking = _thinking(body)
+        drafts = await self._bodies.convert(request, _drafts, body)
+        messages = await self._images.messages(model, drafts, tenant=tenant_id(request))
         return Conversation(messages, thinking, tools=tools, thinking_optional=True)
 
 
@@ -280,7 +283,7 @@ def _drafts(body: MessagesBody) -> list[Draft]:
             "assistant message prefill is not served; the conversation must end with a user message"
         )
     system = _text_of("system", body.system)
-    drafts = [Draft(Message("system"), system)] if system else []
+    drafts = [Draft.of(Message("system"), system)] if system else []
     names: dict[str, str] = {}  # of tools, by the ids of their calls
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
@@ -293,7 +296,7 @@ def _drafts(body: MessagesBody) -> list[Draft]:
             drafts.append(draft)
         elif turn.role == "system":
             text = _text_of(f"{place}.content", turn.content)
-            drafts.append(Draft(Message("system"), text))
+            drafts.append(Draft.of(Message("system"), text))
         else:
             drafts += _user(f"{place}.content", turn.blocks, names)
     return drafts
@@ -307,10 +310,10 @@ def _user(place: str, blocks: list[Any], names: dict[str, str]) -> Iterator[Draf
         identity = string(each, block, "tool_use_id")
         content = _content(f"{each}.content", _blocks(block.get("content") or ""))
         name = names.get(identity)
-        yield Draft(Message("tool", tool_name=name, tool_call_id=identity), content)
+        yield Draft.of(Message("tool", tool_name=name, tool_call_id=identity), content)
     rest = [(each, block) for each, block in placed if block["type"] != "tool_result"]
     if rest or not results:
-        yield Draft(Message("user"), joined([_part(each, block) for each, block in rest]))
+        yield Draft.of(Message("user"), joined([_part(each, block) for each, block in rest]))
 
 
 def _assistant(place: str, blocks: list[Any]) -> Draft:
@@ -326,7 +329,7 @@ def _assistant(place: str, blocks: list[Any]) -> Draft:
                 thinking += string(each, block, "thinking")
             case "tool_use":
                 calls.append(_call(each, block))
-    return Draft(Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text)
+    return Draft.of(Message("assistant", thinking=thinking or None, tool_calls=tuple(calls)), text)
 
 
 def _call(place: str, block: dict[str, Any]) -> ToolCall:

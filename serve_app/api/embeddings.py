@@ -68,7 +68,7 @@ class Embeddings:
     async def embed(self, request: Request) -> Response:
         body = await self._bodies.read(EmbedBody, request)
         model = await self._backend.model(body.model, allowed_models(request))
-        inputs = _native_inputs(body.input)
+        inputs = await self._bodies.convert(request, _native_inputs, body.input)
         reply = partial(
             native_reply,
             model=body.model,
@@ -104,7 +104,7 @@ class Embeddings:
                 f"Invalid value for 'encoding_format' = {body.encoding_format}. "
                 "Supported values: ['float', 'base64']."
             )
-        inputs = _openai_inputs(body.input)
+        inputs = await self._bodies.convert(request, _openai_inputs, body.input)
         context = model.options.num_ctx
         # Ollama truncates long inputs here. OpenAI refuses them, but its clients know only the
         # limits of OpenAI's models.

@@ -1,13 +1,11 @@
 """Parses request bodies: typed fields, ignored or refused fields, errors that name the field."""
 
-import asyncio
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 import msgspec
 from annotated_types import MaxLen
@@ -17,6 +15,8 @@ from starlette.requests import Request
 
 from runtime.errors import RequestError
 from serve_app.api.bodies import BodyLimits, BodyReceiver
+from serve_app.api.large_bodies import LargeBodies
+from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Options, read_options
 from serve_app.logs import get_logger
 
@@ -25,8 +25,7 @@ MOST_LOGGED = 64
 LONGEST_NAME = 64
 # Limit for lists: messages of a request, parts of a message, and others.
 MAX_ITEMS = 2048
-# Parsing a body within both limits takes less than a millisecond. Others are parsed in one thread,
-# since each call into C holds the GIL, for which further threads would have to wait as well.
+# Parsing a body within both limits takes less than a millisecond. Others are parsed in a thread.
 INLINE_BYTES = 64 * 1024
 INLINE_OBJECTS = 256
 # The key of the neutral values in the JSON schema of a field that is not served; `OFF` are neutral
@@ -93,6 +92,8 @@ class Body(BaseModel):
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
+Given = ParamSpec("Given")
+Converted = TypeVar("Converted")
 
 
 class BodyReader:
@@ -105,7 +106,7 @@ class BodyReader:
     def __init__(self, limits: BodyLimits, *, strict: bool = False) -> None:
         self._limits = limits
         self._receiver = BodyReceiver(limits)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
+        self._large = LargeBodies()
         self._strict = strict
         self._logged: set[str] = set()
 
@@ -114,10 +115,23 @@ class BodyReader:
         unsupported.
         """
         async with self._receiver.received(request, images=kind.holds_images) as data:
+            large = len(data) > INLINE_BYTES or data.count(b"{") > INLINE_OBJECTS
+            request.state.large_body = large
             parse = partial(self._parsed, kind, data)
-            if len(data) <= INLINE_BYTES and data.count(b"{") <= INLINE_OBJECTS:
-                return parse()
-            return await asyncio.get_running_loop().run_in_executor(self._thread, parse)
+            return await self._large.begin(tenant_of(request), parse) if large else parse()
+
+    async def convert(
+        self,
+        request: Request,
+        function: Callable[Given, Converted],
+        *args: Given.args,
+        **kwargs: Given.kwargs,
+    ) -> Converted:
+        """The result of a call whose time grows with the body of `request`, which has been read.
+        It is made in a thread if the body is large.
+        """
+        call = partial(function, *args, **kwargs)
+        return await self._large.proceed(call) if request.state.large_body else call()
 
     def _parsed(self, kind: type[AnyBody], data: bytearray) -> AnyBody:
         raw = _decoded(data)

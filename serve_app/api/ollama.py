@@ -127,18 +127,14 @@ class OllamaChat:
 
     async def chat(self, request: Request) -> Response:
         body = await self._bodies.read(ChatBody, request)
-        tools = declared(body.tools)
+        tools = await self._bodies.convert(request, declared, body.tools)
         encoder = NativeEncoder("message", tools)
         model = await self._served(body, allowed_models(request))
         if not body.messages:
             return await self._loaded(model, body, encoder, tenant_id(request))
-        self._images.check_count(sum(len(each.images) for each in body.messages))
-        unread: list[Unread] = []
-        for index, each in enumerate(body.messages):
-            _check_calls(index, each)
-            unread += _unread(f"messages[{index}].images", each.images)
+        unread = await self._bodies.convert(request, _unread_of, body.messages, self._images)
         task = self._task(model, body, request)
-        messages = await self._messages(model, body.messages, unread, task.tenant)
+        messages = await self._messages(request, model, body.messages, unread)
         prompt = Conversation(messages, _thinking(body), tools=tools)
         return self._reply(task, body, prompt, encoder)
 
@@ -154,7 +150,7 @@ class OllamaChat:
             return await self._loaded(model, body, encoder, tenant_id(request))
         self._images.check_count(len(body.images))
         task = self._task(model, body, request)
-        prompt = await self._prompt(model, body, task.tenant)
+        prompt = await self._prompt(request, model, body)
         return self._reply(task, body, prompt, encoder)
 
     async def _served(self, body: _Generation, allowed: AllowedModels) -> ServedModel:
@@ -177,28 +173,27 @@ class OllamaChat:
 
     async def _messages(
         self,
+        request: Request,
         model: ServedModel,
         messages: list[ChatMessage],
         unread: list[Unread],
-        tenant: str,
     ) -> tuple[Message, ...]:
         """`unread`: the images of all messages, in order."""
-        images = iter(await self._images.read(model, unread, tenant=tenant))
-        names = {call.id: call.function.name for each in messages for call in each.tool_calls}
-        found = [_message(each, [next(images) for _ in each.images], names) for each in messages]
-        check_total(part for each in found if type(each.content) is tuple for part in each.images)
-        return tuple(found)
+        images = await self._images.read(model, unread, tenant=tenant_id(request))
+        return await self._bodies.convert(request, _converted, messages, images)
 
-    async def _prompt(self, model: ServedModel, body: GenerateBody, tenant: str) -> PromptSource:
+    async def _prompt(
+        self, request: Request, model: ServedModel, body: GenerateBody
+    ) -> PromptSource:
         unread = _unread("images", body.images)
         if body.raw:
-            images = await self._images.read(model, unread, tenant=tenant)
+            images = await self._images.read(model, unread, tenant=tenant_id(request))
             return RawText(body.prompt, tuple(images))
         if body.suffix:
             return Infill(body.prompt, body.suffix, body.template)
         system = [ChatMessage(role="system", content=body.system)] if body.system else []
         user = ChatMessage(role="user", content=body.prompt, images=body.images)
-        messages = await self._messages(model, [*system, user], unread, tenant)
+        messages = await self._messages(request, model, [*system, user], unread)
         thinking, context = _thinking(body), tuple(body.context)
         return Conversation(messages, thinking, context, template=body.template)
 
@@ -338,14 +333,31 @@ def _called(index: int, call: Call) -> dict[str, Any]:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
 
-def _check_calls(index: int, message: ChatMessage) -> None:
-    for number, call in enumerate(message.tool_calls):
-        place = f"messages[{index}].tool_calls[{number}].function.arguments"
-        check_value(place, call.function.arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+def _unread_of(messages: list[ChatMessage], images: ImageReader) -> list[Unread]:
+    """The images of all messages. Raises RequestError for too many, and for calls with oversized
+    arguments.
+    """
+    images.check_count(sum(len(each.images) for each in messages))
+    unread: list[Unread] = []
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.tool_calls):
+            place = f"messages[{index}].tool_calls[{number}].function.arguments"
+            check_value(place, call.function.arguments, max_bytes=MAX_ARGUMENTS_BYTES)
+        unread += _unread(f"messages[{index}].images", message.images)
+    return unread
 
 
 def _unread(place: str, images: list[str]) -> list[Unread]:
     return [Unread(f"{place}[{index}]", text) for index, text in enumerate(images)]
+
+
+def _converted(messages: list[ChatMessage], images: list[ImagePart]) -> tuple[Message, ...]:
+    """`images`: those of all messages, in order."""
+    given = iter(images)
+    names = {call.id: call.function.name for each in messages for call in each.tool_calls}
+    found = [_message(each, [next(given) for _ in each.images], names) for each in messages]
+    check_total(part for each in found if type(each.content) is tuple for part in each.images)
+    return tuple(found)
 
 
 def _message(

@@ -1,5 +1,6 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
@@ -39,7 +40,6 @@ from serve_app.api.tools import Tool, declared, decoded_arguments, strict_names
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
 
 # "developer" is the newer name of "system".
@@ -163,13 +163,15 @@ class OpenAIChat:
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         count = choice_count("n", body.n)
         choice, output = openai_choice(body.tool_choice), body.output_form()
-        tools = () if choice.names == () else declared(body.tools)
+        given = () if choice.names == () else body.tools
+        tools = await self._bodies.convert(request, declared, given)
         calls = call_rule(
             tools, choice, strict=strict_names(body.tools), parallel=body.parallel_tool_calls
         )
         tenant = tenant_id(request)
         variables = template_variables(body.chat_template_kwargs)
-        messages = await read_messages(self._images, model, body.messages, tenant=tenant)
+        drafts = await self._bodies.convert(request, drafts_of, body.messages, self._images)
+        messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
         task = task_for(
             model, options, prompt, logprobs=logprobs, tenant=tenant, output=output, calls=calls
@@ -256,31 +258,13 @@ class ChatChoice:
         return choice
 
 
-async def read_messages(
-    images: ImageReader, model: ServedModel, given: list[ChatMessage], *, tenant: str
-) -> tuple[Message, ...]:
-    """The conversation with its images. Raises RequestError that names what is wrong."""
-    if not given:
+def drafts_of(messages: Sequence[ChatMessage], images: ImageReader) -> list[Draft]:
+    """The messages with the calls that they make and answer. Raises RequestError that names what is
+    wrong.
+    """
+    if not messages:
         raise RequestError("[] is too short - 'messages'")
-    images.check_count(sum(len(each.images) for each in given))
-    drafts = _drafts(given)
-    unread = [image for draft in drafts for image in draft.images]
-    read = iter(await images.read(model, unread, tenant=tenant))
-    return tuple(draft.message(read) for draft in drafts)
-
-
-def _thought(text: str) -> dict[str, str]:
-    """Under the names that OpenRouter and Ollama (`reasoning`) and DeepSeek and vLLM use."""
-    return {"reasoning": text, "reasoning_content": text}
-
-
-def _whole_call(call: Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _drafts(messages: list[ChatMessage]) -> list[Draft]:
-    """The messages with the calls that they make and answer."""
+    images.check_count(sum(len(each.images) for each in messages))
     names: dict[str, str] = {}
     drafts = []
     for index, message in enumerate(messages):
@@ -291,6 +275,16 @@ def _drafts(messages: list[ChatMessage]) -> list[Draft]:
         names |= {call.id: call.name for call in calls if call.id is not None}
         drafts.append(_draft(index, message, calls, names))
     return drafts
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Under the names that OpenRouter and Ollama (`reasoning`) and DeepSeek and vLLM use."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _whole_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _call(place: str, call: MessageCall) -> ToolCall:
@@ -321,7 +315,7 @@ def _draft(
         tool_call_id=message.tool_call_id if role == "tool" else None,
         name=message.name,
     )
-    return Draft(parts, content)
+    return Draft.of(parts, content)
 
 
 def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unread, ...]:

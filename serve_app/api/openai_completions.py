@@ -58,7 +58,7 @@ class OpenAICompletions:
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read(CompletionBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        prompts = _prompts(body)
+        prompts = await self._bodies.convert(request, _prompts, body)
         n = choice_count("n", body.n, prompts=len(prompts))
         logprobs = _count(body, "logprobs")
         best_of = _best_of(body, n, prompts=len(prompts))

@@ -13,7 +13,7 @@ from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
 from serve_app.api.openai import encoded, error_body
-from serve_app.api.openai_chat import ChatMessage, read_messages, template_variables
+from serve_app.api.openai_chat import ChatMessage, drafts_of, template_variables
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.request_images import ImageReader
 from serve_app.api.tenant import tenant_id
@@ -66,7 +66,7 @@ class PromptTokens:
     async def tokenize(self, request: Request) -> Response:
         body = await self._bodies.read(TokenizeBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        prompt = await self._prompt(body, model, tenant_id(request))
+        prompt = await self._prompt(request, body, model)
         wanted = body.return_token_strs
         found = self._found(request, model, prompt, vocabulary_wanted=wanted)
         return Reply(found, _encoder(partial(_tokenized, strings=wanted)), stream=False)
@@ -74,21 +74,24 @@ class PromptTokens:
     async def detokenize(self, request: Request) -> Response:
         body = await self._bodies.read(DetokenizeBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        ids = token_ids(body.tokens)
+        ids = await self._bodies.convert(request, token_ids, body.tokens)
         if body.tokens and ids is None:
             raise RequestError('field "tokens" must be a list of token ids')
         found = self._found(request, model, TokenIds(ids or ()))
         return Reply(found, _encoder(_detokenized), stream=False)
 
-    async def _prompt(self, body: TokenizeBody, model: ServedModel, tenant: str) -> PromptSource:
+    async def _prompt(
+        self, request: Request, body: TokenizeBody, model: ServedModel
+    ) -> PromptSource:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError('exactly one of the fields "prompt" and "messages" is required')
         if body.prompt is not None:
             return RawText(body.prompt, bos=body.add_special_tokens)
+        drafts = await self._bodies.convert(request, drafts_of, body.messages or [], self._images)
         return Conversation(
-            await read_messages(self._images, model, body.messages or [], tenant=tenant),
+            await self._images.messages(model, drafts, tenant=tenant_id(request)),
             variables=template_variables(body.chat_template_kwargs),
-            tools=declared(body.tools),
+            tools=await self._bodies.convert(request, declared, body.tools),
             opens_reply=body.add_generation_prompt,
         )
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Self
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.images import bmp, gif, jpeg, png, webp
@@ -49,21 +50,28 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A message whose images have not been read yet; `parts` is all of it but the content."""
+    """A message whose images have not been read yet.
+
+    `pictured`: the content of `parts` if it has images; otherwise `parts` is complete.
+    """
 
     parts: Message
-    content: str | tuple[str | Unread, ...]
+    pictured: tuple[str | Unread, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Message, content: str | tuple[str | Unread, ...]) -> Self:
+        """`parts`: all of the message but its content."""
+        if isinstance(content, str):
+            return cls(replace(parts, content=content))
+        return cls(parts, content)
 
     @property
     def images(self) -> list[Unread]:
-        parts = () if isinstance(self.content, str) else self.content
-        return [part for part in parts if isinstance(part, Unread)]
+        return [part for part in self.pictured if isinstance(part, Unread)]
 
     def message(self, images: Iterator[ImagePart]) -> Message:
         """The message with its images, which are taken from the iterator."""
-        if isinstance(self.content, str):
-            return replace(self.parts, content=self.content)
-        parts = (part if isinstance(part, str) else next(images) for part in self.content)
+        parts = (part if isinstance(part, str) else next(images) for part in self.pictured)
         return replace(self.parts, content=tuple(parts))
 
 
@@ -83,6 +91,14 @@ class ImageReader:
             raise RequestError(
                 f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
             )
+
+    async def messages(
+        self, model: ServedModel, drafts: Sequence[Draft], *, tenant: str
+    ) -> tuple[Message, ...]:
+        """The messages with their images, read as by `read`."""
+        unread = [image for draft in drafts if draft.pictured for image in draft.images]
+        images = iter(await self.read(model, unread, tenant=tenant))
+        return tuple([draft.message(images) if draft.pictured else draft.parts for draft in drafts])
 
     async def read(
         self, model: ServedModel, images: Sequence[Unread], *, tenant: str

@@ -51,15 +51,15 @@ class OpenAIResponses:
         body = await self._bodies.read(ResponsesBody, request)
         body.check()
         model = await self._backend.served(body.model, allowed_models(request))
-        options, logprobs, tools = body.options(model), body.logprobs(), body.functions()
+        options, logprobs = body.options(model), body.logprobs()
+        tools = await self._bodies.convert(request, body.functions)
         output, calls = body.output_form(), body.calls(tools)
         thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
-        items = await self._history.resolved(tenant, read_items(body.input))
+        given = await self._bodies.convert(request, read_items, body.input)
+        items = await self._history.resolved(tenant, given)
         earlier = await self._history.before(tenant, body.previous_response_id)
-        drafts = _drafts(body.instructions, earlier, items)
-        unread = [image for draft in drafts for image in draft.images]
-        images = iter(await self._images.read(model, unread, tenant=tenant))
-        messages = tuple(draft.message(images) for draft in drafts)
+        drafts = await self._bodies.convert(request, _drafts, body.instructions, earlier, items)
+        messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, thinking, tools=tools)
         task = task_for(
             model, options, prompt, logprobs=logprobs, tenant=tenant, output=output, calls=calls
@@ -119,7 +119,7 @@ def _drafts(instructions: str | None, earlier: list[Placed], items: list[Item]) 
             f"the conversation has {len(earlier) + len(items):,} items; at most {MAX_ITEMS:,} are "
             "accepted. Begin a new conversation"
         )
-    system = [Draft(Message("system"), instructions)] if instructions else []
+    system = [Draft.of(Message("system"), instructions)] if instructions else []
     given = [Placed(f"input[{index}]", item) for index, item in enumerate(items)]
     return [*system, *drafts_of([*earlier, *given])]
 

@@ -94,7 +94,7 @@ def drafts_of(items: Iterable[Placed]) -> list[Draft]:
             drafts.append(_result(placed, names))
         else:
             content = _content(f"{placed.place}.content", item["content"])
-            drafts.append(Draft(Message(ROLES[item["role"]]), content))
+            drafts.append(Draft.of(Message(ROLES[item["role"]]), content))
     return drafts + turn.drafts()
 
 
@@ -131,7 +131,7 @@ class _Turn:
             return []
         thinking = "\n\n".join(filter(None, self.thinking)) or None
         message = Message("assistant", thinking=thinking, tool_calls=tuple(self.calls))
-        return [Draft(message, "".join(self.texts))]
+        return [Draft.of(message, "".join(self.texts))]
 
 
 def _result(placed: Placed, names: dict[str, str]) -> Draft:
@@ -139,7 +139,7 @@ def _result(placed: Placed, names: dict[str, str]) -> Draft:
     message = Message("tool", tool_name=names.get(item["call_id"]), tool_call_id=item["call_id"])
     output = item["output"]
     text = isinstance(output, str)
-    return Draft(message, output if text else _content(f"{placed.place}.output", output))
+    return Draft.of(message, output if text else _content(f"{placed.place}.output", output))
 
 
 def _content(place: str, parts: list[Item]) -> str | tuple[str | Unread, ...]:

@@ -36,7 +36,7 @@ class Tool(Body):
     function: Function
 
 
-def declared(tools: list[Tool]) -> tuple[dict[str, Any], ...]:
+def declared(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
     """The tools as templates read them. Raises RequestError for other types."""
     for index, tool in enumerate(tools):
         if tool.type != "function":

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from serve_app import haproxy
-from serve_app.api import http_server
+from serve_app.api import http_server, large_bodies
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.refusals import explained
@@ -258,6 +258,7 @@ class Ingress:
             log.warning("haproxy", text=risk)
         http_server.configure(os.environ)
         http_server.return_large_allocations()
+        large_bodies.configure_process()
         schedulability = Schedulability(self._plan.needs, RayCluster())
         self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
