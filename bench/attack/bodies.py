@@ -53,6 +53,7 @@ _CONTENT = b'{"model":"demo","messages":[{"role":"user","content":"'
 _IMAGES = b'{"model":"demo","messages":[{"role":"user","content":"a","images":['
 _PROMPT = b'{"model":"demo","prompt":['
 _END_PARTS = b'{"type":"text","text":""}]}]}'
+_CALLS = b'{"role":"assistant","tool_calls":[{"function":{"name":"f"}},{"function":{"name":"f"}}]}'
 # What the limits just let pass, and what they do not.
 BOMBS = (
     Bomb("empty text parts", CHAT, _PARTS, b'{"type":"text","text":""},', _END_PARTS),
@@ -75,6 +76,7 @@ BOMBS = (
          b'{"role":"user","content":"a"}]}', size=60_000),
     Bomb("2,000 text parts", CHAT, _PARTS, b'{"type":"text","text":""},', _END_PARTS,
          size=50_000),
+    Bomb("4,000 tool calls", CHAT, _MESSAGES, _CALLS + b",", _CALLS + b"]}", size=174_000),
 )  # fmt: skip
 
 
