@@ -216,10 +216,13 @@ class JsonScan:
 
     def add(self, part: bytes) -> None:
         """Raises RequestError when the text so far has too many values or structures."""
-        text = (self._escape + part).replace(b"\\\\", b"")
-        self._escape = b"\\" if text.endswith(b"\\") else b""
+        text = self._escape + part
+        backslashes = len(text) - len(text.rstrip(b"\\"))  # at the end
+        self._escape = b"\\" if backslashes % 2 else b""
         if b'"' in text:
-            outside = self._outside(text.replace(b'\\"', b""))
+            if b"\\" in text:
+                text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+            outside = self._outside(text)
         elif self._in_string:
             return
         else:
