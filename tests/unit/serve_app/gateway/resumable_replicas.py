@@ -92,11 +92,13 @@ class FakeReplicaSet:
 
     def __init__(self, *addresses: Address) -> None:
         self.addresses = list(addresses)
+        self.choices = 0
         self.problem: CaravanError | None = None
         self.earlier: list[Address] = []
         self.earlier_calls = 0
 
     async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+        self.choices += 1
         if self.problem is not None:
             raise self.problem
         await until(lambda: self.addresses)

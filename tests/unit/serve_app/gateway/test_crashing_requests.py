@@ -19,6 +19,7 @@ from tests.unit.serve_app.gateway.resumable_replicas import (
 )
 
 NEIGHBOURS = 7
+STEP_S = 0.002  # of a replica that computes a token while the previous one is delivered
 CRASHING = dataclasses.replace(TASK, id="crashing")
 
 
@@ -34,7 +35,7 @@ class CrashingReplica(ResumableReplica):
         self.stops_at = stops_at
 
     async def before(self, task: ChatTask, index: int) -> None:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(STEP_S)
         if task.id == "crashing" and index == self.crashes_at:
             if task.begun is None:
                 await until(lambda: self.running > NEIGHBOURS)

@@ -26,7 +26,7 @@ from serve_app.gateway.tasks import (
     TokenLogprob,
 )
 from serve_app.transport.wire import Address, ConnectionLost
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (
     TASK,
     TEXT,
@@ -84,11 +84,19 @@ async def test_waiting_for_a_replica_to_start_is_queueing_time():
     async with serving(replica) as (backend, replica_set):
         address = replica_set.addresses.pop()
         answer = asyncio.create_task(answer_of(backend))
-        await asyncio.sleep(0.1)
+        await until(lambda: replica_set.choices)
+        waited_ns = await some_time()
         replica_set.addresses.append(address)
         usage = (await answer).usage
-    assert usage is not None and usage.queue_ns > 0.05e9
+    assert usage is not None and usage.queue_ns > waited_ns
     assert (usage.prompt_ns, usage.decode_ns) == (2_000, 3_000), "as the replica measured them"
+
+
+async def some_time() -> int:
+    """The nanoseconds that it took to return."""
+    begun_ns = time.monotonic_ns()
+    await settled()
+    return time.monotonic_ns() - begun_ns
 
 
 async def test_time_on_a_replica_that_died_before_the_first_token_is_queueing_time():
@@ -96,10 +104,10 @@ async def test_time_on_a_replica_that_died_before_the_first_token_is_queueing_ti
     async with serving(first, second) as (backend, _):
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: first.halted)
-        await asyncio.sleep(0.1)
+        waited_ns = await some_time()
         first.resume.set()
         usage = (await answer).usage
-    assert usage is not None and usage.queue_ns > 0.1e9
+    assert usage is not None and usage.queue_ns > waited_ns
 
 
 async def test_log_probabilities_that_the_client_lacks_are_computed_again():
@@ -180,7 +188,7 @@ async def test_a_task_waits_until_its_only_replica_is_replaced():
     async with serving(first) as (backend, replica_set):
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: first.dying)
-        await asyncio.sleep(0.2)
+        await settled()
         replica_set.addresses.append(await later.start())
         assert (await answer).text == TEXT
         await later.server.close(drain_s=0)
@@ -220,11 +228,12 @@ async def test_a_silent_replica_is_lost(monkeypatch):
     assert second.tasks[0].begun == ResumeState(tuple(range(5)), len("".join(WORDS[:5])))
 
 
-async def test_a_slow_replica_that_sends_heartbeats_is_not_lost():
+async def test_a_slow_replica_that_sends_heartbeats_is_not_lost(heartbeats):
+    """Heartbeats every 0.05 s, four times as often as one is needed."""
     slow, second = ResumableReplica(halts_at=3), ResumableReplica()
     async with serving(slow, second, rules=FailoverRules(silence_s=0.2)) as (backend, _):
         answer = asyncio.create_task(answer_of(backend))
-        await asyncio.sleep(0.4)
+        await until(lambda: len(heartbeats) > 6)
         slow.resume.set()
         assert (await answer).text == TEXT
     assert not second.tasks
@@ -243,11 +252,12 @@ async def test_a_draining_replica_hands_its_streams_over_without_a_retry():
 
 async def test_a_draining_replica_continues_if_there_is_no_other():
     first = ResumableReplica(halts_at=4)
-    async with serving(first) as (backend, _):
+    async with serving(first) as (backend, replica_set):
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: first.halted)
+        choices = replica_set.choices
         closing = asyncio.create_task(first.server.close(drain_s=60))
-        await asyncio.sleep(0.3)
+        await until(lambda: replica_set.choices > choices)
         first.resume.set()
         assert (await answer).text == TEXT
         await closing
@@ -260,8 +270,9 @@ async def test_a_draining_replica_continues_if_no_other_can_be_scheduled():
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: first.halted)
         replica_set.problem = ModelUnavailableError("no node can host it")
+        choices = replica_set.choices
         closing = asyncio.create_task(first.server.close(drain_s=60))
-        await asyncio.sleep(0.3)
+        await until(lambda: replica_set.choices > choices)
         first.resume.set()
         assert (await answer).text == TEXT
         await closing

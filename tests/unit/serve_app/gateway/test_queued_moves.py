@@ -9,7 +9,8 @@ from runtime.engine.request import ResumeState
 from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.gateway.failover import MAX_MOVES, FailoverRules
 from serve_app.gateway.tasks import EmbeddingTask, RawText
-from tests.patience import HANG_S, until
+from serve_app.transport.wire import Heartbeat
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (
     TASK,
     TEXT,
@@ -33,25 +34,32 @@ async def test_a_queued_task_moves_without_being_charged_a_retry():
     assert dataclasses.replace(again, begun=None) == first.tasks[0]
 
 
-async def test_an_answer_that_has_begun_is_not_moved():
+async def test_an_answer_that_has_begun_is_not_moved(heartbeats):
     first, second = ResumableReplica(halts_at=3), ResumableReplica()
     async with serving(first, second) as (backend, replicas):
         replicas.earlier = [replicas.addresses[1]]
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: first.halted)
-        await asyncio.sleep(0.3)
+        await several(heartbeats)
         first.resume.set()
         assert (await answer).text == TEXT
     assert not second.tasks and not replicas.earlier_calls
 
 
-async def test_tasks_that_lost_a_replica_and_embeddings_are_not_moved():
+async def several(heartbeats: list[Heartbeat]) -> None:
+    """Returns after further heartbeats, each of which may move a queued task."""
+    before = len(heartbeats)
+    await until(lambda: len(heartbeats) >= before + 3)
+    await settled()
+
+
+async def test_tasks_that_lost_a_replica_and_embeddings_are_not_moved(heartbeats):
     first, second = ResumableReplica(dies_at=0), ResumableReplica(halts_at=0)
     async with serving(first, second) as (backend, replicas):
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: second.halted)
         calls = replicas.earlier_calls
-        await asyncio.sleep(0.3)
+        await several(heartbeats)
         assert replicas.earlier_calls == calls
         second.resume.set()
         assert (await answer).text == TEXT
@@ -65,18 +73,18 @@ async def test_tasks_that_lost_a_replica_and_embeddings_are_not_moved():
     async with serving(waiting) as (backend, replicas):
         task = EmbeddingTask("e", "demo", (RawText("hi"),))
         answer = asyncio.create_task(answer_of(backend, task))
-        await asyncio.sleep(0.3)
+        await several(heartbeats)
         assert not replicas.earlier_calls
         answer.cancel()
 
 
-async def test_the_number_of_moves_is_limited():
+async def test_the_number_of_moves_is_limited(heartbeats):
     fakes = [ResumableReplica(halts_at=0) for _ in range(2 * MAX_MOVES)]
     async with serving(*fakes) as (backend, replicas):
         replicas.earlier = replicas.addresses[1:]
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: fakes[MAX_MOVES].halted)
-        await asyncio.sleep(0.3)
+        await several(heartbeats)
         fakes[MAX_MOVES].resume.set()
         assert (await answer).text == TEXT
     tasks = [len(fake.tasks) for fake in fakes]

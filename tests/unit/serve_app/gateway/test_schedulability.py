@@ -18,7 +18,7 @@ from serve_app.gateway.schedulability import (
 )
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds
 from serve_app.transport.wire import Address
-from tests.patience import HANG_S
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import OneReplica
 
 SMALL, BIG = {"CPU": 4.0, "GPU": 0.0}, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
@@ -117,7 +117,7 @@ async def test_waiting_requests_fail_as_soon_as_no_node_can_host_a_replica():
 
     async with asyncio.timeout(HANG_S):
         waiting = [asyncio.create_task(wait()) for _ in range(3)]
-        await asyncio.sleep(0.01)
+        await settled()
         watching = asyncio.create_task(schedulability.watch())
         for each in waiting:
             with pytest.raises(ModelUnavailableError, match="cannot be scheduled"):
@@ -145,10 +145,8 @@ async def test_new_nodes_are_detected_and_failed_polls_change_nothing(monkeypatc
     schedulability = Schedulability({"m": need()}, cluster)
     async with asyncio.timeout(HANG_S):
         watching = asyncio.create_task(schedulability.watch())
-        while schedulability.problem("m") is None:
-            await asyncio.sleep(0.001)
-        while schedulability.problem("m") is not None:
-            await asyncio.sleep(0.001)
+        await until(lambda: schedulability.problem("m") is not None)
+        await until(lambda: schedulability.problem("m") is None)
         watching.cancel()
 
 

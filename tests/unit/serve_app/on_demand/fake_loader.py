@@ -28,6 +28,7 @@ class FakeModel:
         self.dead = False
         self.waiting = 2
         self.closed = False
+        self.begun = False
         self.may_end = asyncio.Event()
         loop.call_soon_threadsafe(self.may_end.set)
         self._card = card(version, memory_bytes)
@@ -36,6 +37,7 @@ class FakeModel:
         assert not self.closed
         if not (task.begun and task.begun.tokens):
             yield ChatDelta(self.version.name, (1,))
+            self.begun = True
         await self.may_end.wait()
         assert not self.closed
         yield ChatDelta(finish=FinishReason.STOP, usage=USAGE)

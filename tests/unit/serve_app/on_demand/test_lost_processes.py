@@ -32,8 +32,7 @@ async def test_a_stream_continues_in_another_process_if_its_own_dies(roots):
         model.may_end.clear()
         model.waiting = 0
         answer = asyncio.create_task(chat(client, "both"))
-        await until(lambda: first.store_manager.pool.residents()[0].users)
-        await asyncio.sleep(0.1)  # until it has sent a delta
+        await until(lambda: model.begun)
         await first.die()
         reported = (await answer).json()
         assert reported["message"]["content"] == "both:latest" and reported["done"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import aclosing, asynccontextmanager, suppress
 
 import pytest
@@ -19,7 +20,7 @@ from serve_app.autoscaling.load_metrics import METRIC_NAMES
 from serve_app.config.keep_alive import FOREVER
 from serve_app.gateway.tasks import ChatTask, RawText, merge
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
 
 SMALL = {"a": (40, 50), "b": (40, 50), "c": (40, 50)}
@@ -200,22 +201,23 @@ async def test_the_log_names_the_class_of_an_error_without_text(capsys):
 
 async def test_an_idle_model_is_unloaded_after_keep_alive():
     loader = FakeLoader(**SMALL)
-    async with pool_of(loader, keep_alive_s=0.05) as pool:
+    async with pool_of(loader, keep_alive_s=60.0) as pool:
         async with using(pool, loader, "a"):
-            await asyncio.sleep(0.15)
+            await pass_time(61.0)
             assert names(pool) == {"a"}
+        await pass_time(61.0)
         await until(lambda: loader.unloads == ["a"])
         assert await ask(pool, "a") == "a"
 
 
 async def test_the_last_stated_keep_alive_applies():
     loader = FakeLoader(**SMALL)
-    async with pool_of(loader, keep_alive_s=0.05) as pool:
+    async with pool_of(loader, keep_alive_s=60.0) as pool:
         await ask(pool, "a", FOREVER)
         await ask(pool, "a")
         (resident,) = pool.residents()
         assert resident.loaded.expires_at is None
-        await asyncio.sleep(0.15)
+        await pass_time(61.0)
         assert names(pool) == {"a"}
         await ask(pool, "a", 60.0)
         (resident,) = pool.residents()
@@ -226,12 +228,13 @@ async def test_the_last_stated_keep_alive_applies():
 
 async def test_each_use_restarts_keep_alive():
     loader = FakeLoader(**SMALL)
-    async with pool_of(loader, keep_alive_s=60.0) as pool:
-        await ask(pool, "a", 0.05)
+    async with pool_of(loader, keep_alive_s=900.0) as pool:
+        await ask(pool, "a", 60.0)
         for _ in range(4):
-            await asyncio.sleep(0.03)
+            await pass_time(40.0)
             await ask(pool, "a")
         assert loader.unloads == []
+        await pass_time(61.0)
         await until(lambda: loader.unloads == ["a"])
 
 
@@ -250,7 +253,7 @@ async def test_a_cancelled_request_does_not_cancel_a_shared_load():
     loader.may_load.clear()
     async with pool_of(loader) as pool:
         draining, staying = (asyncio.create_task(ask(pool, "a")) for _ in range(2))
-        await asyncio.sleep(0.05)
+        await until(lambda: [each.users for each in pool.residents()] == [2])
         draining.cancel()
         with suppress(asyncio.CancelledError):
             await draining
@@ -265,10 +268,12 @@ async def test_waiting_for_a_load_counts_as_queueing():
     async with pool_of(loader) as pool:
         asked = [asyncio.create_task(usage_of(pool, "a")) for _ in range(2)]
         await until(lambda: [each.users for each in pool.residents()] == [2])
-        await asyncio.sleep(0.1)
+        begun_ns = time.monotonic_ns()
+        await settled()
+        waited_ns = time.monotonic_ns() - begun_ns
         loader.may_load.set()
         for usage in await asyncio.gather(*asked):
-            assert usage.queue_ns > 0.05e9
+            assert usage.queue_ns > waited_ns
             assert (usage.prompt_ns, usage.decode_ns) == (2_000, 3_000)
         assert len(loader.loads) == 1
 
@@ -285,7 +290,7 @@ async def test_a_load_without_waiting_requests_expires():
     loader.may_load.clear()
     async with pool_of(loader, keep_alive_s=0.05) as pool:
         draining = asyncio.create_task(ask(pool, "a"))
-        await asyncio.sleep(0.05)
+        await until(lambda: [each.users for each in pool.residents()] == [1])
         draining.cancel()
         loader.may_load.set()
         await until(lambda: loader.unloads == ["a"])

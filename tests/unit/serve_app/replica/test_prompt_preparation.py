@@ -14,7 +14,7 @@ from runtime.errors import OverloadedError, RequestError
 from serve_app.gateway.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
 from serve_app.replica import prompt_preparation
 from serve_app.replica.prompt_preparation import IMAGE_THREADS, TEXT_THREADS, PromptPreparer
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 
 WITH_IMAGES = [
     Conversation((Message("user", ("a", ImagePart(b"x"))),)),
@@ -68,7 +68,7 @@ async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) 
     preparer = PromptPreparer(model)
     asked = [asyncio.create_task(prepared(preparer, source)) for _ in range(9)]
     await running(model, IMAGE_THREADS)
-    await asyncio.sleep(0.05)
+    await settled()
     model.may.set()
     assert [prompt.tokens for prompt in await asyncio.gather(*asked)] == [(1,)] * 9
     assert model.most_at_once == IMAGE_THREADS

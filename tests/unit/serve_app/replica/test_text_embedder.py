@@ -13,7 +13,7 @@ from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, Samp
 from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
 from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
 from serve_app.replica.replica import ModelReplica
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import CARD
 
 END = 2
@@ -43,6 +43,8 @@ class FakeEngine:
 
     def __init__(self, error: str | None = None) -> None:
         self.requests = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.active = self.max_active = 0
         self.error = error
 
@@ -54,7 +56,9 @@ class FakeEngine:
         self.active += 1
         self.max_active = max(self.max_active, self.active)
         try:
-            await asyncio.sleep(0.05 / len(self.requests))
+            for _ in range(max(1, 100 - len(self.requests))):
+                await asyncio.sleep(0)
+            await self.may_end.wait()
             if self.error is not None:
                 yield Delta(finish=FinishReason.FAILED, error=self.error)
                 return
@@ -110,9 +114,13 @@ async def test_tenants_take_turns_with_the_texts_of_many_tasks():
         ) as d:
             assert len([vector async for delta in d for vector in delta.vectors]) == count
 
+    engine.may_end.clear()
     flood = [asyncio.create_task(ask("a", "flood", 40)) for _ in range(8)]
     await until(lambda: len(engine.requests) >= LIMITS.tenant_share)
-    await ask("b", "other", 2)
+    other = asyncio.create_task(ask("b", "other", 2))
+    await settled()
+    engine.may_end.set()
+    await other
     before = [request.tenant for request in engine.requests].index("other")
     assert before < 2 * 40
     await asyncio.gather(*flood)

@@ -19,11 +19,10 @@ from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.replica_set import ListingRouter, ReplicaSet, router_config, routers
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 
 IDLE = EngineStatistics(slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000)
-REPORTED_S = 0.5  # enough for a report or a lost connection; silence counts after 5 s
 
 
 def task(name: str, tokens: int = 200) -> ChatTask:
@@ -151,15 +150,12 @@ async def test_prompts_of_another_ingress_are_known_from_reports():
             talks = {f"talk {n}": await chosen(there, task(f"talk {n}")) for n in range(6)}
         for name, replica in talks.items():
             by_name[replica].reporter.generate(task(name))
-        pause_s = 0.1
 
         async def known() -> bool:
             """To a new replica set, which knows the prompts from reports only."""
-            nonlocal pause_s
-            pause_s *= 2
             async with replica_set(handle) as here:
                 await chosen(here, task("first"))
-                await asyncio.sleep(pause_s)
+                await settled()
                 return talks == {name: await chosen(here, task(name, 260)) for name in talks}
 
         await until(known)
@@ -170,7 +166,7 @@ async def test_a_dead_replica_is_skipped_before_serve_removes_it():
     async with running("a", "b") as (a, b), replica_set(FakeHandle(a, b)) as known:
         await both_chosen(known)
         await a.server.close(drain_s=0)
-        await asyncio.sleep(REPORTED_S)
+        await settled()
         assert await only_chosen(known, "b")
 
 
@@ -183,7 +179,7 @@ async def test_a_draining_replica_is_skipped():
         answer = client.generate(address, task("x"))
         await anext(answer)
         closing = asyncio.create_task(a.server.close(drain_s=60.0))
-        await asyncio.sleep(REPORTED_S)
+        await settled()
         assert await only_chosen(known, "b")
         assert not closing.done()
         await answer.aclose()
@@ -194,7 +190,7 @@ async def test_a_draining_replica_is_skipped():
 async def both_chosen(known: ReplicaSet) -> None:
     """Returns when both have reported: the first choice connects to them."""
     assert {await chosen(known, task(f"{n}")) for n in range(8)} == {"a", "b"}
-    await asyncio.sleep(REPORTED_S)
+    await settled()
 
 
 async def only_chosen(known: ReplicaSet, name: str) -> bool:

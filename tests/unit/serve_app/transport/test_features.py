@@ -13,7 +13,7 @@ from serve_app.transport import authentication, wire
 from serve_app.transport.connection import PIECE_BYTES, FramedConnection
 from serve_app.transport.features import FeatureClient, feature_server
 from serve_app.transport.wire import ConnectionLost
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.transport.peer import Peer, peers
 from tests.unit.serve_app.vision.served_encoders import CPU, NAME, encoder_of, rounded, served
@@ -121,7 +121,7 @@ async def test_an_image_whose_caller_leaves_is_not_encoded() -> None:
         await until(lambda: tower.entered.acquire(blocking=False))
         second = asyncio.create_task(client().features(address, picture(2)))
         await until(lambda: encoder.statistics().images_waiting == 2)
-        await asyncio.sleep(0.05)
+        await settled()
         second.cancel()
         await until(lambda: encoder.statistics().images_waiting == 1)
         gate.release(100)
@@ -129,13 +129,13 @@ async def test_an_image_whose_caller_leaves_is_not_encoded() -> None:
         assert tower.encoded == [1]
 
 
-async def test_heartbeats_keep_a_waiting_caller_connected() -> None:
+async def test_heartbeats_keep_a_waiting_caller_connected(heartbeats) -> None:
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)
     async with served(encoder_of(tower)) as (server, address):
         server._heartbeat_s = 0.02
         encoding = asyncio.create_task(client(silence_s=0.2).features(address, picture(1)))
-        await asyncio.sleep(0.4)
+        await until(lambda: len(heartbeats) > 15)
         assert not encoding.done()
         gate.release()
         assert torch.equal(await encoding, rounded(picture(1)))
@@ -160,7 +160,7 @@ async def test_closing_lets_a_running_request_end_and_refuses_others() -> None:
         encoding = asyncio.create_task(receiver.features(address, picture(1)))
         await until(lambda: tower.entered.acquire(blocking=False))
         closing = asyncio.create_task(server.close(drain_s=20))
-        await asyncio.sleep(0.05)
+        await settled()
         with pytest.raises(ConnectionLost):
             await client().features(address, picture(2))
         gate.release(100)

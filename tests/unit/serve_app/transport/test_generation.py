@@ -26,7 +26,7 @@ from serve_app.transport.client import StreamClient
 from serve_app.transport.connection import BUFFER_BYTES, FramedConnection
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import ConnectionLost
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import USAGE, PretendReplica
 from tests.unit.serve_app.transport.peer import Peer
 
@@ -81,7 +81,7 @@ async def test_unread_deltas_are_received_as_one():
         aclosing(client.generate(address, TASK)) as deltas,
     ):
         first = await anext(deltas)
-        await asyncio.sleep(0.2)
+        await settled()
         rest = [delta async for delta in deltas]
     assert len(rest) <= 1
     assert merge([first, *rest]).text == "abcdefgh"
@@ -284,7 +284,7 @@ async def test_unread_deltas_are_merged_once(monkeypatch) -> None:
         aclosing(client.generate(address, TASK)) as deltas,
     ):
         first = await anext(deltas)
-        await asyncio.sleep(0.2)
+        await settled()
         whole = merge([first] + [delta async for delta in deltas])
     assert whole.tokens == (*range(500), 99)
     assert merged == 501

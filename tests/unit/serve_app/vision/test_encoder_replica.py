@@ -17,7 +17,7 @@ from runtime.errors import (
 from runtime.vision.encoder import PreparedImage
 from serve_app.transport.wire import EncodeRequest
 from serve_app.vision.encoder_replica import SENT_AT_ONCE, EncoderReplica, OutgoingTower
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 from tests.unit.serve_app.vision.served_encoders import CPU, NAME, encoder_of
 
@@ -84,7 +84,7 @@ async def test_waiting_images_of_one_shape_form_a_batch() -> None:
         requests = [asyncio.create_task(encode(gated.encoder, image)) for image in images]
         await until(lambda: gated.encoder.statistics().images_waiting == 6)
         await until(lambda: gated.tower.entered.acquire(blocking=False))
-        await asyncio.sleep(0.05)
+        await settled()
         gated.gate.release(100)
         found = await all_of(*requests)
         assert [sorted(batch) for batch in gated.tower.batches] == [[1], [2, 4, 5], [3, 6]]
@@ -124,7 +124,7 @@ async def test_pixels_are_accepted_for_two_batches_only() -> None:
 
         requests = [asyncio.create_task(counted(picture(number))) for number in range(1, 12)]
         for _ in range(11):
-            await asyncio.sleep(0.01)
+            await settled()
             gated.gate.release()
         await all_of(*requests)
         assert most == 4 and len(gated.tower.encoded) == 11
@@ -162,7 +162,7 @@ async def test_if_the_caller_with_the_pixels_leaves_the_next_one_sends_them() ->
         first = asyncio.create_task(encoder.features(request(image), never))
         await receiving.wait()
         second = asyncio.create_task(encode(encoder, image))
-        await asyncio.sleep(0.02)
+        await settled()
         assert not second.done()
         first.cancel()
         gated.gate.release(100)
