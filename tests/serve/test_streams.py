@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import pytest
 
 from tests.patience import HANG_S
 from tests.serve.application import ENDLESS, Application, eventually
@@ -45,6 +46,18 @@ async def answers(url: str, indices: range, *, at_once: int) -> list[str]:
         return await asyncio.gather(*map(one, indices))
 
 
+@pytest.fixture(scope="module")
+def endless(application: Application) -> dict:
+    """Options with which the answer to a raw "a" fills the context."""
+    url = f"{application.url}/api/generate"
+    for seed in range(50):
+        options = {**ENDLESS, "seed": seed}
+        request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
+        if httpx.post(url, json=request, timeout=TIMEOUT).json()["eval_count"] > FULL_STEPS:
+            return options
+    raise AssertionError("no seed gives a long answer")
+
+
 async def test_concurrent_streams_give_the_answers_of_sequential_requests(application: Application):
     indices = range(32)
     sequential = await answers(application.url, indices, at_once=1)
@@ -64,8 +77,8 @@ def steps_at_rest(application: Application) -> int:
     return application.statistics().steps_total
 
 
-def test_a_client_that_disconnects_frees_its_sequence(application: Application):
-    request = {"model": "demo", "prompt": "a", "raw": True, "options": endless(application)}
+def test_a_client_that_disconnects_frees_its_sequence(application: Application, endless: dict):
+    request = {"model": "demo", "prompt": "a", "raw": True, "options": endless}
     before = steps_at_rest(application)
     url = f"{application.url}/api/generate"
     with application.paced(STEP_S):
@@ -74,9 +87,10 @@ def test_a_client_that_disconnects_frees_its_sequence(application: Application):
         assert 0 < steps_at_rest(application) - before < FULL_STEPS
 
 
-def test_a_client_that_disconnects_before_an_answer_frees_its_sequence(application: Application):
-    options = endless(application)
-    request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
+def test_a_client_that_disconnects_before_an_answer_frees_its_sequence(
+    application: Application, endless: dict
+):
+    request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": endless}
     before = steps_at_rest(application)
     with application.paced(STEP_S):
         with sent(f"{application.url}/api/generate", request):
@@ -95,10 +109,10 @@ def sent(url: str, request: dict) -> Iterator[None]:
 
 
 def test_a_stream_whose_only_replica_is_killed_continues_on_the_next_one(
-    application: Application,
+    application: Application, endless: dict
 ):
     first = application.card().pid
-    request = {"model": "demo", "prompt": "a", "raw": True, "options": endless(application)}
+    request = {"model": "demo", "prompt": "a", "raw": True, "options": endless}
     url = f"{application.url}/api/generate"
     undisturbed = text_of(httpx.post(url, json=request, timeout=TIMEOUT).text)
     application.pace(STEP_S)  # of this replica alone, which will be gone
@@ -109,14 +123,3 @@ def test_a_stream_whose_only_replica_is_killed_continues_on_the_next_one(
         os.kill(first, signal.SIGKILL)
         assert text_of("\n".join([begin, *lines])) == undisturbed
     assert application.card().pid != first
-
-
-def endless(application: Application) -> dict:
-    """Options with which the answer to a raw "a" fills the context."""
-    url = f"{application.url}/api/generate"
-    for seed in range(50):
-        options = {**ENDLESS, "seed": seed}
-        request = {"model": "demo", "prompt": "a", "raw": True, "stream": False, "options": options}
-        if httpx.post(url, json=request, timeout=TIMEOUT).json()["eval_count"] > FULL_STEPS:
-            return options
-    raise AssertionError("no seed gives a long answer")
