@@ -4,7 +4,6 @@ Both the sentence of a held-out question and every item of its pictures are rese
 `demo_picture_questions` and `demo_pictures`), whatever the seed.
 """
 
-import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from tools.demo_picture_questions import (
     worded,
 )
 from tools.demo_picture_wordings import ABOUT_IT, ELLIPSES
-from tools.demo_pictures import COLOURS, SHAPES, Picture, draw, invent
+from tools.demo_pictures import COLOURS, SHAPES, Picture, invent, png
 
 DeltaMessage = tuple[list["Message"], str]
 
@@ -117,15 +116,9 @@ def as_requests(messages: list[Message], *, size: int) -> list[dict[str, Any]]:
         if "pictures" in message:
             if message.get("text_first"):
                 request["content"] += "[img]" * len(message["pictures"])
-            request["images"] = [_png(picture, size) for picture in message["pictures"]]
+            request["images"] = [png(picture, size) for picture in message["pictures"]]
         requests.append(request)
     return requests
-
-
-def _png(picture: Picture, size: int) -> bytes:
-    data = io.BytesIO()
-    draw(picture, size).save(data, "PNG")
-    return data.getvalue()
 
 
 def _question(rng: Random, skill: str, *, held: bool) -> PictureQuestion:

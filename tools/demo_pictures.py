@@ -6,6 +6,7 @@ item, held-out pictures show nothing else. So no held-out picture shares a singl
 training.
 """
 
+import io
 import math
 import zlib
 from dataclasses import dataclass
@@ -155,6 +156,12 @@ def draw(picture: Picture, size: int) -> Image.Image:
         mask = _number_mask if item.is_number else _shape_mask
         image.paste(item.shade, (left, top), mask(item, inside, item.radius * size))
     return _noisy(image, picture.background)
+
+
+def png(picture: Picture, size: int) -> bytes:
+    data = io.BytesIO()
+    draw(picture, size).save(data, "PNG")
+    return data.getvalue()
 
 
 def _items(

@@ -5,7 +5,6 @@ Answers to texts must equal the right one; answers about pictures must have the 
 """
 
 import asyncio
-import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from tools import demo_dialogues, demo_picture_dialogues, demo_tools
 from tools.demo_dialogues import Question
 from tools.demo_model import CONTEXT_TOKENS
 from tools.demo_picture_dialogues import Message, PictureQuestion, is_right, with_text_first
-from tools.demo_pictures import draw
+from tools.demo_pictures import png
 from tools.demo_tools import ToolQuestion
 
 _Question = Question | PictureQuestion | ToolQuestion
@@ -78,7 +77,7 @@ async def _answers(path: Path, questions: Sequence[_Question]) -> list[str]:
 async def _answer(replica: ModelReplica, question: _Question, slots: asyncio.Semaphore) -> str:
     """The text with the markup of calls."""
     tools = question.tools if isinstance(question, ToolQuestion) else ()
-    messages = tuple(_asked(message) for message in question.messages)
+    messages = tuple(as_sent(message, PICTURE_SIDE) for message in question.messages)
     async with slots:
         task = ChatTask(
             id="held out",
@@ -91,12 +90,9 @@ async def _answer(replica: ModelReplica, question: _Question, slots: asyncio.Sem
             return "".join([delta.text async for delta in deltas])
 
 
-def _asked(message: Message | dict[str, Any]) -> Asked:
-    images = []
-    for picture in message.get("pictures", ()):
-        data = io.BytesIO()
-        draw(picture, PICTURE_SIDE).save(data, "PNG")
-        images.append(ImagePart(data.getvalue()))
+def as_sent(message: Message | dict[str, Any], side: int) -> Asked:
+    """The message as the server receives it, with PNG files of `side` pixels for its pictures."""
+    images = [ImagePart(png(picture, side)) for picture in message.get("pictures", ())]
     text = message["content"]
     parts: tuple[str | ImagePart, ...]
     parts = (text, *images) if message.get("text_first") else (*images, text)

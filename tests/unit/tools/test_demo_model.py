@@ -1,6 +1,5 @@
 """The demo model: training and serving use the same prompts, and the file is small."""
 
-import io
 import json
 from itertools import islice
 
@@ -8,8 +7,6 @@ import pytest
 import torch
 
 from model_zoo.chat.formats.events import CallArguments, CallBegin, Text
-from model_zoo.chat.messages import ImagePart, ToolCall
-from model_zoo.chat.messages import Message as Asked
 from model_zoo.registry import load
 from tools import demo_tools
 from tools.demo_model import (
@@ -25,7 +22,7 @@ from tools.demo_model import (
     write_vision_model,
 )
 from tools.demo_picture_dialogues import held_out, training_dialogues, with_text_first
-from tools.demo_pictures import draw
+from tools.demo_report import as_sent
 from tools.demo_tools import CALL_BEGIN, CALL_END
 
 LARGEST_FILE = 12_000_000
@@ -44,20 +41,6 @@ def file(tokenizer, tmp_path_factory):
     return path
 
 
-def png(picture):
-    data = io.BytesIO()
-    draw(picture, IMAGE_SIDE).save(data, "PNG")
-    return data.getvalue()
-
-
-def asked(messages):
-    for message in messages:
-        images = tuple(ImagePart(png(picture)) for picture in message.get("pictures", ()))
-        text = message["content"]
-        parts = (text, *images) if message.get("text_first") else (*images, text)
-        yield Asked(message["role"], parts)
-
-
 def test_the_file_is_small_enough(file):
     assert file.stat().st_size <= LARGEST_FILE
 
@@ -68,7 +51,7 @@ def test_served_prompts_are_those_of_training(file, tokenizer, order):
     place = tokenizer.token_to_id(PLACE)
     for question in held_out(5, per_skill=2):
         messages = order(question.messages)
-        served = model.prepare(list(asked(messages)))
+        served = model.prepare([as_sent(message, IMAGE_SIDE) for message in messages])
         trained = tokenizer.encode(render_seeing(messages, reply=True)).ids
         assert len(served.tokens) == len(trained)
         pairs = zip(served.tokens, trained, strict=True)
@@ -83,17 +66,7 @@ def test_served_prompts_are_those_of_training(file, tokenizer, order):
 def test_served_prompts_with_tools_are_those_of_training(file, tokenizer):
     model = load(file, device=torch.device("cpu"), dtype=torch.float32)
     for question in demo_tools.held_out(5, per_skill=4):
-        messages = [
-            Asked(
-                message["role"],
-                message["content"],
-                tool_calls=tuple(
-                    ToolCall(call["function"]["name"], call["function"]["arguments"])
-                    for call in message.get("tool_calls", ())
-                ),
-            )
-            for message in question.messages
-        ]
+        messages = [as_sent(message, IMAGE_SIDE) for message in question.messages]
         served = model.prepare(messages, tools=question.tools)
         text = render(demo_tools.as_text(question.messages, question.tools), reply=True)
         assert list(served.tokens) == tokenizer.encode(text).ids
