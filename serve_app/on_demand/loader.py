@@ -31,6 +31,17 @@ NO_LIMIT = 1 << 62
 OUTLINES_KEPT = 64
 
 
+def find_version(store: Store, name: str) -> StoredVersion:
+    """ModelNotFoundError if the name is invalid or the store has no such model."""
+    try:
+        known = store.find(ModelName.parse(name))
+        if known is not None:
+            return StoredVersion(str(known), store.manifest(known).digest)
+    except (SourceError, StoreError):
+        pass
+    raise ModelNotFoundError(f"model '{name}' not found")
+
+
 class StoreLoader:
     """Implements model_pool.Loader.
 
@@ -52,13 +63,7 @@ class StoreLoader:
         self.max_loaded_bytes = self._memory_limit()
 
     def find(self, name: str) -> StoredVersion:
-        try:
-            known = self._store.find(ModelName.parse(name))
-            if known is not None:
-                return StoredVersion(str(known), self._store.manifest(known).digest)
-        except (SourceError, StoreError):
-            pass
-        raise ModelNotFoundError(f"model '{name}' not found")
+        return find_version(self._store, name)
 
     def outline(
         self, version: StoredVersion, verbose: bool = False

@@ -12,9 +12,7 @@ from typing import Any
 import httpx
 import ollama
 
-from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
-from runtime.errors import ModelNotFoundError, SourceError, StoreError
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
@@ -24,7 +22,7 @@ from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
-from serve_app.on_demand.loader import StoreLoader
+from serve_app.on_demand.loader import StoreLoader, find_version
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits, StoredVersion
 from serve_app.on_demand.pool_settings import OnDemandSettings
@@ -46,13 +44,7 @@ class StoreBackedLoader(FakeLoader):
         self.store = store
 
     def find(self, name: str) -> StoredVersion:
-        try:
-            known = self.store.find(ModelName.parse(name))
-            if known is not None:
-                return StoredVersion(str(known), self.store.manifest(known).digest)
-        except (SourceError, StoreError):
-            pass
-        raise ModelNotFoundError(f"model '{name}' not found")
+        return find_version(self.store, name)
 
     def outline(
         self, version: StoredVersion, verbose: bool = False
