@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from model_zoo.chat.messages import Message
 from model_zoo.sources.pull import PullProgress
-from model_zoo.store.definition import Definition
+from model_zoo.store.definition import ChosenAdapter, Definition
 from model_zoo.store.modelfile import ROLES
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
@@ -172,18 +172,19 @@ def _definition(body: CreateBody, resolve_base: BaseResolver) -> Definition:
         definition = definition_from_modelfile(body.modelfile, resolve_base)
         return replace(definition, quantize=body.quantize or body.quantization or None)
     licenses = [body.license] if isinstance(body.license, str) else body.license
-    return definition_from_fields(
-        base=body.base or None,
+    stated = Definition(
         files={_file_name(name): blob_digest(digest) for name, digest in body.files.items()},
         parameters=body.parameters,
         template=body.template,
         system=body.system,
-        messages=[_message(index, each) for index, each in enumerate(body.messages)],
-        licenses=licenses,
+        messages=tuple(_message(index, each) for index, each in enumerate(body.messages)),
+        licenses=tuple(licenses),
         quantize=body.quantize or body.quantization,
-        adapters=[blob_digest(digest) for _, digest in sorted(body.adapters.items())],
-        resolve_base=resolve_base,
+        adapters=tuple(
+            ChosenAdapter(blob_digest(digest)) for _, digest in sorted(body.adapters.items())
+        ),
     )
+    return definition_from_fields(stated, body.base, resolve_base)
 
 
 def _message(index: int, message: ModelMessage) -> Message:

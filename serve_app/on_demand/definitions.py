@@ -1,7 +1,7 @@
 """Definitions of new models, from a Modelfile or from the fields of a request."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,35 +66,28 @@ def definition_from_modelfile(
 
 
 def definition_from_fields(
-    *,
-    base: str | None,
-    files: Mapping[str, str],
-    parameters: Mapping[str, Any],
-    template: str | None,
-    system: str | None,
-    messages: Sequence[Message],
-    licenses: Sequence[str],
-    quantize: str | None,
-    adapters: Sequence[str] = (),
-    resolve_base: BaseResolver,
+    stated: Definition, base: str | None, resolve_base: BaseResolver
 ) -> Definition:
-    """From the fields of a request; empty values count as absent. RequestError for wrong ones."""
-    if not base and not files:
+    """From the fields of a request; empty values count as absent. RequestError for wrong ones.
+
+    `stated`: the fields that need no lookup; `base`: the name of the model or blob to start from.
+    """
+    if not base and not stated.files:
         raise RequestError("neither 'from' or 'files' was specified")
-    if base and files:
+    if base and stated.files:
         raise RequestError("'from' and 'files' exclude each other")
-    check_parameters(parameters)
-    if template:
-        check_template(template)
-    definition = Definition(
-        files=files,
-        parameters={name: value for name, value in parameters.items() if value is not None},
-        template=template or None,
-        system=system or None,
-        messages=tuple(messages) or None,
-        licenses=tuple(text for text in licenses if text),
-        quantize=quantize or None,
-        adapters=tuple(map(ChosenAdapter, adapters)) or None,
+    check_parameters(stated.parameters)
+    if stated.template:
+        check_template(stated.template)
+    definition = replace(
+        stated,
+        parameters={name: each for name, each in stated.parameters.items() if each is not None},
+        template=stated.template or None,
+        system=stated.system or None,
+        messages=stated.messages or None,
+        licenses=tuple(text for text in stated.licenses if text),
+        quantize=stated.quantize or None,
+        adapters=stated.adapters or None,
     )
     return _based_on(definition, [resolve_base(base)]) if base else definition
 

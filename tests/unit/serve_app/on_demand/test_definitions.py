@@ -14,17 +14,6 @@ from serve_app.on_demand.definitions import (
 )
 
 BLOB = "sha256:" + "0a" * 32
-NOTHING = {
-    "base": None,
-    "files": {},
-    "parameters": {},
-    "template": None,
-    "system": None,
-    "messages": [],
-    "licenses": [],
-    "quantize": None,
-    "resolve_base": base_from_request,
-}
 
 
 def read(text: str) -> Definition:
@@ -95,7 +84,7 @@ def test_no_path_of_the_server_is_reachable(path):
     with pytest.raises(RequestError, match=r"line 1: .* is a path, and requests cannot read files"):
         read(f"FROM {path}")
     with pytest.raises(RequestError, match="is a path"):
-        definition_from_fields(**{**NOTHING, "base": path})
+        definition_from_fields(Definition(), path, base_from_request)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +115,14 @@ def test_an_error_names_the_line_of_the_modelfile(text, reported):
 
 
 def test_the_fields_of_a_request_become_a_definition():
-    said = definition_from_fields(
-        **{
-            **NOTHING,
-            "base": "tiny:7b",
-            "parameters": {"top_k": 3, "seed": None},
-            "system": "Be brief.",
-            "messages": [Message("user", "hi")],
-            "licenses": ["", "MIT"],
-            "template": "",
-        }
+    stated = Definition(
+        parameters={"top_k": 3, "seed": None},
+        system="Be brief.",
+        messages=(Message("user", "hi"),),
+        licenses=("", "MIT"),
+        template="",
     )
-    assert said == Definition(
+    assert definition_from_fields(stated, "tiny:7b", base_from_request) == Definition(
         base=RegistrySource(ModelName.parse("tiny:7b")),
         parameters={"top_k": 3},
         system="Be brief.",
@@ -147,14 +132,14 @@ def test_the_fields_of_a_request_become_a_definition():
 
 
 @pytest.mark.parametrize(
-    ("change", "reported"),
+    ("base", "stated", "reported"),
     [
-        ({}, "neither 'from' or 'files' was specified"),
-        ({"base": "a", "files": {"m.gguf": BLOB}}, "exclude each other"),
-        ({"base": "a", "parameters": {"top_k": "x"}}, 'option "top_k" must be of type integer'),
-        ({"base": "a", "template": "{{ .Color }}"}, r"template error: line 1: the field \.Color"),
+        (None, {}, "neither 'from' or 'files' was specified"),
+        ("a", {"files": {"m.gguf": BLOB}}, "exclude each other"),
+        ("a", {"parameters": {"top_k": "x"}}, 'option "top_k" must be of type integer'),
+        ("a", {"template": "{{ .Color }}"}, r"template error: line 1: the field \.Color"),
     ],
 )
-def test_invalid_fields_are_refused(change, reported):
+def test_invalid_fields_are_refused(base, stated, reported):
     with pytest.raises(RequestError, match=reported):
-        definition_from_fields(**{**NOTHING, **change})
+        definition_from_fields(Definition(**stated), base, base_from_request)
