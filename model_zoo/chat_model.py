@@ -85,7 +85,6 @@ class ModelDescription:
     context_length: int
     embedding_length: int
     vocab_size: int
-    block_count: int
     metadata: Mapping[str, MetadataValue]
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     chat_template: str | None

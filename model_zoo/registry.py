@@ -182,7 +182,6 @@ def describe(
         context_length=decoder.context_length,
         embedding_length=metadata.require_size("embedding_length"),
         vocab_size=decoder.vocab_size,
-        block_count=metadata.require_size("block_count"),
         metadata=file.metadata,
         tensors=tuple((info.name, info.type.name, info.shape[::-1]) for info in tensors),
         chat_template=None if chosen is None else chosen.template.source,

@@ -8,7 +8,14 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from model_zoo.chat.messages import (
+    ChatTemplate,
+    ImagePart,
+    Message,
+    ToolCall,
+    render_unforged,
+)
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.reference_data import reference_data, reference_files
 
 TEMPLATES = (
@@ -249,3 +256,14 @@ TALKS: dict[str, Talk] = {
     "an answer in parts": Talk([ASK, Message("assistant", ("One, ", "two.")), THANKS]),
     "a system text in parts": Talk([Message("system", ("Be brief.",)), ASK]),
 }
+
+
+def encode_chat(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    **variables: Any,
+) -> list[int]:
+    """Token ids of a conversation without images; `variables` are the template's."""
+    rendered = render_unforged(template, tokenizer, messages, variables)
+    return tokenizer.with_bos(tokenizer.encode_parts(rendered.cut(tokenizer)))

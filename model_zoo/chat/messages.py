@@ -160,27 +160,6 @@ class ChatTemplate:
         return further
 
 
-def encode_chat(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    **variables: Any,
-) -> list[int]:
-    """Token ids of the conversation, with control tokens only where the template writes them.
-
-    A sentinel character is inserted into texts of control tokens, and at their possible ends, in
-    messages, tools and variables, so that the rendered text has an intact one only where the
-    template wrote it. The sentinel is removed before pieces are encoded. Raises RequestError for a
-    role not in `ROLES`, and for images, tools or tool calls that the template does not support.
-    """
-    given = variables | _given(tools, add_generation_prompt)
-    rendered = render_unforged(template, tokenizer, messages, given)
-    return tokenizer.with_bos(tokenizer.encode_parts(rendered.cut(tokenizer)))
-
-
 @dataclass(frozen=True, slots=True)
 class Unforged:
     """A rendered text in which the sentinel breaks texts of special tokens that users wrote."""
@@ -204,7 +183,13 @@ def render_unforged(
     reserved: tuple[str, ...] = (),
     now: datetime | None = None,
 ) -> Unforged:
-    """Renders the text that `encode_chat` encodes; `variables` are the template's, with tools.
+    """Renders a conversation with special tokens only where the template writes them.
+
+    `variables` are the template's, with tools. A sentinel character is inserted into texts of
+    special tokens, and at their possible ends, in messages, tools and variables, so that the
+    rendered text has an intact one only where the template wrote it. `Unforged.cut` removes it.
+    Raises RequestError for a role not in `ROLES`, and for images, tools or tool calls that the
+    template does not support.
 
     `image`: the text for an image if the template does not support images; it then gets texts only.
     `reserved`: further texts that only the template may write. `now`: as in `render_values`.

@@ -177,10 +177,6 @@ class Tokenizer:
         """Ids of `text`, without BOS. `parse_special`: texts of control tokens become tokens."""
         return self.encode_parts(self.cut(text, parse_special=parse_special))
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a raw prompt: with control tokens, and BOS once if the file requires it."""
-        return self.with_bos(self.encode(text, parse_special=True))
-
     def encode_document(
         self, text: str, *, at_most: int | None = None, parse_special: bool = True
     ) -> list[int]:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
-from model_zoo.chat.messages import ImagePart, Message, ToolCall, encode_chat
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from model_zoo.chat_model import ChatModel
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ModelFileError, RequestError
+from tests.chat_templates import encode_chat
 from tests.fuzz.token_families import long_text
 
 # A user's text with the strings that templates and tokenizers look for.

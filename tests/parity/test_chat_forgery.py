@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_zoo.chat.messages import ChatTemplate, Message, ToolCall, encode_chat
+from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import RequestError
-from tests.chat_templates import IMAGE, ONE, TEMPLATES, offered, template_source
+from tests.chat_templates import IMAGE, ONE, TEMPLATES, encode_chat, offered, template_source
 from tests.reference_data import vocabulary_metadata
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
@@ -212,7 +212,7 @@ def test_the_templates_own_markers_are_tokens_in_every_turn(name: str) -> None:
         except RequestError:
             continue
         text = template.render(messages, tools=tools)
-        assert tokens == tokenizer.encode_prompt(text)
+        assert tokens == tokenizer.encode_document(text)
         accepted.add((any(message.tool_calls for message in messages), tools is not None))
     assert (False, False) in accepted or (True, True) in accepted
 

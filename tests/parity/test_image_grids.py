@@ -19,7 +19,6 @@ from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
-from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.parity.llama4_pixels import original
 
@@ -46,15 +45,6 @@ def test_tiles_and_the_size_on_them_are_those_of_mllama(side: int, most: int) ->
         assert (grid[0] * side, grid[1] * side) == canvas
         theirs = mllama.get_image_size_fit_to_canvas(height, width, *canvas, side)
         assert fitting(height, width, grid=grid, side=side) == theirs
-
-
-@pytest.mark.parametrize("most", [1, 4, 6])
-def test_numbers_of_aspect_ratios_and_masks_of_tiles_are_those_of_mllama(most: int) -> None:
-    for grid in mllama.get_all_supported_aspect_ratios(most):
-        theirs = mllama.convert_aspect_ratios_to_ids_np([[grid]], most)
-        assert aspect_ratio_id(grid, most) == theirs[0, 0]
-        mask = mllama.build_aspect_ratio_mask_np([[grid]], most)[0, 0]
-        assert tile_mask(grid, most).tolist() == mask.astype(bool).tolist()
 
 
 def test_tiles_are_those_of_llama4() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model_zoo.chat.message_form import MessageForm
-from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
 from tests.chat_templates import (
@@ -24,6 +24,7 @@ from tests.chat_templates import (
     TOOLS,
     as_json,
     calling_alone,
+    encode_chat,
     plain,
     rendered_by_transformers,
 )

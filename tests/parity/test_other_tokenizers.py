@@ -50,7 +50,7 @@ def test_wordpiece_agrees_with_the_bert_tokenizer_class() -> None:
             assert subject.encode(text) == expected, text
             unknown += expected.count(ids["[UNK]"])
         assert unknown > 0  # words with an unknown rest were among them
-        assert subject.encode_prompt("the fox")[0] == ids["[CLS]"]
+        assert subject.encode_document("the fox")[0] == ids["[CLS]"]
     assert subject.token_bytes(subject.encode("fox")[0])[:1] == b" "
 
 
@@ -115,7 +115,7 @@ def test_gemma_bpe_agrees_with_the_gemma_tokenizer_class() -> None:
             b"".join(map(subject.token_bytes, subject.encode(text)))
             == text.replace("▁", " ").encode()
         )
-    assert subject.encode_prompt("the")[0] == ids["<bos>"]
+    assert subject.encode_document("the")[0] == ids["<bos>"]
 
 
 def test_damaged_unigram_and_wordpiece_vocabularies_are_refused() -> None:

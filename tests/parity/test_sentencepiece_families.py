@@ -9,8 +9,9 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import phi3_tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from tests.chat_templates import encode_chat
 from tests.parity.test_tokenizers import random_texts
 from tests.reference_data import vocabulary_metadata
 from tests.sentencepiece_models import (
@@ -197,7 +198,7 @@ def phi3_reference() -> PreTrainedTokenizerFast:
 def test_phi3_chats_lose_the_white_space_behind_special_tokens() -> None:
     text = "<|user|>\nSYS\nHI<|end|>\n<|assistant|>\n"
     expected = [1, 32010, 317, 21554, 13, 17628, 32007, 32001]
-    assert phi3().encode_prompt(text) == expected
+    assert phi3().encode_document(text) == expected
     assert (
         phi3_reference().backend_tokenizer.encode(text, add_special_tokens=False).ids
         == expected[1:]

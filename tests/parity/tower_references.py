@@ -7,11 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, Gemma4Config
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.mllama.image_processing_pil_mllama import (
+    build_aspect_ratio_mask_np,
+    convert_aspect_ratios_to_ids_np,
+)
 from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
 
 from model_zoo.layers.vision.clamped import BOUNDS
 from model_zoo.layers.vision.patches import squares
-from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
 from tests.parity.towers import TowerPair
 
 
@@ -66,13 +69,19 @@ def mistral3(pair: TowerPair, pixels: Tensor, patches: tuple[int, int]) -> Tenso
 @torch.inference_mode()
 def mllama(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     slots = pixels.shape[1]
-    number = torch.full((len(pixels), 1), aspect_ratio_id(grid, slots))
-    mask = tile_mask(grid, slots).long().expand(len(pixels), 1, -1)
+    numbers, mask = aspect_ratios([[grid]] * len(pixels), slots)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MllamaVisionEncoder, "forward", states_before_layers)
-        states = pair.twin.model.vision_model(pixels.unsqueeze(1), number, mask)
+        states = pair.twin.model.vision_model(pixels.unsqueeze(1), numbers, mask)
         features = pair.twin.model.multi_modal_projector(states.last_hidden_state)
     return features.flatten(1, -2)
+
+
+def aspect_ratios(grids: list[list[tuple[int, int]]], slots: int) -> tuple[Tensor, Tensor]:
+    """Of the grids of images in each text, as Mllama's processor gives them: the index of each, and
+    the slots that hold a tile."""
+    numbers = convert_aspect_ratios_to_ids_np(grids, slots)
+    return torch.from_numpy(numbers), torch.from_numpy(build_aspect_ratio_mask_np(grids, slots))
 
 
 def qwen25vl(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -13,9 +13,8 @@ from transformers.models.mllama.processing_mllama import (
 )
 
 from model_zoo.chat_model import Prompt
-from model_zoo.models.mllama.image_processor import aspect_ratio_id, tile_mask
 from runtime.vision.encoder import PreparedImage
-from tests.parity.tower_references import gemma4_patches, states_before_layers
+from tests.parity.tower_references import aspect_ratios, gemma4_patches, states_before_layers
 
 MLLAMA_TILES = 4
 
@@ -107,15 +106,14 @@ def mllama(twin: Any, prompt: Prompt) -> Tensor:
     mask = convert_sparse_cross_attention_mask_to_dense(
         [sparse], [counts], MLLAMA_TILES, ids.shape[1]
     )
-    numbers = [aspect_ratio_id(image.grid, MLLAMA_TILES) for image in images]
-    masks = [tile_mask(image.grid, MLLAMA_TILES) for image in images]
+    numbers, tiles = aspect_ratios([[image.grid for image in images]], MLLAMA_TILES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MllamaVisionEncoder, "forward", states_before_layers)
         return twin(
             input_ids=ids,
             pixel_values=torch.stack([image.pixels for image in images]).unsqueeze(0),
-            aspect_ratio_ids=torch.tensor([numbers]),
-            aspect_ratio_mask=torch.stack(masks)[None].long(),
+            aspect_ratio_ids=numbers,
+            aspect_ratio_mask=tiles,
             cross_attention_mask=torch.from_numpy(mask),
         ).logits[0]
 

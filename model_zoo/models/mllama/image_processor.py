@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
 from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import Grid, best_grid, cut, fitting, grids, on_canvas
+from model_zoo.images.tiles import best_grid, cut, fitting, on_canvas
 from runtime.vision.encoder import PreparedImage
 
 
@@ -49,13 +48,3 @@ class MllamaProcessor:
         pixels = torch.zeros(outline.shape)
         pixels[: math.prod(grid)] = self.normalisation(cut(canvas, *grid))
         return as_outlined(outline, pixels, digest_of(image, self, tower))
-
-
-def aspect_ratio_id(grid: Grid, max_tiles: int) -> int:
-    """The index of `grid` among all grids of the model, from 1; 0 means no image."""
-    return grids(max_tiles).index(grid) + 1
-
-
-def tile_mask(grid: Grid, max_tiles: int) -> Tensor:
-    """[max_tiles] bool: which slots hold a tile."""
-    return torch.arange(max_tiles) < math.prod(grid)

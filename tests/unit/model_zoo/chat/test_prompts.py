@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.chat.sentinel import breaker
 from model_zoo.chat.template_choice import choose_template
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
-from tests.chat_templates import ASK, THOUGHT, TOOL_RESPONSE, template_source
+from tests.chat_templates import ASK, THOUGHT, TOOL_RESPONSE, encode_chat, template_source
 from tests.reference_data import vocabulary_metadata
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,

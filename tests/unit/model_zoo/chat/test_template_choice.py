@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from model_zoo.chat.messages import ChatTemplate, Message, encode_chat
+from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError
+from tests.chat_templates import encode_chat
 from tests.reference_data import reference_data
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,

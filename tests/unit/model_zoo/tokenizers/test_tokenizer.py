@@ -74,7 +74,7 @@ def test_old_llama3_file_without_pre_tokenizer_is_read_as_llama3() -> None:
     del metadata["tokenizer.ggml.pre"]
     tokenizer = load(metadata, "llama")
     assert tokenizer.end_tokens == {259, 260}
-    assert tokenizer.add_bos and tokenizer.encode_prompt("a") == [258, *tokenizer.encode("a")]
+    assert tokenizer.add_bos and tokenizer.encode_document("a") == [258, *tokenizer.encode("a")]
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,20 @@ def test_old_llama3_file_without_pre_tokenizer_is_read_as_llama3() -> None:
 def test_bos_follows_the_file_or_its_pre_tokenizer(keys: dict[str, Any], expected: bool) -> None:
     tokenizer = load(byte_level_metadata({"<bos>": CONTROL}, bos_token_id=258, **keys))
     assert tokenizer.add_bos is expected
-    assert tokenizer.encode_prompt("he") == ([258, 256] if expected else [256])
+    assert tokenizer.encode_document("he") == ([258, 256] if expected else [256])
 
 
 def test_prompt_with_bos_gets_no_second_one() -> None:
     tokenizer = load(sentencepiece_metadata({}))
-    assert tokenizer.encode_prompt("<s>") == tokenizer.encode_prompt("") == [1]
-    assert tokenizer.encode_prompt("<s>he") == tokenizer.encode_prompt("he")
-    assert tokenizer.encode_prompt("<s><s>he").count(1) == 1
+    assert tokenizer.encode_document("<s>") == tokenizer.encode_document("") == [1]
+    assert tokenizer.encode_document("<s>he") == tokenizer.encode_document("he")
+    assert tokenizer.encode_document("<s><s>he").count(1) == 1
 
 
 def test_file_without_a_bos_token_gets_none() -> None:
     tokenizer = load(byte_level_metadata(CHATML, pre="llama-bpe"))
     assert tokenizer.bos_id is None and not tokenizer.add_bos
-    assert tokenizer.encode_prompt("he") == [256]
+    assert tokenizer.encode_document("he") == [256]
 
 
 def test_longest_special_token_wins() -> None:
