@@ -140,21 +140,21 @@ def mistral3_image(pair: TowerPair, images: int, patches: tuple[int, int]) -> Te
     return random_pixels(images, 3, patches[0] * side, patches[1] * side)
 
 
-def with_processor(module: Any, files: Any) -> Build:
+def with_processor(tower: Any, files: Any) -> Build:
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
-        return module.build_tower(w, metadata, images=files.read_processor(metadata))
+        return tower(w, metadata, files.read_processor(metadata))
 
     return build
 
 
-def with_211_rows(module: Any) -> Build:
+def with_211_rows(tower: Any) -> Build:
     """For images of up to 211 rows, a prime: no grid but a line has exactly as many."""
 
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
         keys = "vision.patch_size", "vision.spatial_merge_size"
         patch, merge = (metadata.require_size(key) for key in keys)
         images = QwenVLProcessor(patch, merge, 2, 1, 211 * (patch * merge) ** 2, CLIP)
-        return module.build_tower(w, metadata, images=images)
+        return tower(w, metadata, images)
 
     return build
 
@@ -163,7 +163,7 @@ QWEN_GRIDS = ((6, 6), (7, 5), (1, 4), (5, 2), (3, 8))  # windows of Qwen2.5-VL a
 
 TOWERS: Mapping[str, TowerFamily] = {
     "gemma3": TowerFamily(
-        gemma3.build_tower,
+        gemma3.GemmaTower,
         gemma3_config,
         {
             "plain": {},
@@ -210,7 +210,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "idefics3": TowerFamily(
-        with_processor(idefics3, idefics3_files),
+        with_processor(idefics3.ShuffledTower, idefics3_files),
         idefics3_config,
         {
             "plain": {},
@@ -226,7 +226,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "internvl": TowerFamily(
-        with_processor(internvl, internvl_files),
+        with_processor(internvl.ScaledTower, internvl_files),
         internvl_config,
         {
             "plain": {},
@@ -243,7 +243,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "llama4": TowerFamily(
-        llama4.build_tower,
+        llama4.TileTower,
         llama4_config,
         {
             "plain": {},
@@ -265,7 +265,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "llava": TowerFamily(
-        llava.build_tower,
+        llava.LlavaTower,
         llava_config,
         {
             "plain": {},
@@ -280,7 +280,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "llava_next": TowerFamily(
-        llava_next.build_tower,
+        llava_next.CanvasTower,
         llava_next_config,
         {
             "plain": {},
@@ -294,7 +294,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
     ),
     "mistral3": TowerFamily(
-        mistral3.build_tower,
+        mistral3.PixtralTower,
         mistral3_config,
         {
             "plain": {},
@@ -317,7 +317,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "mllama": TowerFamily(
-        mllama.build_tower,
+        mllama.AspectTower,
         mllama_config,
         {
             "plain": {},
@@ -339,7 +339,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "qwen25vl": TowerFamily(
-        with_211_rows(qwen25vl),
+        with_211_rows(qwen25vl.QwenTower),
         qwen25vl_config,
         {
             "plain": {},
@@ -359,7 +359,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "qwen3vl": TowerFamily(
-        with_211_rows(qwen3vl),
+        with_211_rows(qwen3vl.DeepTower),
         qwen3vl_config,
         {
             "plain": {},

@@ -5,14 +5,14 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma3.placeholders import Gemma3Placeholders
-from model_zoo.models.gemma3.vision import build_tower
+from model_zoo.models.gemma3.vision import GemmaTower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    tower = build_tower(w, metadata)
+    tower = GemmaTower(w, metadata)
     side = tower.largest().pixels.shape[-1]
     normalisation = read_normalisation(metadata, STANDARD)
     processor = SquareProcessor(side, tower.limits.rows, normalisation=normalisation)

@@ -80,11 +80,6 @@ class GemmaTower:
         return parts.mean((2, 4)).flatten(1, 2)
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> GemmaTower:
-    """From a projector file or from a combined file."""
-    return GemmaTower(w, metadata)
-
-
 def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
     return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)

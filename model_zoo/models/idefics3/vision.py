@@ -59,11 +59,6 @@ class ShuffledTower:
         return self._projection(shuffled.flatten(0, 1)).view(len(pixels), -1, self.limits.width)
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ShuffledTower:
-    """From a projector file; `images` are the bounds of its processor."""
-    return ShuffledTower(w, metadata, images)
-
-
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu)
     return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)

@@ -71,11 +71,6 @@ class ScaledTower:
         return features.view(len(pixels), -1, self.limits.width)
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> ScaledTower:
-    """From a projector file; `images` are the bounds of its processor."""
-    return ScaledTower(w, metadata, images)
-
-
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     """Outputs are scaled elementwise; the largest models have RMS norms."""
     feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu_erf)

@@ -115,11 +115,6 @@ class Adapter:
         return self._last(gelu_erf(self._second(gelu_erf(self._first(merged)))))
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> TileTower:
-    """From a projector file or from a combined file."""
-    return TileTower(w, metadata)
-
-
 def _sizes(metadata: Metadata) -> VisionSizes:
     """The flavours state eps of the norms under different keys."""
     if metadata.architecture == "clip":

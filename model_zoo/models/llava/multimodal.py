@@ -7,7 +7,7 @@ from model_zoo.models.llava import vision_next as llava_next
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.llava.placeholders import LlavaPlaceholders
-from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, build_tower
+from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, LlavaTower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from runtime.errors import UnsupportedModelError
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     if llava_next.has_tiles(metadata):
         return _with_tiles(w, metadata, tokenizer)
-    tower = build_tower(w, metadata)
+    tower = LlavaTower(w, metadata)
     processor = ClipProcessor(
         tower.largest().pixels.shape[-1],
         tower.limits.rows,
@@ -28,7 +28,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    tower = llava_next.build_tower(w, metadata)
+    tower = llava_next.CanvasTower(w, metadata)
     processor = LlavaNextProcessor(
         tower.largest().pixels.shape[-1],
         tower.across,

@@ -91,11 +91,6 @@ class LlavaTower:
         return self._clip(pixels)
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> LlavaTower:
-    """From a projector file."""
-    return LlavaTower(w, metadata)
-
-
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     """CLIP uses quick GELU; files of other encoders state theirs."""
     curve = gelu if sizes.metadata.get("use_gelu", bool, False) else gelu_quick

@@ -78,11 +78,6 @@ class CanvasTower:
         return canvas_rows(canvas, self._grid(canvas), self.across)
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> CanvasTower:
-    """From a projector file with tiles."""
-    return CanvasTower(w, metadata)
-
-
 def has_tiles(metadata: Metadata) -> bool:
     """Whether a file is for this vision model, not for that of LLaVA 1.5."""
     return metadata.has(CANVASES_KEY)

@@ -5,14 +5,14 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mistral3.placeholders import PixtralPlaceholders
-from model_zoo.models.mistral3.vision import SIDE, build_tower
+from model_zoo.models.mistral3.vision import SIDE, PixtralTower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    tower = build_tower(w, metadata)
+    tower = PixtralTower(w, metadata)
     rows, _ = tower.largest().grid
     patch = metadata.require_size("vision.patch_size")
     processor = PixtralProcessor(

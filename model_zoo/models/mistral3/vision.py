@@ -109,11 +109,6 @@ class PatchMerger:
         return self._second(gelu_erf(self._first(flat))).view(len(x), -1, self.width)
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> PixtralTower:
-    """From a projector file or from a combined file."""
-    return PixtralTower(w, metadata)
-
-
 def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     gated = read_gated(w, sizes, _gate(sizes.metadata))
     return read_layer(w, sizes, LAYER, rms_norms(w, sizes), gated)

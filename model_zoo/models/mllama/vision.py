@@ -166,11 +166,6 @@ class Places:
         return self._grids.index(grid) + 1
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> AspectTower:
-    """From a combined file; only Ollama's files have this architecture."""
-    return AspectTower(w, metadata)
-
-
 def _gate(w: TensorScope, name: str) -> Tensor:
     """float32 [1], the factor."""
     return w.vector(name, size=1, bare=True)

@@ -105,11 +105,6 @@ class Merger:
         return self._second(gelu_erf(self._first(merged)))
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> QwenTower:
-    """From a projector file or from a combined file; `images` are the bounds of its processor."""
-    return QwenTower(w, metadata, images)
-
-
 def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     return read_layer(w, sizes, LayerNames(), rms_norms(w, sizes), read_gated(w, sizes, silu_mul))
 

@@ -4,7 +4,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
-from model_zoo.models.qwen3vl.vision import FRAMES, MERGED, build_tower
+from model_zoo.models.qwen3vl.vision import FRAMES, MERGED, DeepTower
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -23,7 +23,7 @@ OLLAMA_KEYS = "vision.shortest_edge", "vision.longest_edge"
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_processor(metadata)
-    tower = build_tower(w, metadata, images=processor)
+    tower = DeepTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, QwenPlaceholders(tokenizer), depth=tower.depth)
 
 

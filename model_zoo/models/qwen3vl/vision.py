@@ -125,11 +125,6 @@ class Merger:
         return self._second(gelu_erf(self._first(merged)))
 
 
-def build_tower(w: TensorScope, metadata: Metadata, *, images: ImageBounds) -> DeepTower:
-    """From a projector file or from a combined file; `images` are the bounds of its processor."""
-    return DeepTower(w, metadata, images)
-
-
 def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
     feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
     return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
