@@ -9,10 +9,10 @@ from transformers import AutoModel
 from model_zoo.families import TEXT_FAMILIES, VISION_FAMILIES
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
-from tests.parity import test_encoders
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.vision_agreement import FLAVOURS
-from tests.parity.vision_families import VISION_MODELS
+from tests.families.encoder_configs import ENCODERS
+from tests.families.text_families import TEXT_MODELS
+from tests.families.vision_agreement import FLAVOURS
+from tests.families.vision_families import VISION_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
 
 MODEL, PROJECTOR = "model.gguf", "mmproj-model.gguf"
@@ -79,7 +79,7 @@ def _written(folder: Path) -> Iterator[Path]:
                 place.rmdir()
             else:
                 yield place
-    for name, config in test_encoders.CONFIGS.items():
+    for name, config in ENCODERS.items():
         place = _new(folder / name)
         write_tiny(place / MODEL, config, maker=AutoModel)
         yield place

@@ -17,8 +17,7 @@ from model_zoo.registry import class_for
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.worker.model import DecoderModel
 from tests.adapter_files import peft_pairs, random_pairs, rounded, write_adapter
-from tests.gguf_files import matrices, rewrite
-from tests.parity.agreement import (
+from tests.families.agreement import (
     Pair,
     check_bits_alone_and_in_a_batch,
     check_declared_memory,
@@ -26,8 +25,9 @@ from tests.parity.agreement import (
     check_whole_prompt,
     random_tokens,
 )
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.gguf_files import matrices, rewrite
 from tests.thread_ranks import Meeting
 from tests.tiny_models import tiny_tokenizer, write_tiny_llama
 

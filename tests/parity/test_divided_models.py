@@ -20,10 +20,12 @@ from runtime.distributed.process_group import ProcessRanks
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.engine.request import ImageSpan
 from runtime.worker.model import DecoderModel
-from tests.parity import image_rows, test_encoders, test_mllama
-from tests.parity.agreement import check_declared_memory, random_tokens
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
+from tests.families import image_rows
+from tests.families.agreement import check_declared_memory, random_tokens
+from tests.families.encoder_configs import ENCODERS
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.parity import test_mllama
 from tests.thread_ranks import Meeting
 from tests.tiny_models import TinyLlama, write_tiny, write_tiny_llama
 
@@ -93,7 +95,7 @@ def test_cross_attention_to_images_is_divided(tmp_path) -> None:
 @pytest.mark.parametrize("name", ["bert", "nomic_bert"])
 def test_text_encoders_are_divided(tmp_path, name: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_tiny(path, test_encoders.CONFIGS[name], maker=AutoModel)
+    write_tiny(path, ENCODERS[name], maker=AutoModel)
     tokens = random_tokens(41, seed=3)
 
     def states(ranks: Ranks) -> Tensor:

@@ -7,33 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModel, BertConfig, NomicBertConfig
+from transformers import AutoModel
 
 from runtime.engine.request import ImageSpan
 from runtime.worker.model import DecoderModel
+from tests.families.agreement import QUANTIZED_TYPES, load_decoder, random_tokens
+from tests.families.encoder_configs import ENCODERS, LARGE
+from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes
-from tests.parity.agreement import QUANTIZED_TYPES, load_decoder, random_tokens
-from tests.parity.paged_decoder import PagedDecoder
 from tests.tiny_models import write_tiny
 
 TOLERANCE = 2e-5  # of states, whose components are about one
-SIZES = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 128,
-}
-CONFIGS = {
-    "bert": BertConfig(**SIZES),
-    "bert_without_segments": BertConfig(**SIZES, type_vocab_size=1),
-    "nomic_bert": NomicBertConfig(**SIZES),
-}
-LARGE = {
-    name: type(config)(**(SIZES | {"hidden_size": 256, "intermediate_size": 256}))
-    for name, config in CONFIGS.items()
-}
 
 
 @dataclass(frozen=True)
@@ -46,10 +31,10 @@ class Pair:
             return self.twin(torch.tensor([tokens])).last_hidden_state[0]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=ENCODERS)
 def pair(request, tmp_path_factory) -> Pair:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    twin = write_tiny(path, CONFIGS[request.param], maker=AutoModel)
+    twin = write_tiny(path, ENCODERS[request.param], maker=AutoModel)
     return Pair(load_decoder(path), twin)
 
 

@@ -13,7 +13,8 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, RequestError
 from runtime.vision.encoder import LocalEncoder
-from tests.parity.image_rows import (
+from tests.families.engine_runs import answers
+from tests.families.image_rows import (
     OPTIONS,
     Picture,
     PictureTower,
@@ -21,7 +22,6 @@ from tests.parity.image_rows import (
     tiny_config,
     write_with_image_size,
 )
-from tests.parity.test_engine import answers
 from tests.tiny_models import write_tiny
 
 CPU = torch.device("cpu")

@@ -27,9 +27,10 @@ from runtime.engine.request import (
 )
 from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
 from runtime.vision.encoder import LocalEncoder
-from tests.parity import image_rows, test_engine_images
-from tests.parity.test_engine import SLIDING, answers, mixed_requests, running
-from tests.parity.text_families import TEXT_MODELS
+from tests.families import image_rows
+from tests.families.engine_runs import SLIDING, answers, mixed_requests, running
+from tests.families.text_families import TEXT_MODELS
+from tests.parity import test_engine_images
 from tests.patience import HANG_S
 from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
 from tests.tiny_models import write_tiny, write_tiny_llama

@@ -7,7 +7,7 @@ import torch
 
 from model_zoo.chat_model import ChatModel
 from runtime.engine.request import GenerationRequest, Pooling, SamplingParams, StopRules
-from tests.parity.test_engine import RECURRENT, answers, hybrid, running
+from tests.families.engine_runs import RECURRENT, answers, hybrid, running
 
 
 @pytest.fixture(scope="module", params=RECURRENT.items(), ids="-".join)

@@ -12,9 +12,9 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import LocalEncoder
+from tests.families.engine_runs import answers
+from tests.families.paged_decoder import PagedDecoder
 from tests.parity.image_text_models import GRIDS, LARGEST, MODELS, ImageTextModel
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.test_engine import answers
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")

@@ -12,17 +12,17 @@ import torch
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
 from runtime.quant.block_types import MXFP4_PAIRS
-from tests.gguf_files import matrices, rewrite
-from tests.parity.agreement import (
+from tests.families.agreement import (
     PROMPT,
     TOLERANCE,
     Pair,
     check_long_prompt,
     random_tokens,
 )
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.text_family import changed, pair_of
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import changed, pair_of
+from tests.gguf_files import matrices, rewrite
 
 FLAVOURS = pytest.mark.parametrize("flavour", ["llama.cpp", "ollama"])
 GPT_OSS = TEXT_MODELS["gpt-oss"]

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from model_zoo.gguf.reader import GGUFFile
-from tests.parity.agreement import (
+from tests.families.agreement import (
     CHECKS,
     PROMPT,
     TOLERANCE,
@@ -16,7 +16,7 @@ from tests.parity.agreement import (
     load_decoder,
     random_tokens,
 )
-from tests.parity.paged_decoder import PagedDecoder
+from tests.families.paged_decoder import PagedDecoder
 from tests.tiny_models import write_tiny_llama
 
 # Configuration, type of the matrices, types that differ from it.

@@ -5,19 +5,19 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tests.memory_profile import peak_bytes
-from tests.parity.agreement import (
+from tests.families.agreement import (
     TOLERANCE,
     Pair,
     random_tokens,
 )
-from tests.parity.image_rows import (
+from tests.families.image_rows import (
     TILES,
     Picture,
     logits_of_twin,
 )
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.memory_profile import peak_bytes
 
 MLLAMA = TEXT_MODELS["mllama"]
 LENGTH = 40

@@ -18,8 +18,8 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import PromptTooLongError
-from tests.parity.agreement import random_tokens
-from tests.parity.test_engine import collect, running
+from tests.families.agreement import random_tokens
+from tests.families.engine_runs import collect, running
 from tests.tiny_models import write_tiny
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import RequestError
-from tests.parity.test_engine import CPU, answers, running
+from tests.families.engine_runs import CPU, answers, running
 from tests.tiny_models import write_tiny_llama
 
 GREEDY = SamplingParams(temperature=0)

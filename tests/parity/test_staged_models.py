@@ -17,10 +17,10 @@ from runtime.distributed.layer_placement import LayerPlacement
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.errors import DoesNotFitError
 from runtime.worker.model import Batch, DecoderModel
-from tests.parity.agreement import random_tokens
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.test_engine import answers, mixed_requests, running
-from tests.parity.text_families import TEXT_MODELS
+from tests.families.agreement import random_tokens
+from tests.families.engine_runs import answers, mixed_requests, running
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny_llama
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.families.agreement import check_long_prompt, load_decoder
+from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import changed, pair_of
 from tests.gguf_files import matrices
-from tests.parity.agreement import check_long_prompt, load_decoder
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.text_family import changed, pair_of
 
 FLAVOURS = pytest.mark.parametrize("flavour", ["llama.cpp", "ollama"])
 

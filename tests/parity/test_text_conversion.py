@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
+from tests.families.agreement import check_long_prompt
+from tests.families.gemma_families import GEMMA4_ROPES, GEMMA4_SCALED_ROPES, GLOBAL, LOCAL
+from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import pair_of
 from tests.gguf_files import matrices
-from tests.parity.agreement import check_long_prompt
-from tests.parity.gemma_families import GEMMA4_ROPES, GEMMA4_SCALED_ROPES, GLOBAL, LOCAL
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.text_family import pair_of
 from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
 
 

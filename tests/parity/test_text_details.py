@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
-from tests.parity.agreement import CHECKS, PROMPT, TOLERANCE, Pair, load_decoder, random_tokens
-from tests.parity.gemma_families import GEMMA3_SCALED_LAYERS, gemma3_scaled
-from tests.parity.image_rows import OPTIONS
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.text_family import changed, pair_of
+from tests.families.agreement import CHECKS, PROMPT, TOLERANCE, Pair, load_decoder, random_tokens
+from tests.families.gemma_families import GEMMA3_SCALED_LAYERS, gemma3_scaled
+from tests.families.image_rows import OPTIONS
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import changed, pair_of
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
 

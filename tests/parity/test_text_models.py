@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelFileError
-from tests.parity.agreement import (
+from tests.families.agreement import (
     CHECKS,
     PROMPT,
     QUANTIZED_TYPES,
@@ -17,9 +17,9 @@ from tests.parity.agreement import (
     load_decoder,
     random_tokens,
 )
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.text_family import CONTEXT_TOKENS, changed, pair_of
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import CONTEXT_TOKENS, changed, pair_of
 
 ROWS = TEXT_MODELS.items()
 CONFIGS = [(name, config) for name, row in ROWS for config in row.configs]

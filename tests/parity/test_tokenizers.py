@@ -1,6 +1,5 @@
 """Tokenizers against published vectors and against each family's own library."""
 
-import random
 import unicodedata
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -13,6 +12,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter, bytes_to_unic
 from transformers.tokenization_utils_base import generate_merges
 
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from tests.parity.random_texts import random_texts
 from tests.reference_data import reference_data, vocabulary_metadata
 
 NAMES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
@@ -41,34 +41,6 @@ def test_published_vectors_are_met_exactly(name: str) -> None:
     assert len(pairs) >= 46
     for text, expected in pairs:
         assert tokenizer(name).encode(text) == expected, text
-
-
-WORDS = (
-    *("the", "don't", "WE'LL", "o'clock", "'S", "naïve", "straße", "Ångström", "ﬁne", "ǅungla"),
-    *("Привет", "мир", "東京タワー", "我想在", "한국어", "กาแฟ", "नमस्ते", "العربية", "עברית"),
-    *("x²", "½", "١٢٣", "12345", "3.14", "0x1F", "...", "!?", "</a>", "{x: [1]}", "//", "_", "`"),
-    *("  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2028", "\u200b", " \n ", "\n\n\n", "\x00"),
-    *("👩‍👩‍👧", "🇨🇭", "🏽", "❤️", "▁", "�"),
-)
-
-
-def random_texts(seed: int, count: int) -> list[str]:
-    """Words, digits, spaces, many scripts, emoji sequences and assigned code points at large."""
-    random_source = random.Random(seed)
-    assigned = [
-        chr(code)
-        for code in (*range(0x20, 0x3000), *range(0xA000, 0xA700), *range(0x1F300, 0x1F700))
-        if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")
-    ]
-    texts = []
-    for _ in range(count):
-        parts = []
-        for _ in range(random_source.randrange(1, 30)):
-            pool = WORDS if random_source.random() < 0.7 else assigned
-            parts.append(random_source.choice(pool))
-            parts.append(random_source.choice(("", "", " ")))
-        texts.append("".join(parts))
-    return texts
 
 
 class RanksConverter(TikTokenConverter):

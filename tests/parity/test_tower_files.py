@@ -14,13 +14,13 @@ from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
 from model_zoo.models.llava.vision import CLIP_LAYERS, FEATURE_KEY
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.vision.encoder import LocalEncoder
+from tests.families.text_family import changed
+from tests.families.tower_families import TOWERS
+from tests.families.towers import TOLERANCE, TowerPair, check_limits, encoded, load_tower, worst
+from tests.families.towers import random_pixels as random
+from tests.families.vision_configs import SIDE
 from tests.fuzz.parsed_file import parse
 from tests.gguf_files import matrices
-from tests.parity.text_family import changed
-from tests.parity.tower_families import TOWERS
-from tests.parity.towers import TOLERANCE, TowerPair, check_limits, encoded, load_tower, worst
-from tests.parity.towers import random_pixels as random
-from tests.parity.vision_configs import SIDE
 from tests.tiny_models import write_tiny_folder
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from runtime.errors import UnsupportedModelError
-from tests.parity.agreement import CHECKS, Pair, load_decoder
-from tests.parity.tower_families import TOWERS, TowerFamily
-from tests.parity.towers import (
+from tests.families.agreement import CHECKS, Pair, load_decoder
+from tests.families.tower_families import TOWERS, TowerFamily
+from tests.families.towers import (
     TOLERANCE,
     TowerPair,
     check_limits,

@@ -11,9 +11,9 @@ from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.vision.encoder import LocalEncoder
-from tests.parity.test_engine import answers
-from tests.parity.vision_agreement import CPU, VisionPair
-from tests.parity.vision_families import VISION_MODELS
+from tests.families.engine_runs import answers
+from tests.families.vision_agreement import CPU, VisionPair
+from tests.families.vision_families import VISION_MODELS
 
 ANSWER = 12
 CONVERSATIONS = (

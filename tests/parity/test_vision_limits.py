@@ -21,12 +21,12 @@ from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.registry import load
 from runtime.errors import DoesNotFitError, ModelFileError, RequestError
 from runtime.vision.encoder import LocalEncoder, max_pixel_elements
+from tests.families.engine_runs import answers
+from tests.families.vision_agreement import FLAVOURS, VisionPair
+from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
 from tests.memory_profile import peak_bytes
-from tests.parity.test_engine import answers
 from tests.parity.test_vision_engine import check_answer, request, running
-from tests.parity.vision_agreement import FLAVOURS, VisionPair
-from tests.parity.vision_families import VISION_MODELS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 # Their processors have the limits of other rows.

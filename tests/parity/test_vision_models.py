@@ -4,8 +4,8 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.errors import ConfigurationError, RequestError
-from tests.parity.vision_agreement import CHECKS, FLAVOURS, VisionPair
-from tests.parity.vision_families import VISION_MODELS
+from tests.families.vision_agreement import CHECKS, FLAVOURS, VisionPair
+from tests.families.vision_families import VISION_MODELS
 from tests.vision_prompts import png
 
 CASES = [

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.parity.agreement import load_decoder, random_tokens
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
+from tests.families.agreement import load_decoder, random_tokens
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
 from tests.peers.llama_cpp_library import their_log_probabilities
 from tests.tiny_models import tiny_tokenizer
 

@@ -3,8 +3,8 @@
 import pytest
 from transformers import Gemma4TextConfig
 
-from tests.parity.agreement import load_decoder, random_tokens
-from tests.parity.paged_decoder import PagedDecoder
+from tests.families.agreement import load_decoder, random_tokens
+from tests.families.paged_decoder import PagedDecoder
 from tests.peers.llama_cpp_library import their_log_probabilities
 from tests.tiny_models import tiny_tokenizer, write_tiny
 

@@ -16,7 +16,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.llama.text import build_decoder
-from tests.parity.paged_decoder import PagedDecoder
+from tests.families.paged_decoder import PagedDecoder
 from tests.peers.llama_cpp_library import their_file, their_log_probabilities
 from tests.tiny_models import TinyLlama, write_tiny_llama
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from tests.families.tower_families import TOWERS, TowerFamily
+from tests.families.towers import encoded, load_tower, worst
 from tests.gguf_files import matrices, rewrite
-from tests.parity.tower_families import TOWERS, TowerFamily
-from tests.parity.towers import encoded, load_tower, worst
 from tests.peers.llama_cpp_vision import their_features
 from tests.tiny_models import TinyLlama, write_tiny_llama
 

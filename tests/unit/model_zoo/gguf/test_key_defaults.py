@@ -33,10 +33,11 @@ from model_zoo.registry import class_for
 from runtime.engine.request import ImageSpan
 from runtime.kv.spec import Full, Sliding
 from runtime.worker.model import DecoderModel
-from tests.parity import image_rows, test_encoders
-from tests.parity.agreement import PROMPT, random_tokens
-from tests.parity.paged_decoder import PagedDecoder
-from tests.parity.text_families import TEXT_MODELS
+from tests.families import image_rows
+from tests.families.agreement import PROMPT, random_tokens
+from tests.families.encoder_configs import ENCODERS
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny
 
 BASE, ORIGINAL = "rope.freq_base", "rope.scaling.original_context_length"
@@ -65,15 +66,15 @@ class Default:
 ENCODER = {"maker": AutoModel}
 DEFAULTS = {
     "bert eps": Default(
-        test_encoders.CONFIGS["bert"], LAYER_EPSILON, 1e-12, 1e-3,
+        ENCODERS["bert"], LAYER_EPSILON, 1e-12, 1e-3,
         "BertConfig.layer_norm_eps", ENCODER,
     ),
     "nomic eps": Default(
-        test_encoders.CONFIGS["nomic_bert"], LAYER_EPSILON, 1e-12, 1e-3,
+        ENCODERS["nomic_bert"], LAYER_EPSILON, 1e-12, 1e-3,
         "NomicBertConfig.layer_norm_eps", ENCODER,
     ),
     "nomic base": Default(
-        test_encoders.CONFIGS["nomic_bert"], BASE, 1000.0, 10_000.0,
+        ENCODERS["nomic_bert"], BASE, 1000.0, 10_000.0,
         "NomicBertConfig.rope_parameters.rope_theta", ENCODER,
     ),
     "llama eps": Default(

@@ -20,9 +20,9 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.registry import class_for
 from runtime.errors import ModelFileError
-from tests.parity import test_encoders
-from tests.parity.text_families import TEXT_MODELS
-from tests.parity.text_family import CompleteFile
+from tests.families.encoder_configs import ENCODERS
+from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import CompleteFile
 from tests.tiny_models import write_tiny
 
 EPSILON = "attention.layer_norm_epsilon"
@@ -56,7 +56,7 @@ def opened(tmp_path_factory) -> Callable[[str], GGUFFile]:
             if family in TEXT_MODELS:
                 TEXT_MODELS[family].write(path, complete.config, flavour=complete.flavour)
             else:
-                write_tiny(path, test_encoders.CONFIGS[family], maker=AutoModel)
+                write_tiny(path, ENCODERS[family], maker=AutoModel)
             made[case] = GGUFFile.open(path)
         return made[case]
 

@@ -17,7 +17,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.engine.request import ImageSpan
 from runtime.errors import ModelFileError
 from runtime.kv.spec import Full, LayerCache, Sliding
-from tests.parity.paged_decoder import PagedDecoder
+from tests.families.paged_decoder import PagedDecoder
 
 HIDDEN, ROWS, TOKENS = 16, 11, [3, 9, 0, 4]
 EMBEDDING = np.random.default_rng(0).standard_normal((ROWS, HIDDEN), dtype=np.float32)

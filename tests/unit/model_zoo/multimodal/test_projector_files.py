@@ -14,9 +14,9 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
+from tests.families.vision_agreement import WIDE
+from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
-from tests.parity.vision_agreement import WIDE
-from tests.parity.vision_families import VISION_MODELS
 
 CPU = torch.device("cpu")
 ASK = [Message("user", (WIDE, "What is this?"))]

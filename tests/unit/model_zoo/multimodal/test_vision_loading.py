@@ -23,9 +23,9 @@ from runtime.errors import (
     RequestError,
     UnsupportedModelError,
 )
+from tests.families.vision_agreement import WIDE
+from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
-from tests.parity.vision_agreement import WIDE
-from tests.parity.vision_families import VISION_MODELS
 
 CPU = torch.device("cpu")
 ASK = [Message("user", (WIDE, "What is this?"))]

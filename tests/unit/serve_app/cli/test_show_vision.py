@@ -10,8 +10,8 @@ from model_zoo.store.store import Store
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.vision.encoder import LocalEncoder
 from serve_app.replica.machine import usable_cpus
+from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
-from tests.parity.vision_families import VISION_MODELS
 from tests.tiny_vision_model import write_tiny_vision_model
 from tests.unit.serve_app.cli.cli_runs import put, run, said
 

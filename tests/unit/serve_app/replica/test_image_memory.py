@@ -24,7 +24,7 @@ from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.gateway.tasks import ChatTask, Conversation
 from serve_app.replica.loading import check_model, load_replica
 from serve_app.replica.replica import ModelReplica
-from tests.parity.vision_families import VISION_MODELS
+from tests.families.vision_families import VISION_MODELS
 from tests.patience import until
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model

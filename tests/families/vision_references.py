@@ -14,7 +14,7 @@ from transformers.models.mllama.processing_mllama import (
 
 from model_zoo.chat_model import Prompt
 from runtime.vision.encoder import PreparedImage
-from tests.parity.tower_references import aspect_ratios, gemma4_patches, states_before_layers
+from tests.families.tower_references import aspect_ratios, gemma4_patches, states_before_layers
 
 MLLAMA_TILES = 4
 

@@ -19,10 +19,10 @@ from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
-from tests.parity import vision_references as references
-from tests.parity.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
-from tests.parity.vision_agreement import FLAVOURS, Expected, VisionPair, make_vision_pair
-from tests.parity.vision_configs import (
+from tests.families import vision_references as references
+from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
+from tests.families.vision_agreement import FLAVOURS, Expected, VisionPair, make_vision_pair
+from tests.families.vision_configs import (
     GEMMA4_TOKENS,
     HEADS_OF_16,
     QWEN_TOKENS,

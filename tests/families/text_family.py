@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from tests.families.agreement import Pair, load_decoder
+from tests.families.delta_rule import step_by_step
 from tests.gguf_files import rewrite
-from tests.parity.agreement import Pair, load_decoder
-from tests.parity.delta_rule import step_by_step
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
 Changes = Mapping[str, Any]

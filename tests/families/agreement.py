@@ -20,9 +20,9 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.registry import class_for
 from runtime.kernels.native import library
 from runtime.worker.model import DecoderModel
+from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes
-from tests.parity.paged_decoder import PagedDecoder
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
 TOLERANCE = 1e-4  # of log-probabilities

@@ -30,9 +30,9 @@ from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.vision.encoder import VisionTower
-from tests.parity import tower_references as references
-from tests.parity.towers import FLAVOURS, Build, TowerPair, make_tower, random_pixels
-from tests.parity.vision_configs import (
+from tests.families import tower_references as references
+from tests.families.towers import FLAVOURS, Build, TowerPair, make_tower, random_pixels
+from tests.families.vision_configs import (
     SIDE,
     gemma3_config,
     gemma4_config,

@@ -15,7 +15,7 @@ from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
 
 from model_zoo.layers.vision.clamped import BOUNDS
 from model_zoo.layers.vision.patches import squares
-from tests.parity.towers import TowerPair
+from tests.families.towers import TowerPair
 
 
 @torch.inference_mode()

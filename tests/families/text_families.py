@@ -22,8 +22,8 @@ from transformers import (
     PixtralVisionConfig,
 )
 
-from tests.parity import deepseek_families, gemma_families, image_rows, qwen_families
-from tests.parity.text_family import (
+from tests.families import deepseek_families, gemma_families, image_rows, qwen_families
+from tests.families.text_family import (
     KEY_LENGTHS,
     SIZES,
     TIED,

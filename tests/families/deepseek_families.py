@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from transformers import DeepseekV2Config, DeepseekV3Config
 
-from tests.parity.text_family import YARN, CompleteFile, TextFamily, Variant, rope
+from tests.families.text_family import YARN, CompleteFile, TextFamily, Variant, rope
 
 # DeepSeek V2 and V3; the flavours differ in the matrices of keys and values.
 DEEPSEEK2 = {

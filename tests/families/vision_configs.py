@@ -31,9 +31,9 @@ from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
-from tests.parity.gemma_families import GEMMA4
-from tests.parity.text_family import SIZES, rope
-from tests.parity.vision_agreement import special_ids
+from tests.families.gemma_families import GEMMA4
+from tests.families.text_family import SIZES, rope
+from tests.families.vision_agreement import special_ids
 
 Settings = Mapping[str, Any]
 SIDE = 36

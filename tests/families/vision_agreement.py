@@ -19,7 +19,7 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.convert.convert_folder import convert
 from model_zoo.registry import load
 from runtime.engine.request import ImageSpan
-from tests.parity.paged_decoder import PagedDecoder
+from tests.families.paged_decoder import PagedDecoder
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.vision_prompts import TEMPLATE, png
 

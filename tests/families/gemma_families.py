@@ -11,7 +11,7 @@ from transformers import (
     Gemma4UnifiedTextConfig,
 )
 
-from tests.parity.text_family import (
+from tests.families.text_family import (
     KEY_LENGTHS,
     SIZES,
     WIDE_HEADS,

@@ -21,8 +21,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from tests.parity.delta_rule import EPS
-from tests.parity.text_family import (
+from tests.families.delta_rule import EPS
+from tests.families.text_family import (
     SIZES,
     TIED,
     WIDE_HEADS,
