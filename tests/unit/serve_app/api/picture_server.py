@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback that answers to the byte as it was told."""
+"""An HTTP server on loopback whose replies are given byte by byte."""
 
 import asyncio
 import ssl

@@ -29,5 +29,5 @@ def test_addresses_of_the_internet_are_public(address) -> None:
 @pytest.mark.parametrize(
     "address", [address for line in INSIDE.values() for address in [*line.split(), ""]]
 )
-def test_all_others_are_not(address) -> None:
+def test_all_other_addresses_are_refused(address) -> None:
     assert not is_public(address)

@@ -1,4 +1,4 @@
-"""Anthropic's protocol in front of a pretend model, with plain HTTP and the official client."""
+"""Anthropic's protocol in front of a fake model, with plain HTTP and the official client."""
 
 import base64
 import dataclasses
@@ -394,13 +394,13 @@ async def test_the_official_client_sends_calls_and_results_back():
             {"role": "user", "content": results},
         ]
         await client.messages.create(**asked(tools=[TOOL], messages=[*USER, *answered]))
-    _, said, *told = replica.tasks[1].prompt.messages
-    assert (said.text, said.thinking) == ("Let me look.", "I call.")
-    assert [(call.id, call.arguments["city"]) for call in said.tool_calls] == [
+    _, first, *shown = replica.tasks[1].prompt.messages
+    assert (first.text, first.thinking) == ("Let me look.", "I call.")
+    assert [(call.id, call.arguments["city"]) for call in first.tool_calls] == [
         (calls[0].id, "Paris"),
         (calls[1].id, "Rome"),
     ]
-    assert told == [
+    assert shown == [
         Message("tool", "Fine.", tool_name="weather", tool_call_id=call.id) for call in calls
     ]
 

@@ -59,7 +59,7 @@ def counted(value: object) -> tuple[int, int]:
 
 
 @given(VALUES, st.booleans(), st.integers(1, 7))
-def test_a_scan_counts_what_is_outside_strings_in_parts_of_any_size(value, ascii, size):
+def test_json_values_outside_strings_are_counted_in_parts_of_any_size(value, ascii, size):
     data, scan = json.dumps(value, ensure_ascii=ascii).encode(), JsonScan()
     for begin in range(0, len(data), size):
         scan.add(data[begin : begin + size])
@@ -85,7 +85,7 @@ async def test_too_many_values_are_refused_before_decoding(path, content, monkey
     assert "the request body has more than" in response.text
 
 
-async def test_a_refused_body_is_not_read_on():
+async def test_no_more_of_a_refused_body_is_read():
     sent = 0
 
     async def bomb() -> AsyncIterator[bytes]:
@@ -110,7 +110,7 @@ async def test_a_refused_body_is_not_read_on():
         (ollama_management.CreateBody, {"license": [1] * MAX_ITEMS}),
     ],
 )
-def test_of_many_errors_only_the_first_is_made(kind, raw):
+def test_only_the_first_of_many_errors_is_created(kind, raw):
     with pytest.raises(ValidationError) as error:
         kind.model_validate(raw)
     assert error.value.error_count() <= 2  # one for each type of a union
@@ -156,7 +156,7 @@ async def test_text_beyond_its_limit_is_refused_and_an_image_is_not():
     assert "4,096 bytes outside images (`max_text_bytes`)" in response.text
 
 
-async def test_the_native_protocols_images_are_no_text_either():
+async def test_ollamas_images_do_not_count_as_text():
     image = coded(ONE + bytes(20_000))
     async with http_client(PretendReplica(), **LIMITED) as client:
         message = {"role": "user", "content": "a", "images": [image]}
@@ -166,7 +166,7 @@ async def test_the_native_protocols_images_are_no_text_either():
         assert (await client.post("/api/generate", json=body)).status_code == 200
 
 
-async def test_text_that_is_no_base64_is_refused_before_it_has_come(monkeypatch):
+async def test_invalid_base64_is_refused_before_the_whole_body_is_received(monkeypatch):
     monkeypatch.setattr(msgspec.json, "decode", None)
     sent = 0
 
@@ -207,7 +207,7 @@ async def test_images_are_counted_before_they_are_read(path, message, monkeypatc
     assert "the request has 2,000 images; at most 2 are accepted" in response.text
 
 
-async def test_texts_side_by_side_are_joined():
+async def test_adjacent_text_parts_are_joined():
     replica = PretendReplica()
     body = {"model": "demo", "messages": [{"role": "user", "content": [text("a")] * 2000}]}
     async with http_client(replica, max_body_bytes=2**20) as client:
@@ -242,7 +242,7 @@ class Sender:
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """Its clock goes on to the next timer at once where nothing else is to be done."""
+    """Its clock advances to the next timer at once when the loop is idle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 def receive(sender: Sender, **limits: int) -> tuple[int, float]:
-    """How many bytes came, and after how many seconds."""
+    """The number of received bytes, and the seconds that it took."""
 
     async def all_of_it() -> tuple[int, float]:
         receiver = BodyReceiver(BodyLimits(2**25, **limits))
@@ -269,13 +269,13 @@ def receive(sender: Sender, **limits: int) -> tuple[int, float]:
         return runner.run(all_of_it())
 
 
-def test_a_body_that_is_held_back_is_waited_for_as_long_as_the_limits_say():
+def test_a_stalled_body_times_out_after_the_configured_limit():
     with pytest.raises(SlowBodyError, match="1 bytes arrived in 30 s; after 30 s at least 65,536"):
         receive(Sender((0, b"{"), (1000, b"}")))
     assert receive(Sender((0, b"{"), (29, b"}"))) == (2, 29)
 
 
-def test_a_slow_body_is_waited_for_while_it_keeps_the_least_rate():
+def test_a_slow_body_is_received_while_it_keeps_the_minimum_rate():
     parts = [(0.9, b" " * 2**16) for _ in range(100)]
     assert receive(Sender(*parts)) == (100 * 2**16, pytest.approx(90))
     with pytest.raises(SlowBodyError):
@@ -296,7 +296,7 @@ async def test_a_slow_body_is_answered_408_and_its_connection_closed():
 BIG = b" " * (FREE_BYTES + 1000)
 
 
-async def test_a_tenant_has_a_part_of_the_budget_and_gets_it_back():
+async def test_a_tenant_has_a_share_of_the_budget_which_is_released_afterwards():
     receiver = BodyReceiver(BodyLimits(2**20, budget_bytes=2**20 * 4, max_text_bytes=2**30))
     body = b"a" * (2**19 + FREE_BYTES)
     async with AsyncExitStack() as opened:
@@ -324,7 +324,7 @@ async def test_a_process_has_a_budget_for_all_tenants():
                 pass
 
 
-async def test_what_a_refused_body_held_is_released():
+async def test_the_budget_of_a_refused_body_is_released():
     receiver = BodyReceiver(BodyLimits(2**20))
     for broken in (b"[" * 2**18, b"a" * (2**20 + 1)):
         with pytest.raises(RequestError):
@@ -333,7 +333,7 @@ async def test_what_a_refused_body_held_is_released():
         assert receiver.budget.held_bytes == 0
 
 
-async def test_a_body_for_which_there_is_no_room_is_refused_by_its_length():
+async def test_a_body_beyond_the_free_budget_is_refused_by_its_content_length():
     receiver = BodyReceiver(BodyLimits(2**20, budget_bytes=2**20))
     large = Sender((0, b""))
     large.request.scope["headers"].append((b"content-length", b"1000000"))
@@ -365,7 +365,7 @@ async def test_a_tenant_that_sends_too_much_is_answered_429(monkeypatch):
         await first
 
 
-def test_a_body_that_may_be_sent_is_never_larger_than_its_tenants_part():
+def test_the_largest_allowed_body_fits_the_share_of_a_tenant():
     limits = BodyLimits(2**25, budget_bytes=2**20)
     assert limits.tenant_bytes == 2**25
     with pytest.raises(BodyTooLargeError):

@@ -29,7 +29,7 @@ async def serving(http: str, replica: PretendReplica | None = None):
 
 
 async def ask(port: int, version: str, body: dict | None, *headers: str, path="/api/chat") -> bytes:
-    """Everything until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = b"" if body is None else json.dumps(body).encode()
     method = "GET" if body is None else "POST"
@@ -105,7 +105,7 @@ async def test_replies_of_known_length_are_the_same_for_http_1_0(http):
         ("1.0", "Via: 1.0 proxy"),
     ],
 )
-async def test_streams_reach_http_1_1_and_proxies_as_they_come(version, header):
+async def test_streams_to_http_1_1_and_proxies_are_sent_as_they_are_produced(version, header):
     replica = PretendReplica()
     replica.waits.clear()
     async with serving("httptools", replica) as port:

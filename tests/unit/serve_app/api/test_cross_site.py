@@ -1,4 +1,4 @@
-"""Web pages as clients: which origins may use the server, and what DNS rebinding gets."""
+"""Web pages as clients: allowed origins and host names, DNS rebinding, preflights."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ def preflight(origin: str, **more: str) -> dict[str, str]:
         "vscode-file://vscode-app",
     ],
 )
-async def test_local_pages_and_applications_may_ask_and_read(origin):
+async def test_local_pages_and_applications_may_send_requests_and_read_replies(origin):
     async with http_client(PretendReplica()) as client:
         asked = await client.options("/v1/chat/completions", headers=preflight(origin))
         assert asked.status_code == 200
@@ -77,7 +77,7 @@ async def test_local_pages_and_applications_may_ask_and_read(origin):
     ],
 )
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/v1/chat/completions"])
-async def test_foreign_pages_are_refused_before_anything_is_done(origin, path):
+async def test_foreign_pages_are_refused_before_the_request_is_processed(origin, path):
     replica = PretendReplica()
     async with http_client(replica) as client:
         headers = {"origin": origin, **SIMPLE}
@@ -137,11 +137,11 @@ async def test_preflights_carry_no_key_and_need_none():
         answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": LOCAL})
         assert answer.status_code == 401 and answer.headers[ALLOW] == LOCAL
         key = {"authorization": "Bearer secret"}
-        for origin, told in ((LOCAL, LOCAL), (FOREIGN, None)):
+        for origin, reported in ((LOCAL, LOCAL), (FOREIGN, None)):
             headers = {"origin": origin, "host": "llm.example.org", **key}
             answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
             assert answer.status_code == 200, "a key is proof enough"
-            assert answer.headers.get(ALLOW) == told
+            assert answer.headers.get(ALLOW) == reported
         asked = await client.options("/v1/chat/completions", headers=preflight(FOREIGN))
         assert asked.status_code == 400 and ALLOW not in asked.headers
 
@@ -224,10 +224,10 @@ async def test_streams_may_be_read_by_pages():
         ("[", False),
     ],
 )
-async def test_without_keys_a_name_that_strangers_could_own_is_refused(host, allowed):
+async def test_without_keys_a_public_host_name_is_refused(host, allowed):
     replica = PretendReplica()
     async with http_client(replica) as client:
-        # A page that was rebound is of the same origin, for browsers.
+        # After DNS rebinding, browsers treat the page as one of the same origin.
         for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
             answer = await client.post("/api/chat", json=CHAT, headers=headers)
             assert answer.status_code == (200 if allowed else 403)
@@ -305,12 +305,12 @@ async def test_an_allowed_page_can_read_that_the_name_is_wrong():
         assert "allowed_hosts" in answer.json()["error"]["message"]
 
 
-async def test_a_page_of_the_servers_own_origin_may_ask():
+async def test_a_page_of_the_servers_own_origin_may_send_requests():
     async with http_client(PretendReplica(), allowed_hosts=("llm.example.org",)) as client:
         headers = {"host": "llm.example.org", "origin": "https://llm.example.org"}
         assert (await client.post("/api/chat", json=CHAT, headers=headers)).status_code == 200
 
 
-async def test_health_is_told_under_any_name():
+async def test_health_is_reported_under_any_host_name():
     async with http_client(PretendReplica()) as client:
         assert (await client.get("/healthz", headers={"host": "lb.test"})).status_code == 200

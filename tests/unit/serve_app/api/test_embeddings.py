@@ -1,4 +1,4 @@
-"""The embedding endpoints in front of a pretend model: texts in, tasks and vectors out."""
+"""The embedding endpoints in front of a fake model: texts in, tasks and vectors out."""
 
 import asyncio
 import base64
@@ -48,7 +48,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-async def test_embed_gives_unit_vectors_in_the_order_of_the_texts():
+async def test_embed_returns_unit_vectors_in_the_order_of_the_texts():
     texts = ["x" * count for count in range(1, 2 * GROUP + 8)]
     replica = PretendEmbedder()
     reply = (await post("/api/embed", {"input": texts}, replica)).json()
@@ -99,7 +99,7 @@ async def test_too_many_texts_are_refused():
     assert "at most 2,048" in response.json()["error"]
 
 
-async def test_a_text_that_is_too_long_is_the_answer_for_all():
+async def test_one_text_that_is_too_long_refuses_the_whole_request():
     replica = PretendEmbedder(PromptTooLongError("the input length exceeds the context length"))
     response = await post("/api/embed", {"input": ["a", "b"]}, replica)
     assert response.status_code == 400
@@ -111,13 +111,13 @@ async def test_an_unknown_model_is_not_found():
     assert response.status_code == 404
 
 
-async def test_the_older_endpoint_gives_one_vector_as_it_is():
+async def test_the_older_endpoint_returns_one_vector_without_normalisation():
     reply = (await post("/api/embeddings", {"prompt": "abc"})).json()
     assert reply == {"embedding": [3.0, 4.0, 5.0, 6.0]}
     assert (await post("/api/embeddings", {})).json() == {"embedding": []}
 
 
-async def test_openai_gives_a_list_with_usage():
+async def test_openai_returns_a_list_with_usage():
     reply = (await post("/v1/embeddings", {"input": ["a", "bb"]})).json()
     assert (reply["object"], reply["model"]) == ("list", "demo")
     assert reply["usage"] == {"prompt_tokens": 6, "total_tokens": 6}

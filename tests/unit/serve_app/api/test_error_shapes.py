@@ -63,10 +63,10 @@ async def sent(
     return response
 
 
-def check(operation: Operation, response: httpx.Response, status: int, told: str = "") -> None:
+def check(operation: Operation, response: httpx.Response, status: int, reported: str = "") -> None:
     assert response.status_code == status, response.text
     if operation.method != "HEAD":
-        assert told in check_error(operation.protocol, response.text)
+        assert reported in check_error(operation.protocol, response.text)
         assert response.headers["content-type"].startswith("application/json")
 
 
@@ -131,8 +131,8 @@ async def test_a_body_beyond_the_limit_is_413():
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
 async def test_a_body_without_json_is_400(operation: Operation):
-    for content, told in ((b"", "missing request body"), (b"{", "invalid JSON")):
-        check(operation, await sent(operation, content=content), 400, told)
+    for content, reported in ((b"", "missing request body"), (b"{", "invalid JSON")):
+        check(operation, await sent(operation, content=content), 400, reported)
 
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
@@ -156,16 +156,16 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("error", "status", "told"), FAILURES, ids=str)
+@pytest.mark.parametrize(("error", "status", "reported"), FAILURES, ids=str)
 @pytest.mark.parametrize("operation", INFERRING, ids=name_of)
 async def test_a_failure_before_the_first_token_has_its_status(
-    operation: Operation, error: Exception, status: int, told: str, stream: bool
+    operation: Operation, error: Exception, status: int, reported: str, stream: bool
 ):
     replica = AnyReplica()
     replica.error = error
     change = {"stream": stream, "best_of": None}
     response = await sent(operation, replica=replica, change=change)
-    check(operation, response, status, told)
+    check(operation, response, status, reported)
     assert status != 503 or int(response.headers["retry-after"]) >= 1
 
 

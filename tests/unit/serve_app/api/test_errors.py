@@ -1,4 +1,4 @@
-"""What clients are told of errors, and what stays in the log."""
+"""Messages of errors: what clients receive, and what only the log has."""
 
 import json
 
@@ -25,7 +25,7 @@ BLOB = "sha256-" + "ab" * 32
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             StoreError(f"/home/me/.caravan/models/blobs/{BLOB}: cannot write: Is a directory."),
@@ -56,8 +56,8 @@ BLOB = "sha256-" + "ab" * 32
         ),
     ],
 )
-def test_clients_are_told_names_of_files_without_their_directories(error, told):
-    assert refusal(error).message == told
+def test_errors_name_files_without_their_directories(error, reported):
+    assert refusal(error).message == reported
 
 
 def test_a_full_store_is_507_from_other_processes_too():
@@ -78,20 +78,20 @@ async def test_a_damaged_blob_is_reported_without_its_path_and_logged_with_it(tm
         body = {"model": "broken", "prompt": "x", "stream": False}
         generated = await client.post("/api/generate", json=body)
     for answer in (shown, generated):
-        told = answer.json()["error"]
-        assert answer.status_code == 500 and blob.name in told and str(tmp_path) not in told
+        reported = answer.json()["error"]
+        assert answer.status_code == 500 and blob.name in reported and str(tmp_path) not in reported
     logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     reasons = {line["event"]: line.get("reason", "") for line in logged}
     for event in ("call failed", "not loaded"):
         assert str(blob) in reasons[event]
 
 
-def test_our_own_errors_explain_themselves():
+def test_a_caravan_error_is_reported_with_its_message_only():
     error = StoreError("full")
     assert explained("Model x", error) is error
 
 
-def test_other_errors_are_one_line_with_what_failed(capsys):
+def test_other_errors_are_reported_in_one_line_with_their_operation(capsys):
     error = explained("Model x", RuntimeError("shape mismatch\n  at layer 3"))
     assert type(error) is CaravanError
     assert str(error) == "Model x could not be loaded: RuntimeError: shape mismatch"

@@ -1,4 +1,4 @@
-"""Fetching images by URL: what is fetched, and all that is not."""
+"""Fetching images by URL: allowed and refused hosts, redirects, limits and TLS."""
 
 import asyncio
 import datetime
@@ -37,7 +37,7 @@ class Names:
         return self.answers[min(len(self.asked), len(self.answers)) - 1]
 
 
-async def test_an_image_arrives() -> None:
+async def test_an_image_is_fetched() -> None:
     async with picture_server({"/a.png?x=1": reply(PICTURE)}) as server:
         found = await fetcher(server.place).fetch(server.url("/a.png?x=1#part"))
     assert found == PICTURE
@@ -70,14 +70,14 @@ async def test_images_are_fetched_by_turns_over_tenants(monkeypatch) -> None:
     assert names.asked.index("other.test") == 2
 
 
-async def test_a_chunked_body_arrives() -> None:
+async def test_an_image_with_a_chunked_body_is_fetched() -> None:
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     async with picture_server({"/": [head, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"]}) as server:
         assert await fetcher(server.place).fetch(server.url()) == b"abcde"
 
 
-async def test_a_name_is_resolved_once_and_what_was_checked_is_connected_to() -> None:
-    """A second answer, as one who rebinds a name would give it, is never asked for."""
+async def test_a_name_is_resolved_once_and_the_checked_address_is_used() -> None:
+    """A second resolution, which DNS rebinding would change, is never made."""
     names = Names("127.0.0.1", "192.0.2.1")
     async with picture_server({"/": reply(PICTURE)}) as server:
         place = f"pictures.test:{server.port}"
@@ -87,7 +87,7 @@ async def test_a_name_is_resolved_once_and_what_was_checked_is_connected_to() ->
     assert f"host: pictures.test.:{server.port}\r\n" in server.asked[0]
 
 
-async def test_the_next_address_is_tried_when_one_takes_no_connection() -> None:
+async def test_the_next_address_is_tried_when_one_refuses_the_connection() -> None:
     async with picture_server({"/": reply(PICTURE)}) as server:
         names = Names(["127.0.0.2", "127.0.0.1"])  # the server listens on the second alone
         found = await fetcher(f"a.test:{server.port}", resolve=names).fetch(
@@ -118,7 +118,7 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch) -> None:
         ([], "cannot be found"),
     ],
 )
-async def test_names_of_this_network_are_refused_before_anybody_is_asked(answers, reason) -> None:
+async def test_names_of_local_networks_are_refused_without_a_request(answers, reason) -> None:
     async with picture_server({"/": reply(PICTURE)}) as server:
         place = f"inside.test:{server.port}"
         strict = fetcher(place, resolve=Names(answers), allow_private=False)
@@ -145,7 +145,7 @@ async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused() -> None:
 
 
 async def test_a_redirect_to_a_private_address_is_refused() -> None:
-    """The second name is allowed, and the first is public; here that is played by a resolver."""
+    """The second name is allowed, and the first is public; a fake resolver provides both."""
     names = Names("8.8.8.8", "10.0.0.1")
     asked = []
 
@@ -167,7 +167,7 @@ async def test_a_redirect_to_another_scheme_is_refused(location) -> None:
             await fetcher(server.place).fetch(server.url())
 
 
-async def test_redirects_have_an_end() -> None:
+async def test_the_number_of_redirects_is_limited() -> None:
     async with picture_server({"/": redirect("/")}) as server:
         with pytest.raises(RequestError, match="redirected more than 2 times"):
             await fetcher(server.place, max_redirects=2).fetch(server.url())
@@ -194,13 +194,13 @@ async def test_too_many_bytes_are_refused_without_waiting_for_all(answer) -> Non
     [[HOLD], [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", HOLD], [b"HTTP/1.1 2", HOLD]],
     ids=["no answer", "half a body", "half a head"],
 )
-async def test_a_slow_server_is_left(answer) -> None:
+async def test_a_slow_server_times_out(answer) -> None:
     async with picture_server({"/": answer}) as server:
         with pytest.raises(RequestError, match=r"did not arrive within 0\.3 seconds"):
             await fetcher(server.place, timeout_s=0.3).fetch(server.url())
 
 
-async def test_a_name_that_takes_long_to_resolve_is_left() -> None:
+async def test_a_slow_name_resolution_times_out() -> None:
     async def never(host: str, port: int) -> list[str]:
         await asyncio.Event().wait()
         return []
@@ -221,13 +221,13 @@ async def test_a_name_that_takes_long_to_resolve_is_left() -> None:
         (b"", "RemoteProtocolError"),
     ],
 )
-async def test_another_answer_than_an_image_is_refused(answer, reason) -> None:
+async def test_a_reply_that_is_not_an_image_is_refused(answer, reason) -> None:
     async with picture_server({"/": answer}) as server:
         with pytest.raises(RequestError, match=reason):
             await fetcher(server.place).fetch(server.url())
 
 
-async def test_a_port_that_nobody_listens_on_is_told() -> None:
+async def test_a_refused_connection_is_reported() -> None:
     async with picture_server({}) as server:
         url, place = server.url(), server.place
     with pytest.raises(RequestError, match=r"cannot be fetched.*ConnectError"):
@@ -282,7 +282,7 @@ def test_other_urls_are_refused(url, reason) -> None:
 @pytest.mark.parametrize(
     "hosts", [[], ["*"], ["*.*"], ["http://a.test"], ["a b"], ["a.test/x"], [""], ["a:b"]]
 )
-def test_what_is_no_host_cannot_be_allowed(hosts) -> None:
+def test_an_invalid_host_cannot_be_allowed(hosts) -> None:
     args = {"models": [{"name": "m", "source": "m.gguf"}], "image_urls": {"allowed_hosts": hosts}}
     with pytest.raises(ConfigurationError, match=r"args\.image_urls\.allowed_hosts"):
         read_settings(args)
@@ -318,8 +318,8 @@ def _certificate(name: str, folder) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 async def test_a_certificate_must_be_that_of_the_name_in_the_url(tmp_path) -> None:
     theirs, ours = _certificate("pictures.test", tmp_path)
-    told = []
-    theirs.sni_callback = lambda _, name, __: told.append(name)
+    reported = []
+    theirs.sni_callback = lambda _, name, __: reported.append(name)
     names = Names("127.0.0.1")
     async with picture_server({"/": reply(PICTURE)}, tls=theirs) as server:
         places = [f"{name}.test:{server.port}" for name in ("pictures", "other")]
@@ -327,7 +327,7 @@ async def test_a_certificate_must_be_that_of_the_name_in_the_url(tmp_path) -> No
         assert await fetch(server.url(host="pictures.test", scheme="https")) == PICTURE
         with pytest.raises(RequestError, match="ConnectError"):
             await fetch(server.url(host="other.test", scheme="https"))
-    assert told == ["pictures.test", "other.test"]
+    assert reported == ["pictures.test", "other.test"]
     assert len(server.asked) == 1
 
 
@@ -351,7 +351,7 @@ async def test_a_redirect_from_https_to_http_is_refused_though_its_host_is_allow
             assert await fetch(same) == PICTURE
 
 
-async def test_a_redirect_from_http_to_https_is_followed_and_no_way_back(tmp_path) -> None:
+async def test_a_redirect_from_http_to_https_is_followed_but_not_back(tmp_path) -> None:
     theirs, ours = _certificate("pictures.test", tmp_path)
     secure_pages: dict[str, bytes] = {"/up": reply(PICTURE)}
     async with picture_server(secure_pages, tls=theirs) as secure:

@@ -1,4 +1,4 @@
-"""API keys: their file, their environment variable, and what of them travels."""
+"""API keys: their file, their environment variable, and that only hashes are passed on."""
 
 import io
 import json
@@ -23,7 +23,7 @@ ENTRY = {"name": "alice", "sha256": key_hash(KEY)}
 
 @pytest.fixture
 def keys_file(tmp_path):
-    """Writes entries into a file that nobody else may read; the path as text."""
+    """Writes entries into a file that only its owner may read; returns its path."""
 
     def written(content, mode: int = 0o600) -> str:
         path = tmp_path / "keys.yaml"
@@ -66,13 +66,13 @@ def test_a_file_of_the_owner_and_a_mounted_secret_are_read(keys_file, mode):
     assert read_keys(keys_file([ENTRY], mode), {}) is not None
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(ConfigurationError, match="nowhere cannot be read: No such file"):
         read_keys(str(tmp_path / "nowhere"), {})
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         ("", "not a list of keys"),
         ("[]", "not a list of keys"),
@@ -92,11 +92,11 @@ def test_a_missing_file_is_told(tmp_path):
         ([ENTRY, {**ENTRY, "name": "bob"}], "two entries have the same sha256"),
     ],
 )
-def test_a_mistake_is_told_without_what_was_read(keys_file, content, told):
+def test_an_invalid_file_is_reported_without_its_content(keys_file, content, reported):
     path = keys_file(content)
     with pytest.raises(ConfigurationError) as caught:
         read_keys(path, {})
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert reported in str(caught.value) and "\n" not in str(caught.value)
     assert KEY not in str(caught.value)
 
 
@@ -134,8 +134,8 @@ def test_an_application_is_built_with_hashes_alone(keys_file, capsys):
     assert (ApiKey.model_validate(ENTRY),) in ingress.init_args
     settings = ingress.init_args[0]
     assert KEY.encode() not in pickle.dumps((settings, ingress.init_args[-1]))
-    told = capsys.readouterr().err
-    assert '"keys": ["alice"]' in told and KEY not in told
+    reported = capsys.readouterr().err
+    assert '"keys": ["alice"]' in reported and KEY not in reported
 
 
 def test_an_application_takes_keys_from_the_environment(monkeypatch):
@@ -144,7 +144,7 @@ def test_an_application_takes_keys_from_the_environment(monkeypatch):
     assert (ApiKey.model_validate(ENTRY),) in ingress.init_args
 
 
-def test_keys_among_the_arguments_are_refused_without_being_told():
+def test_keys_among_the_arguments_are_refused_without_being_shown():
     with pytest.raises(RayServeException) as caught:
         build({"models": [MODEL], "api_keys": [KEY]})
     for remedy in ("`api_keys_file`", ENVIRONMENT, "caravan key new"):
@@ -162,7 +162,7 @@ def test_the_check_reads_the_keys(keys_file, tmp_path, capsys):
     assert "chmod 600" in capsys.readouterr().err
 
 
-def test_a_new_key_is_told_once_beside_its_entry(keys_file):
+def test_a_new_key_is_printed_once_beside_its_entry(keys_file):
     made = run("key", "new", "alice")
     shown = made.stderr.split()[-1]
     assert shown not in made.stdout
@@ -172,10 +172,10 @@ def test_a_new_key_is_told_once_beside_its_entry(keys_file):
 
 
 def test_a_new_key_as_json():
-    told = said("key", "new", "alice")
-    assert told["entry"] == {"name": "alice", "sha256": key_hash(told["key"])}
+    reported = said("key", "new", "alice")
+    assert reported["entry"] == {"name": "alice", "sha256": key_hash(reported["key"])}
 
 
-def test_a_name_that_no_key_can_have_is_refused():
+def test_an_invalid_name_of_a_key_is_refused():
     assert "NAME" in run("key", "new", "a b", status=2).stderr
     assert yaml.safe_load(io.StringIO(run("key", "new", "a.b@c-d_1").stdout))

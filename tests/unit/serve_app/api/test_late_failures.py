@@ -148,7 +148,7 @@ async def test_openais_client_raises_the_reason_with_its_status(call):
         ("/api/delete", {}, "no space left on device"),
     ],
 )
-async def test_once_blanks_were_sent_the_reason_is_the_body(path, body, reason, monkeypatch):
+async def test_a_failure_after_blanks_is_the_body_of_the_reply(path, body, reason, monkeypatch):
     method = "DELETE" if path == "/api/delete" else "POST"
     for patience in ("SINGLE_QUIET_S", "PROXY_QUIET_S"):
         monkeypatch.setattr(reply_module, patience, 0.01)

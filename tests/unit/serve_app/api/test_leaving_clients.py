@@ -84,7 +84,7 @@ async def proxied(app: Starlette, folder: Path) -> AsyncIterator[Proxy]:
             await process.wait()
 
 
-async def test_a_client_that_leaves_a_long_single_reply_is_noticed(tmp_path, monkeypatch):
+async def test_a_client_that_leaves_a_long_single_reply_ends_the_generation(tmp_path, monkeypatch):
     """Many clients send headers and body apart, and then HAProxy notices only by writing."""
     monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.5)
     monkeypatch.setattr(reply_module, "HEARTBEAT_S", 0.05)

@@ -18,7 +18,7 @@ def limiter(clock: Clock, default: Limits, processes: int = 1, **tenants: Limits
 
 
 def admitted(limits: Limiter, tenant: str, *, counted: bool = True) -> bool:
-    """Whether a request is; it ends at once."""
+    """Whether a request is admitted; it ends at once."""
     _, reached = limits.begin(tenant, counted=counted)
     if reached is None:
         limits.end(tenant)
@@ -46,7 +46,7 @@ def test_a_bucket_that_is_overdrawn_refills_from_below_zero():
     assert bucket.wait_s(1) == 0
 
 
-def test_waiting_as_long_as_was_told_is_enough():
+def test_a_request_after_the_stated_wait_is_admitted():
     clock = Clock()
     for per_minute in (1, 7, 59, 1013):
         bucket = Bucket(per_minute, clock)

@@ -84,8 +84,11 @@ async def refused_content(client: httpx.AsyncClient, path: str) -> list[str]:
     refused = []
     for kind in kinds:
         for role in ("user", "assistant"):
-            said = [{"role": role, "content": [{"type": kind}]}, {"role": "user", "content": "x"}]
-            body = {"model": "demo", "max_tokens": 1, "messages": said}
+            messages = [
+                {"role": role, "content": [{"type": kind}]},
+                {"role": "user", "content": "x"},
+            ]
+            body = {"model": "demo", "max_tokens": 1, "messages": messages}
             reason = (await client.post(path, json=body)).text
             if f'is of type \\"{kind}\\"' not in reason:
                 break
@@ -124,7 +127,7 @@ def test_the_table_lists_the_paths_of_the_official_client_that_are_not_served(pr
 
 
 @PROTOCOLS
-async def test_the_paths_in_the_table_are_refused_and_every_row_has_a_reason(protocol: Protocol):
+async def test_every_path_in_the_table_is_refused_and_has_a_reason(protocol: Protocol):
     assert all(reason for *_, reason in rows(protocol))
     async with http_client(AnyReplica(), **willing()) as client:
         for path in listed_paths(protocol):

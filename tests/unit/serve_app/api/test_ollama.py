@@ -1,4 +1,4 @@
-"""The native protocol in front of a pretend model: requests in, tasks and lines of JSON out."""
+"""Ollama's protocol in front of a fake model: requests in, tasks and lines of JSON out."""
 
 import dataclasses
 import json
@@ -51,8 +51,8 @@ async def test_text_does_not_end_lines():
     """`ollama` splits replies at every line end of Unicode."""
     words = ("a\u0085", "\u2028b", "c\u2029d\x0b\x1c\r\n")
     body = {"model": "demo", "messages": USER}
-    said = lines(await post("/api/chat", body, PretendReplica(words)))
-    assert "".join(each["message"]["content"] for each in said) == "".join(words)
+    parts = lines(await post("/api/chat", body, PretendReplica(words)))
+    assert "".join(each["message"]["content"] for each in parts) == "".join(words)
 
 
 async def test_chat_without_streaming_is_one_object():
@@ -63,17 +63,17 @@ async def test_chat_without_streaming_is_one_object():
     assert (reply["done"], reply["done_reason"], reply["model"]) == (True, "stop", "demo:latest")
 
 
-async def test_generate_puts_system_and_prompt_through_the_template():
+async def test_generate_renders_system_and_prompt_with_the_template():
     task = await task_of("/api/generate", {"prompt": "p", "system": "s"})
     assert task.prompt == Conversation((Message("system", "s"), Message("user", "p")))
 
 
-async def test_generate_answers_in_response():
+async def test_generate_returns_text_in_the_field_response():
     response = await post("/api/generate", {"model": "demo", "prompt": "p"})
     assert "".join(line["response"] for line in lines(response)) == "Hello, world"
 
 
-async def test_raw_text_goes_past_the_template():
+async def test_raw_text_is_not_rendered_with_the_template():
     assert (await task_of("/api/generate", {"prompt": "p", "raw": True})).prompt == RawText("p")
 
 
@@ -103,7 +103,7 @@ async def test_options_reach_the_engine():
     assert (task.max_tokens, task.context_tokens, task.stop) == (5, 100, ("a", "b"))
 
 
-async def test_defaults_are_the_protocols_unless_configured():
+async def test_defaults_are_those_of_the_protocol_unless_configured():
     task = await task_of("/api/chat", {"messages": USER})
     assert (task.sampling.temperature, task.sampling.top_k, task.sampling.top_p) == (0.8, 40, 0.9)
     assert task.max_tokens is None
@@ -128,12 +128,12 @@ async def test_a_negative_top_k_keeps_all_tokens():
 
 
 @pytest.mark.parametrize("count", [-1, -2, 0])
-async def test_no_limit_is_until_the_context_is_full(count):
+async def test_without_a_limit_the_answer_may_fill_the_context(count):
     body = {"messages": USER, "options": {"num_predict": count}}
     assert (await task_of("/api/chat", body)).max_tokens is None
 
 
-async def test_logprobs_come_with_their_text():
+async def test_logprobs_are_sent_with_their_text():
     body = {"model": "demo", "messages": USER, "logprobs": True, "top_logprobs": 2}
     first = lines(await post("/api/chat", body))[0]
     entry = first["logprobs"][0]
@@ -141,7 +141,7 @@ async def test_logprobs_come_with_their_text():
     assert [top["token"] for top in entry["top_logprobs"]] == ["Hello", "Hello"]
 
 
-async def test_nothing_to_answer_means_load():
+async def test_a_request_without_messages_loads_the_model():
     for path, body in (("/api/chat", {"messages": []}), ("/api/generate", {})):
         reply = (await post(path, {"model": "demo", **body})).json()
         assert (reply["done"], reply["done_reason"]) == (True, "load")
@@ -194,7 +194,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[json.dumps(c)[:60] for c, _ in BAD])
-async def test_a_bad_request_is_told_what_is_wrong(change, message):
+async def test_a_bad_request_is_refused_with_the_reason(change, message):
     replica = PretendReplica()
     response = await post("/api/chat", {"model": "demo", "messages": USER, **change}, replica)
     assert response.status_code == 400
@@ -224,7 +224,7 @@ async def test_deep_nesting_is_a_bad_request(depth):
         ({"options": {"num_keep": "4"}}, 'option "num_keep" must be of type integer'),
     ],
 )
-async def test_generate_refuses_by_name_what_it_does_not_serve(change, message):
+async def test_generate_refuses_unsupported_fields_by_name(change, message):
     replica = PretendReplica()
     response = await post("/api/generate", {"model": "demo", "prompt": "p", **change}, replica)
     assert response.status_code == 400
@@ -257,12 +257,12 @@ async def test_suffix_and_template_reach_the_replica(body, prompt):
         ("/api/generate", {"prompt": "p", "suffix": "s"}, None),
     ],
 )
-async def test_long_prompts_are_truncated_unless_the_request_says_no(path, body, truncation):
+async def test_long_prompts_are_truncated_unless_the_request_disables_it(path, body, truncation):
     assert (await task_of(path, body)).truncation == truncation
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_generate_tells_its_context_and_goes_on_from_one(stream):
+async def test_generate_returns_a_context_and_continues_from_one(stream):
     replica = PretendReplica()
     body = {"model": "demo", "prompt": "p", "context": [1, 2], "stream": stream}
     response = await post("/api/generate", body, replica)
@@ -272,7 +272,7 @@ async def test_generate_tells_its_context_and_goes_on_from_one(stream):
     assert replica.tasks[0].prompt.after == (1, 2)
 
 
-async def test_raw_excludes_context_and_tells_none():
+async def test_raw_excludes_context_and_returns_none():
     body = {"model": "demo", "prompt": "p", "raw": True, "stream": False}
     assert "context" not in (await post("/api/generate", body)).json()
     response = await post("/api/generate", {**body, "context": [1]})
@@ -294,7 +294,7 @@ async def test_raw_excludes_system():
         {"options": {"typical_p": 1.0, "mirostat": 0, "num_keep": 4}},
     ],
 )  # fmt: skip
-async def test_what_changes_nothing_is_accepted(extra):
+async def test_fields_without_effect_are_accepted(extra):
     await task_of("/api/chat", {"messages": USER, **extra})
 
 
@@ -346,14 +346,14 @@ async def test_an_early_error_has_its_true_status(error, status, stream):
     assert ("retry-after" in response.headers) == (status == 503)
 
 
-async def test_a_full_queue_is_told_in_the_protocols_words():
+async def test_a_full_queue_is_reported_in_the_shape_of_the_protocol():
     replica = PretendReplica()
     replica.error = OverloadedError("9 wait")
     response = await post("/api/chat", {"model": "demo", "messages": USER}, replica)
     assert response.json()["error"].startswith("server busy, please try again.  maximum pending")
 
 
-async def test_tags_show_and_ps_tell_about_the_model():
+async def test_tags_show_and_ps_describe_the_model():
     async with http_client(PretendReplica(), options=Options(stop=("a", "b"), top_k=3)) as client:
         (tag,) = (await client.get("/api/tags")).json()["models"]
         (running,) = (await client.get("/api/ps")).json()["models"]
@@ -410,18 +410,18 @@ async def test_plain_routes_answer():
 
 async def test_the_version_is_that_of_ollamas_api_and_ours_stands_beside_it():
     async with http_client(PretendReplica()) as client:
-        told = (await client.get("/api/version")).json()
+        reported = (await client.get("/api/version")).json()
     # VS Code's Copilot reads numbers between dots, Codex a semantic version.
-    numbers = tuple(map(int, told["version"].split(".")))
+    numbers = tuple(map(int, reported["version"].split(".")))
     assert len(numbers) == 3
     assert numbers >= (0, 6, 4), "what VS Code asks for"
     assert numbers >= (0, 13, 4), "what Codex asks for"
     assert numbers < (0, 14, 0), "which has /v1/messages, and we do not"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert told["caravan"] == project["version"]
+    assert reported["caravan"] == project["version"]
 
 
-async def test_a_key_is_asked_for_where_keys_are_configured():
+async def test_a_key_is_required_where_keys_are_configured():
     async with http_client(
         PretendReplica(), api_keys=(api_key("secret"), api_key("other"))
     ) as client:

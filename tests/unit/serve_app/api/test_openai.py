@@ -1,4 +1,4 @@
-"""The OpenAI-compatible protocol in front of a pretend model."""
+"""The OpenAI-compatible protocol in front of a fake model."""
 
 import json
 
@@ -44,7 +44,7 @@ def events(response):
     return [json.loads(entry) for entry in data]
 
 
-async def test_chat_answers_whole_by_default():
+async def test_chat_is_not_streamed_by_default():
     reply = (await post(CHAT, {"messages": USER})).json()
     (choice,) = reply["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello, world"}
@@ -59,7 +59,7 @@ async def test_chat_answers_whole_by_default():
     }
 
 
-async def test_chat_stream_says_role_first_and_the_reason_last():
+async def test_a_chat_stream_begins_with_the_role_and_ends_with_the_reason():
     response = await post(CHAT, {"messages": USER, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events(response)
@@ -75,14 +75,14 @@ async def test_chat_stream_says_role_first_and_the_reason_last():
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (TEXT, {"prompt": "p"})])
-async def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(path, body):
+async def test_usage_is_sent_in_its_own_chunk_on_request(path, body):
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     last = events(await post(path, body))[-1]
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 10
 
 
-async def test_an_answer_without_text_is_still_an_answer():
+async def test_a_reply_without_text_is_complete():
     replica = PretendReplica(())
     chunks = events(await post(CHAT, {"messages": USER, "stream": True}, replica))
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -103,14 +103,14 @@ async def test_options_reach_the_engine():
     assert (task.max_tokens, task.stop) == (5, ("end",))
 
 
-async def test_defaults_are_the_protocols_unless_configured():
+async def test_defaults_are_those_of_the_protocol_unless_configured():
     sampling = (await task_of(CHAT, {"messages": USER})).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     sampling = (await task_of(CHAT, {"messages": USER}, options=Options(top_k=5))).sampling
     assert (sampling.temperature, sampling.top_k) == (1.0, 5)
 
 
-async def test_text_parts_are_joined_by_blank_lines_and_developers_are_the_system():
+async def test_text_parts_are_joined_by_blank_lines_and_developer_becomes_system():
     messages = [
         {"role": "developer", "content": "be"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -134,8 +134,8 @@ async def test_chat_logprobs_have_the_protocols_shape():
     assert (entry["token"], entry["logprob"], entry["bytes"]) == (", ", -1.0, [44, 32])
     assert [top["token"] for top in entry["top_logprobs"]] == [", "]
     chunks = events(await post(CHAT, {**body, "stream": True}))
-    said = [chunk["choices"][0] for chunk in chunks]
-    entries = [e for choice in said for e in (choice.get("logprobs") or {}).get("content", [])]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    entries = [e for choice in choices for e in (choice.get("logprobs") or {}).get("content", [])]
     assert [entry["token"] for entry in entries] == ["Hello", ", ", "world"]
 
 
@@ -158,7 +158,7 @@ async def test_a_completion_with_a_suffix_is_inserted_between_two_texts():
     assert (await task_of(TEXT, {"prompt": "a", "suffix": ""})).prompt == RawText("a")
 
 
-async def test_a_completion_answers_with_text():
+async def test_a_completion_returns_text():
     reply = (await post(TEXT, {"prompt": "p"})).json()
     assert reply["object"] == "text_completion"
     (choice,) = reply["choices"]
@@ -183,7 +183,7 @@ async def test_completion_logprobs_have_the_older_shape_streamed_or_not():
     assert [offset for part in parts if part for offset in part["text_offset"]] == [0, 5, 7]
 
 
-def test_tokens_that_are_no_text_by_themselves_are_told_as_bytes():
+def test_tokens_that_are_incomplete_text_are_shown_as_bytes():
     def entry(raw: bytes) -> TokenLogprob:
         drawn = Candidate(raw.decode(errors="replace"), raw, -0.5)
         return TokenLogprob(drawn, (drawn,))
@@ -278,7 +278,7 @@ BAD += [(TEXT, {"prompt": "p", **c}, m) for c, m in BAD_TEXT]
 
 
 @pytest.mark.parametrize(("path", "body", "message"), BAD, ids=[str(b)[:90] for _, b, _ in BAD])
-async def test_a_bad_request_is_told_what_is_wrong(path, body, message):
+async def test_a_bad_request_is_refused_with_the_reason(path, body, message):
     replica = PretendReplica()
     response = await post(path, body, replica)
     assert response.status_code == 400
@@ -321,7 +321,7 @@ async def test_models_are_listed_and_found():
     assert missing.status_code == 404
 
 
-async def test_unknown_paths_and_methods_are_told_in_json():
+async def test_unknown_paths_and_methods_are_refused_in_json():
     async with http_client(PretendReplica()) as client:
         assert (await client.get(CHAT)).status_code == 405
         response = await client.post("/v1/unheard", json={})

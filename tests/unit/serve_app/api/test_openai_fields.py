@@ -30,7 +30,7 @@ async def test_the_sampling_options_that_vllm_adds_reach_the_engine(path, body):
     task = await task_of(path, {**body, **extra})
     sampling = task.sampling
     assert (sampling.top_k, sampling.min_p, sampling.repeat_penalty) == (7, 0.1, 1.3)
-    # The repeat penalty sees prompt and answer, as long as they are; the others the answer alone.
+    # The repeat penalty applies to prompt and answer, the others to the answer only.
     assert (sampling.repeat_last_n, task.penalise_prompt) == (None, False)
 
 
@@ -66,7 +66,7 @@ CASES += [(CHAT, *case) for case in UNSERVED_CHAT]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), CASES, ids=[f"{p}-{n}" for p, n, _ in CASES])
-async def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(path, name, value):
+async def test_unsupported_fields_that_change_the_answer_are_refused_by_name(path, name, value):
     body = {"messages": USER} if path == CHAT else {"prompt": "p"}
     response = await post(path, {**body, name: value})
     assert response.status_code == 400
@@ -140,13 +140,15 @@ BAD_VARIABLES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "told"), BAD_VARIABLES, ids=[t for _, t in BAD_VARIABLES])
-async def test_chat_template_variables_are_bounded_and_leave_the_servers_own_alone(given, told):
+@pytest.mark.parametrize(("given", "reported"), BAD_VARIABLES, ids=[t for _, t in BAD_VARIABLES])
+async def test_chat_template_variables_are_limited_and_cannot_replace_the_servers_own(
+    given, reported
+):
     replica = PretendReplica()
     body = {"messages": USER, "chat_template_kwargs": given}
     response = await post(CHAT, body, replica, max_body_bytes=1 << 20)
     assert response.status_code == 400
-    assert told in response.json()["error"]["message"]
+    assert reported in response.json()["error"]["message"]
     assert replica.tasks == []
 
 

@@ -31,7 +31,7 @@ KEY = {"authorization": "Bearer good"}
 
 
 def routes(app: Starlette) -> Iterator[tuple[str, str]]:
-    """Methods and paths; HEAD only where it is not that of a GET."""
+    """Methods and paths; HEAD only where there is no GET."""
     for route in app.routes:
         assert isinstance(route, Route) and route.methods is not None
         methods = route.methods - {"HEAD"} if "GET" in route.methods else route.methods
@@ -91,7 +91,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "change"), WRONG, ids=str)
-async def test_what_a_schema_excludes_is_refused(path: str, change: dict[str, Any]):
+async def test_requests_that_a_schema_excludes_are_refused(path: str, change: dict[str, Any]):
     (operation,) = (each for each in OPERATIONS if each.path == path)
     body = body_of(operation) | change
     assert not Draft202012Validator(schema_of(operation)).is_valid(body)
@@ -120,7 +120,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
-async def test_it_needs_an_api_key_as_the_version_does():
+async def test_the_document_needs_an_api_key_like_the_version():
     async with http_client(PretendReplica(), api_keys=(api_key("good"),)) as client:
         for path in ("/openapi.json", "/api/version"):
             assert (await client.get(path)).status_code == 401

@@ -166,13 +166,13 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "given", "told"), BAD)
-async def test_bad_forms_are_refused_by_name(path, given, told):
-    assert told in await refusal(path, **given)
+@pytest.mark.parametrize(("path", "given", "reported"), BAD)
+async def test_bad_forms_are_refused_by_name(path, given, reported):
+    assert reported in await refusal(path, **given)
 
 
 @pytest.mark.parametrize(
-    ("guided", "told"),
+    ("guided", "reported"),
     [
         ({"guided_json": {"enum": ["x" * 140_000]}}, "at most 131,072 are accepted"),
         ({"guided_json": " " * 140_000}, '"guided_json" has more than 131,072'),
@@ -180,8 +180,8 @@ async def test_bad_forms_are_refused_by_name(path, given, told):
         ({"guided_choice": ["a" * 70_000]}, "at most 65,536 are accepted"),
     ],
 )
-def test_large_forms_are_refused(guided, told):
-    with pytest.raises(RequestError, match=told):
+def test_large_forms_are_refused(guided, reported):
+    with pytest.raises(RequestError, match=reported):
         openai_form(None, None, guided)
 
 
@@ -263,6 +263,6 @@ BAD_CHOICES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "given", "told"), BAD_CHOICES)
-async def test_bad_choices_of_tools_are_refused_by_name(path, given, told):
-    assert told in await refusal(path, **given)
+@pytest.mark.parametrize(("path", "given", "reported"), BAD_CHOICES)
+async def test_bad_choices_of_tools_are_refused_by_name(path, given, reported):
+    assert reported in await refusal(path, **given)

@@ -1,4 +1,4 @@
-"""A model's own system text and messages, and when they are said."""
+"""A model's own system text and messages, and when they are inserted."""
 
 from model_zoo.chat.messages import Message
 from serve_app.gateway.tasks import Conversation, RawText, TokenIds
@@ -15,12 +15,12 @@ def opened(opening: PromptDefaults, *messages: Message, **further) -> tuple[Mess
     return prompt.messages
 
 
-def test_a_system_text_goes_before_conversations_without_one() -> None:
+def test_a_system_text_is_inserted_into_conversations_without_one() -> None:
     opening = PromptDefaults("Be brief.", EXAMPLE)
     assert opened(opening, ASKED) == (OWN, *EXAMPLE, ASKED)
 
 
-def test_a_conversations_own_instructions_go_first_and_replace_the_models() -> None:
+def test_instructions_of_a_conversation_replace_those_of_the_model() -> None:
     opening = PromptDefaults("Be brief.", EXAMPLE)
     for role in ("system", "developer"):
         given = Message(role, "Be long.")
@@ -35,28 +35,28 @@ def test_a_saved_session_begins_with_its_system_text_once() -> None:
     assert opened(saved, given, ASKED) == (given, *EXAMPLE, ASKED)
 
 
-def test_a_system_text_and_another_among_the_messages_are_both_said() -> None:
+def test_a_system_text_and_one_among_the_messages_are_both_kept() -> None:
     opening = PromptDefaults("Be brief.", (Message("system", "Be kind."), *EXAMPLE))
     both = Message("system", "Be brief.\n\nBe kind.")
     assert opened(opening, ASKED) == (both, *EXAMPLE, ASKED)
     assert opened(PromptDefaults(None, opening.messages), ASKED) == (*opening.messages, ASKED)
 
 
-def test_what_goes_on_after_an_earlier_answer_has_the_messages_already() -> None:
+def test_a_continued_conversation_already_has_the_messages() -> None:
     assert opened(PromptDefaults("Be brief.", EXAMPLE), ASKED, after=(1, 2)) == (OWN, ASKED)
 
 
-def test_everything_else_of_a_conversation_stays() -> None:
+def test_other_fields_of_a_conversation_are_unchanged() -> None:
     prompt = Conversation((ASKED,), thinking=False, after=(1, 2))
     opening = PromptDefaults("Be brief.").apply(prompt)
     assert isinstance(opening, Conversation)
     assert (opening.thinking, opening.after) == (False, (1, 2))
 
 
-def test_prompts_that_no_template_touches_stay_as_they_are() -> None:
+def test_prompts_without_a_template_are_unchanged() -> None:
     for prompt in (RawText("x"), TokenIds((1, 2))):
         assert PromptDefaults("Be brief.", EXAMPLE).apply(prompt) is prompt
 
 
-def test_without_an_opening_a_conversation_stays_as_it_is() -> None:
+def test_without_defaults_a_conversation_is_unchanged() -> None:
     assert opened(PromptDefaults(), ASKED) == (ASKED,)

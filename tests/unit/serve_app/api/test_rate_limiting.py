@@ -18,7 +18,7 @@ from tests.unit.serve_app.api.test_limits import Clock
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client, ingress
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": False}
-# What the pretend model says that an answer costs.
+# The tokens of an answer that the fake model reports.
 PROMPT, COMPLETION = 7, 3
 
 
@@ -30,7 +30,7 @@ async def status(client, key: str, path: str = "/api/chat") -> int:
     return (await client.post(path, json=CHAT, headers=header(key))).status_code
 
 
-async def test_requests_beyond_a_keys_limit_are_429_in_the_words_of_the_protocol():
+async def test_requests_beyond_a_keys_limit_are_429_in_the_shape_of_the_protocol():
     clock = Clock()
     keys = (api_key("a", requests_per_minute=2), api_key("b"))
     replica = PretendReplica()
@@ -54,17 +54,17 @@ async def test_refusals_are_logged_once_a_minute_without_the_key(capsys):
     clock = Clock()
     keys = (api_key("secret", name="alice", requests_per_minute=1),)
     async with http_client(PretendReplica(), api_keys=keys, clock=clock) as client:
-        for told in (1, 2):
+        for reported in (1, 2):
             assert [await status(client, "secret") for _ in range(4)] == [200, 429, 429, 429]
             lines = [line for line in capsys.readouterr().err.splitlines() if "limit" in line]
-            assert len(lines) == 1, told
+            assert len(lines) == 1, reported
             line = json.loads(lines[0])
             assert (line["client"], line["limit"]) == ("alice", "requests_per_minute")
             assert "secret" not in lines[0]
             clock.now_s += 60
 
 
-async def test_a_body_is_not_read_before_the_limits_are_looked_at():
+async def test_a_body_is_not_read_before_the_limits_are_checked():
     keys = (api_key("a", requests_per_minute=1),)
     async with http_client(PretendReplica(), api_keys=keys, clock=Clock()) as client:
         assert await status(client, "a") == 200
@@ -77,7 +77,7 @@ async def test_a_body_is_not_read_before_the_limits_are_looked_at():
         assert answer.status_code == 429
 
 
-async def test_the_headers_tell_what_is_left():
+async def test_headers_state_the_remaining_budget():
     clock = Clock()
     keys = (api_key("a", requests_per_minute=60, tokens_per_minute=1200), api_key("b"))
     async with http_client(PretendReplica(), api_keys=keys, clock=clock) as client:
@@ -115,7 +115,7 @@ def cost(prompt: int, completion: int) -> Usage:
 
 
 async def charged(*deltas: ChatDelta, read: int | None = None, error: Exception | None = None):
-    """What of a budget of 1000 is left after so many of these deltas, and what was read of them."""
+    """The rest of a budget of 1000 after so many of these deltas, and the deltas read."""
     state = TenantLimits(Limits(tokens_per_minute=1000), Clock())
     left = []
 
@@ -130,8 +130,8 @@ async def charged(*deltas: ChatDelta, read: int | None = None, error: Exception 
 
     count = 0
     try:
-        async with aclosing(metered(answer(), {"state": {"limits": state}})) as told:
-            async for _ in told:
+        async with aclosing(metered(answer(), {"state": {"limits": state}})) as reported:
+            async for _ in reported:
                 count += 1
                 if count == read:
                     break
@@ -147,18 +147,18 @@ SECOND = ChatDelta("b", (2, 3))
 LAST = ChatDelta("", (4,), finish=FinishReason.STOP, usage=cost(100, 4))
 
 
-async def test_an_answer_costs_its_prompt_and_its_tokens():
+async def test_an_answer_is_charged_its_prompt_and_its_tokens():
     assert await charged(FIRST, SECOND, LAST) == 104
     vectors = ChatDelta(finish=FinishReason.STOP, usage=cost(50, 0), vectors=(b"",))
     assert await charged(vectors) == 50
 
 
 @pytest.mark.parametrize(("read", "tokens"), [(1, 101), (2, 103)])
-async def test_an_answer_that_is_left_costs_what_came_of_it(read, tokens):
+async def test_an_answer_whose_client_disconnects_is_charged_the_tokens_so_far(read, tokens):
     assert await charged(FIRST, SECOND, LAST, read=read) == tokens
 
 
-async def test_an_answer_that_breaks_off_costs_what_came_of_it():
+async def test_an_answer_that_fails_is_charged_the_tokens_so_far():
     assert await charged(FIRST, SECOND, error=GenerationFailedError("it broke")) == 103
 
 
@@ -178,7 +178,7 @@ async def test_concurrent_requests_of_a_key_are_limited():
         assert await status(client, "a") == 200
 
 
-async def test_a_client_that_leaves_its_stream_gives_its_place_back():
+async def test_a_client_that_disconnects_frees_its_place():
     """Through ASGI itself, since httpx reads whole answers before it returns them."""
     replica = PretendReplica()
     replica.waits.clear()
@@ -189,7 +189,7 @@ async def test_a_client_that_leaves_its_stream_gives_its_place_back():
         async def ask(gone: asyncio.Event) -> int:
             body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
             messages = [{"type": "http.request", "body": body, "more_body": False}]
-            told: list[int] = []
+            reported: list[int] = []
 
             async def receive():
                 if messages:
@@ -199,7 +199,7 @@ async def test_a_client_that_leaves_its_stream_gives_its_place_back():
 
             async def send(message) -> None:
                 if message["type"] == "http.response.start":
-                    told.append(message["status"])
+                    reported.append(message["status"])
                 elif message.get("body"):
                     begun.set()
 
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_its_stream_gives_its_place_back():
                 "client": ("192.0.2.1", 1),
             }
             await app(scope, receive, send)
-            return told[0]
+            return reported[0]
 
         streaming = asyncio.create_task(ask(left))
         await begun.wait()
@@ -245,15 +245,15 @@ async def test_several_processes_of_the_ingress_divide_the_limits():
         assert [await status(client, "a") for _ in range(3)] == [200, 200, 429]
 
 
-async def test_a_key_uses_and_sees_its_models_alone():
+async def test_a_key_uses_and_lists_only_its_models():
     keys = (api_key("other", models=["else:*"]), api_key("mine", models=["dem*"]))
     async with http_client(PretendReplica(), api_keys=keys) as client:
         for key, names in (("other", []), ("mine", ["demo"])):
             listed = (await client.get("/v1/models", headers=header(key))).json()["data"]
             assert [model["id"] for model in listed] == names
             for path in ("/api/tags", "/api/ps"):
-                told = (await client.get(path, headers=header(key))).json()["models"]
-                assert [model["name"] for model in told] == [f"{name}:latest" for name in names]
+                reported = (await client.get(path, headers=header(key))).json()["models"]
+                assert [model["name"] for model in reported] == [f"{name}:latest" for name in names]
             one = await client.get("/v1/models/demo", headers=header(key))
             assert one.status_code == (200 if names else 404)
 
@@ -275,11 +275,11 @@ async def test_a_key_uses_and_sees_its_models_alone():
 async def test_a_model_that_a_key_may_not_use_does_not_exist_for_it(path, body):
     replica = PretendReplica()
     async with http_client(replica, api_keys=(api_key("a", models=["else"]),)) as client:
-        told = []
+        reported = []
         for name in ("demo", "nobody"):
             answer = await client.post(path, json={**body, "model": name}, headers=header("a"))
             assert answer.status_code == 404
-            told.append(answer.text.replace(name, "NAME"))
-        assert told[0] == told[1]
-        assert ('"code":"model_not_found"' in told[0]) == path.startswith("/v1")
+            reported.append(answer.text.replace(name, "NAME"))
+        assert reported[0] == reported[1]
+        assert ('"code":"model_not_found"' in reported[0]) == path.startswith("/v1")
     assert not replica.tasks

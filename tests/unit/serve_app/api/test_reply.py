@@ -1,4 +1,4 @@
-"""Replies as a server sees them: when the status goes out, and what a client's leaving does."""
+"""Replies at the ASGI interface: when the status is sent, and disconnected clients."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ async def test_the_end_of_a_reply_waits_for_what_must_precede_it(stream):
     assert "last" in server.text
 
 
-async def test_unforeseen_errors_keep_their_words_to_themselves():
+async def test_messages_of_unexpected_errors_are_not_sent():
     server = Server()
 
     async def deltas():
@@ -140,7 +140,7 @@ async def test_unforeseen_errors_keep_their_words_to_themselves():
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
-async def test_a_client_that_leaves_ends_the_generation(stream, begun):
+async def test_a_client_that_disconnects_ends_the_generation(stream, begun):
     server = Server()
     ended = asyncio.Event()
     waiting = asyncio.Event()
@@ -167,15 +167,15 @@ async def test_a_client_that_leaves_ends_the_generation(stream, begun):
 
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("protocol", ENCODERS)
-async def test_a_stream_is_never_quiet_for_long(protocol, begun, monkeypatch):
+async def test_a_quiet_stream_gets_heartbeats(protocol, begun, monkeypatch):
     monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
     server = Server()
 
     async def deltas():
         if begun:
             yield ChatDelta("one")
-        said = server.text
-        await until(lambda: server.text != said)
+        before = server.text
+        await until(lambda: server.text != before)
         if not begun:
             yield ChatDelta("one")
         yield ChatDelta(" two", finish=FinishReason.STOP)
@@ -191,11 +191,11 @@ def read(protocol: str, text: str) -> str:
     if protocol == "native":
         return "".join(json.loads(line)["message"]["content"] for line in text.splitlines())
     events = SSEDecoder().iter_bytes(iter([text.encode()]))
-    told = [json.loads(event.data) for event in events if event.data != "[DONE]"]
-    return "".join(each["choices"][0]["delta"].get("content") or "" for each in told)
+    reported = [json.loads(event.data) for event in events if event.data != "[DONE]"]
+    return "".join(each["choices"][0]["delta"].get("content") or "" for each in reported)
 
 
-async def test_a_stream_that_fails_after_a_beat_is_told_so_in_the_stream(monkeypatch):
+async def test_a_failure_after_a_heartbeat_is_reported_in_the_stream(monkeypatch):
     monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
     server = Server()
 
@@ -210,7 +210,7 @@ async def test_a_stream_that_fails_after_a_beat_is_told_so_in_the_stream(monkeyp
     assert server.sent[-1]["more_body"] is False
 
 
-async def test_a_long_single_reply_says_blanks_until_it_is_complete(monkeypatch):
+async def test_a_long_single_reply_sends_blanks_until_it_is_complete(monkeypatch):
     monkeypatch.setattr(reply_module, "SINGLE_QUIET_S", 0.01)
     server = Server()
 

@@ -1,4 +1,4 @@
-"""Images of requests at the ingress: what crosses to the replica, and what is refused before."""
+"""Images of requests at the ingress: what is sent to the replica, and what is refused."""
 
 import base64
 import dataclasses
@@ -49,7 +49,7 @@ def user(content: Any, **more: Any) -> dict[str, Any]:
 
 
 async def post(path: str, body: dict[str, Any], *, card=SEEING, rules: ImageRules | None = None):
-    """The answer, and the prompts that replicas saw."""
+    """The answer, and the prompts that replicas received."""
     replica = PretendReplica()
     given = {"model": "demo", "stream": False, **body}
     options = {"card": card, "image_rules": rules, "max_body_bytes": 2**23}
@@ -65,7 +65,7 @@ async def prompt_of(path: str, body: dict[str, Any], **options: Any) -> Any:
     return prompt
 
 
-def told(path: str, response) -> str:
+def reported(path: str, response) -> str:
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     if path != OPENAI:
@@ -77,7 +77,7 @@ def told(path: str, response) -> str:
 async def refusal_of(path: str, body: dict[str, Any], **options: Any) -> str:
     response, prompts = await post(path, body, **options)
     assert prompts == [], "the replica was asked"
-    return told(path, response)
+    return reported(path, response)
 
 
 NATIVE = [
@@ -91,7 +91,7 @@ NATIVE = [
 
 
 @pytest.mark.parametrize(("words", "data", "content"), NATIVE)
-async def test_ollamas_images_precede_the_text_or_stand_where_it_says(words, data, content) -> None:
+async def test_ollamas_images_precede_the_text_or_replace_their_tags(words, data, content) -> None:
     body = user(words, images=[coded(image) for image in data])
     prompt = await prompt_of(CHAT, body)
     assert prompt == Conversation((Message("user", content),))
@@ -100,8 +100,8 @@ async def test_ollamas_images_precede_the_text_or_stand_where_it_says(words, dat
 async def test_each_message_keeps_its_own_images() -> None:
     first = {"role": "user", "content": "One?", "images": [coded(ONE)]}
     second = {"role": "user", "content": "Two?", "images": [coded(TWO)]}
-    said = {"role": "assistant", "content": "Yes."}
-    prompt = await prompt_of(CHAT, {"messages": [first, said, second]})
+    turn = {"role": "assistant", "content": "Yes."}
+    prompt = await prompt_of(CHAT, {"messages": [first, turn, second]})
     contents = [message.content for message in prompt.messages]
     assert contents == [(ImagePart(ONE), "One?"), "Yes.", (ImagePart(TWO), "Two?")]
 
@@ -113,7 +113,7 @@ async def test_generate_takes_images_beside_its_prompt() -> None:
     assert prompt == Conversation((Message("system", "Be brief."), seen))
 
 
-async def test_a_raw_prompt_keeps_its_tags_and_brings_the_images() -> None:
+async def test_a_raw_prompt_keeps_its_tags_and_its_images() -> None:
     body = {"prompt": "A [img-1] b", "raw": True, "images": [coded(ONE), coded(TWO)]}
     prompt = await prompt_of(GENERATE, body)
     assert prompt == RawText("A [img-1] b", (ImagePart(ONE), ImagePart(TWO)))
@@ -126,7 +126,7 @@ async def test_openais_parts_keep_their_order() -> None:
     assert prompt == Conversation((Message("user", content),))
 
 
-async def test_parts_of_text_alone_are_a_text_as_before() -> None:
+async def test_parts_that_are_all_text_become_one_text() -> None:
     prompt = await prompt_of(OPENAI, user([text("a"), text("b")]), card=CARD)
     assert prompt.messages == (Message("user", "a\n\nb"),)
 
@@ -141,12 +141,12 @@ async def test_parts_of_text_alone_are_a_text_as_before() -> None:
         {"type": "image_url", "image_url": data_uri(ONE)},
     ],
 )
-async def test_a_data_uri_is_known_by_its_content(given) -> None:
+async def test_the_type_of_a_data_uri_is_detected_from_its_content(given) -> None:
     prompt = await prompt_of(OPENAI, user([given]))
     assert prompt.messages[0].content == (ImagePart(ONE),)
 
 
-async def test_lines_of_base64_are_joined_as_others_do() -> None:
+async def test_base64_in_lines_is_accepted() -> None:
     lines = base64.encodebytes(ONE * 3).decode()
     assert "\n" in lines
     prompt = await prompt_of(CHAT, user("", images=[lines]))
@@ -154,7 +154,7 @@ async def test_lines_of_base64_are_joined_as_others_do() -> None:
 
 
 @pytest.mark.parametrize("spelled", [str.upper, str.lower])
-async def test_base64_may_be_written_as_urls_are(spelled) -> None:
+async def test_base64_may_use_the_alphabet_of_urls(spelled) -> None:
     image = ONE + b"\xfb\xef\xff\xfe"
     image += bytes((1 - len(image)) % 3)  # so that it ends in "=="
     codes = set[str]()
@@ -168,7 +168,7 @@ async def test_base64_may_be_written_as_urls_are(spelled) -> None:
     assert prompt.messages[0].content == (ImagePart(image),) and codes == {"%2B", "%2F", "%3D"}
 
 
-def test_base64_in_pieces_is_what_it_is_in_one(monkeypatch) -> None:
+def test_base64_decoded_in_pieces_equals_that_decoded_at_once(monkeypatch) -> None:
     monkeypatch.setattr(images, "PIECE_CHARACTERS", 8)
     for data in (ONE, ONE + b"a", ONE + b"ab"):
         assert images._from_base64(coded(data)) == data
@@ -192,7 +192,7 @@ BAD_DATA = {
 
 
 @pytest.mark.parametrize("name", BAD_DATA)
-async def test_what_is_no_image_is_refused_by_its_field(name) -> None:
+async def test_invalid_images_are_refused_by_their_field(name) -> None:
     data, reason = BAD_DATA[name]
     message = await refusal_of(CHAT, user("x", images=[coded(ONE), data]))
     assert '"messages[0].images[1]"' in message and reason in message
@@ -234,7 +234,7 @@ def bodies(image: bytes, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("path", "body"), bodies(ONE))
-async def test_an_image_to_a_model_without_eyes_is_refused(path, body) -> None:
+async def test_an_image_for_a_model_without_vision_is_refused(path, body) -> None:
     message = await refusal_of(path, body, card=CARD)
     assert "'demo' sees no images: this model is missing data required for image input" in message
 
@@ -265,13 +265,13 @@ async def test_all_images_together_have_a_limit(path, body, monkeypatch) -> None
     assert f"{2 * len(ONE):,} bytes together" in await refusal_of(path, body)
 
 
-async def test_an_image_that_a_text_names_often_counts_each_time(monkeypatch) -> None:
+async def test_an_image_counts_each_time_a_text_names_it(monkeypatch) -> None:
     monkeypatch.setattr(images, "MAX_REQUEST_BYTES", 100 * len(ONE))
     body = user("[img-0]" * 101, images=[coded(ONE)])
     assert "bytes together" in await refusal_of(CHAT, body)
 
 
-def test_what_is_accepted_fits_a_message_of_the_direct_stream() -> None:
+def test_accepted_requests_fit_a_message_of_the_transport() -> None:
     longest_body = next(
         limit.le
         for limit in type(SETTINGS).model_fields["max_body_bytes"].metadata
@@ -280,7 +280,7 @@ def test_what_is_accepted_fits_a_message_of_the_direct_stream() -> None:
     assert longest_body + images.MAX_REQUEST_BYTES < wire.MAX_TASK_BYTES
 
 
-async def test_what_is_wrong_beside_the_images_is_told_first() -> None:
+async def test_errors_outside_the_images_are_reported_first() -> None:
     async with picture_server({}) as server:
         body = {**user([part(server.url())]), "temperature": 9}
         assert '"temperature"' in await refusal_of(OPENAI, body, rules=fetching(server))
@@ -302,7 +302,7 @@ async def test_urls_are_off_unless_configured() -> None:
     assert server.asked == []
 
 
-async def test_an_image_is_fetched_once_though_it_stands_in_several_places() -> None:
+async def test_an_image_that_occurs_several_times_is_fetched_once() -> None:
     async with picture_server({"/1": reply(ONE), "/2": reply(TWO)}) as server:
         parts = [part(server.url(path)) for path in ("/1", "/2", "/1")]
         parts.insert(1, part(data_uri(TWO)))
@@ -330,14 +330,14 @@ async def test_an_image_that_cannot_be_fetched_is_refused_by_its_field(
     assert reason in message and '"messages[0].content[0].image_url"' in message
 
 
-async def test_one_bad_image_ends_the_fetching_of_the_others() -> None:
+async def test_one_invalid_image_cancels_the_other_fetches() -> None:
     async with picture_server({"/slow": [HOLD], "/bad": reply(b"<html>")}) as server:
         body = user([part(server.url("/slow")), part(server.url("/bad"))])
         message = await refusal_of(OPENAI, body, rules=fetching(server, timeout_s=LONGEST_S))
     assert '"messages[0].content[1].image_url" is not a PNG' in message
 
 
-async def test_nothing_is_fetched_for_a_request_that_will_be_refused() -> None:
+async def test_nothing_is_fetched_for_a_refused_request() -> None:
     async with picture_server({"/": reply(ONE)}) as server:
         rules = fetching(server)
         for parts, card in (
@@ -360,7 +360,7 @@ async def test_ollamas_images_are_never_fetched() -> None:
 # The direct stream
 
 
-def test_images_cross_the_direct_stream_as_bytes() -> None:
+def test_images_are_sent_over_the_transport_as_bytes() -> None:
     data = bytes(range(256)) * 100
     message = Message("user", ("a", ImagePart(data), "b"))
     for prompt in (Conversation((message,)), RawText("x", (ImagePart(data),))):
@@ -370,7 +370,7 @@ def test_images_cross_the_direct_stream_as_bytes() -> None:
         assert wire.decode(framed[4:]) == wire.GenerateRequest(task)
 
 
-async def test_an_image_of_megabytes_arrives_whole() -> None:
+async def test_an_image_of_megabytes_is_sent_complete() -> None:
     large = ONE + bytes(5 * 2**20)
     prompt = await prompt_of(CHAT, user("x", images=[coded(large)]))
     assert prompt.messages[0].content == (ImagePart(large), "x")

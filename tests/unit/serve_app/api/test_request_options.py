@@ -1,4 +1,4 @@
-"""Options that a pulled model brings: below the request's and the configuration's, shown to all."""
+"""Options of a pulled model: overridden by the request and the configuration, and shown."""
 
 import dataclasses
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ PATHS = ["/api/chat", "/v1/chat/completions"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_models_own_options_count_where_nothing_else_was_said(path) -> None:
+async def test_a_models_own_options_apply_where_nothing_else_is_set(path) -> None:
     replica = PretendReplica()
     async with client(replica, configured=Options(top_k=3)) as http:
         assert (await http.post(path, json=CHAT)).status_code == 200
@@ -57,7 +57,7 @@ async def test_a_models_own_options_count_where_nothing_else_was_said(path) -> N
     assert (task.sampling.temperature, task.sampling.top_k, task.stop) == (0.25, 3, ("<end>",))
 
 
-async def test_a_requests_options_count_before_the_models_own() -> None:
+async def test_options_of_a_request_override_those_of_the_model() -> None:
     replica = PretendReplica()
     async with client(replica, configured=Options()) as http:
         options = {"temperature": 0.75, "stop": ["."]}
@@ -68,14 +68,14 @@ async def test_a_requests_options_count_before_the_models_own() -> None:
     assert (openai.sampling.temperature, openai.stop) == (1.0, ("<end>",))
 
 
-async def test_a_model_from_a_file_is_not_asked_for_options() -> None:
+async def test_a_model_from_a_file_needs_no_lookup_of_options() -> None:
     replica = PretendReplica()
     async with client(replica, configured=Options(), brings_options=False) as http:
         await http.post("/api/chat", json=CHAT)
     assert replica.tasks[0].sampling.temperature == 0.8
 
 
-async def test_what_a_model_brings_is_shown() -> None:
+async def test_a_models_own_options_are_shown() -> None:
     async with client(PretendReplica(), configured=Options(top_k=3)) as http:
         shown = (await http.post("/api/show", json={"model": "demo"})).json()
     assert (shown["system"], shown["license"]) == ("Be brief.", "MIT")
@@ -85,7 +85,7 @@ async def test_what_a_model_brings_is_shown() -> None:
     ]  # fmt: skip
 
 
-def test_parameters_that_are_not_served_are_told_and_the_others_kept() -> None:
+def test_unsupported_parameters_are_logged_and_the_others_kept() -> None:
     raw = {"temperature": 0.5, "mirostat": 2, "top_p": 7, "unheard_of": 1, "num_gpu": 99}
     options, refused = served_options({**raw, "stop": ["a", "b"]})
     assert options == Options(temperature=0.5, stop=("a", "b"))

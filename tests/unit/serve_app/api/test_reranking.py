@@ -1,4 +1,4 @@
-"""The ranking endpoints in front of a pretend model: texts in, tasks and scores out."""
+"""The ranking endpoints in front of a fake model: texts in, tasks and scores out."""
 
 import math
 from collections.abc import AsyncGenerator
@@ -60,7 +60,7 @@ async def test_rerank_sorts_documents_of_both_forms():
     assert all("document" not in result for result in reply["results"])
 
 
-async def test_rerank_returns_so_many_documents_as_are_wanted():
+async def test_rerank_returns_as_many_documents_as_requested():
     body = {"query": QUERY, "documents": ["a", "bb", "ccc"], "top_n": 2, "return_documents": True}
     results = (await post("/v1/rerank", body)).json()["results"]
     assert [result["document"]["text"] for result in results] == ["ccc", "bb"]
@@ -126,7 +126,7 @@ async def test_many_documents_are_sent_in_groups_with_their_queries():
         ("score", {"text_2": ["c"]}, 'field "text_1" is required'),
     ],
 )
-async def test_mistakes_are_refused_by_name(path, body, message):
+async def test_invalid_fields_are_refused_by_name(path, body, message):
     replica = PretendRanker()
     response = await post(f"/v1/{path}", body, replica)
     assert response.status_code == 400 and not replica.tasks

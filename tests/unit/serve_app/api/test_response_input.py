@@ -1,4 +1,4 @@
-"""What /v1/responses makes of its input items, and what it refuses."""
+"""Input items of /v1/responses: the messages they become, and refused ones."""
 
 import json
 from typing import Any

@@ -231,7 +231,7 @@ async def test_a_lost_store_costs_the_state_but_not_the_answer():
         ({"max_text_bytes": 22_000}, r"at most 22,000 are accepted \(`max_text_bytes`, without"),
     ],
 )
-async def test_conversations_are_limited_like_bodies(limits, message):
+async def test_conversations_have_the_limits_of_bodies(limits, message):
     image = IMAGE | {"image_url": URL + "A" * 6000}
     parts = [{"type": "input_text", "text": "x" * 6000}, image]
     body = {"model": "demo", "input": [{"role": "user", "content": parts}]}
@@ -283,7 +283,7 @@ class SlowStore:
         return Selection((StoredResponse(id, b'{"output": []}', b"[]"),))
 
 
-async def test_few_conversations_are_read_at_a_time():
+async def test_the_number_of_conversations_read_at_once_is_limited():
     store = SlowStore()
     history = ResponseHistory(store, BodyLimits(2**20))
     reads = [asyncio.create_task(history.before("a", new_response_id())) for _ in range(20)]

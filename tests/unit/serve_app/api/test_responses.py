@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses in front of a pretend model, with plain HTTP and the official client."""
+"""OpenAI's /v1/responses in front of a fake model, with plain HTTP and the official client."""
 
 import base64
 import dataclasses
@@ -163,7 +163,7 @@ async def test_a_stream_of_reasoning_text_and_calls_adds_up_to_the_whole_reply()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_functions_of_a_namespace_are_called_by_their_own_names(stream):
+async def test_functions_of_a_namespace_keep_their_own_names(stream):
     calling = '<tool_call>{"name": "sky.weather", "arguments": {"city": "Rome"}}</tool_call>'
     replica = PretendReplica((calling,), QWEN3)
     space = {"type": "namespace", "name": "sky", "description": "It.", "tools": [TOOL]}

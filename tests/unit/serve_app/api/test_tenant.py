@@ -26,17 +26,17 @@ def test_with_keys_each_key_is_a_tenant() -> None:
         middleware=[Middleware(RequireKey, keys=[api_key("one"), api_key("two")])],
     )
     client = TestClient(app)
-    told = [
+    reported = [
         client.get("/", headers={"authorization": f"Bearer {key}"}).text for key in ("one", "two")
     ]
-    assert told == ["one", "two"]
+    assert reported == ["one", "two"]
 
 
-def test_a_scope_without_an_address_has_the_shared_tenant() -> None:
+def test_a_connection_without_an_address_has_the_shared_tenant() -> None:
     assert client_address({"type": "http", "client": None}) == UNKNOWN
 
 
-def test_what_tasks_carry_of_a_tenant_is_a_digest_without_its_address() -> None:
+def test_tasks_carry_a_digest_of_the_tenant_without_its_address() -> None:
     def shown(address: str) -> str:
         app = Starlette(routes=[Route("/", identified)], middleware=[Middleware(TenantByAddress)])
         return TestClient(app, client=(address, 1234)).get("/").text

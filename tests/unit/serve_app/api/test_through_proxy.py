@@ -1,4 +1,4 @@
-"""What comes through HAProxy, and what comes past it; the limits of the server itself."""
+"""Requests through HAProxy and requests that bypass it; limits of the HTTP server."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ APP = Starlette(
 )
 
 
-def test_the_client_is_the_one_that_haproxy_tells() -> None:
+def test_the_client_address_is_that_stated_by_haproxy() -> None:
     assert TestClient(APP).get("/v1/x", headers=PROVEN).json() == ["192.0.2.7", []]
 
 
@@ -46,7 +46,7 @@ def test_the_client_is_the_one_that_haproxy_tells() -> None:
     [{}, {**PROVEN, "x-caravan-proxy": "guess"}, {**PROVEN, "x-caravan-proxy": SECRET[:-1]},
      {"x-caravan-client": "192.0.2.7 1"}, {**PROVEN, "x-caravan-proxy": "é"}],
 )  # fmt: skip
-def test_requests_past_haproxy_are_refused(headers: dict[str, str]) -> None:
+def test_requests_that_bypass_haproxy_are_refused(headers: dict[str, str]) -> None:
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     response = TestClient(APP).get("/v1/x", headers=encoded)  # type: ignore[arg-type]
     assert response.status_code == 403
@@ -60,7 +60,7 @@ async def test_the_ingress_refuses_every_path_without_the_secret() -> None:
             assert (await client.get(path, headers=PROVEN)).status_code == 200
 
 
-async def test_the_ingress_without_a_secret_takes_requests_from_anywhere() -> None:
+async def test_an_ingress_without_a_secret_accepts_direct_requests() -> None:
     async with http_client(PretendReplica()) as client:
         assert (await client.get("/healthz")).status_code == 200
 
@@ -70,7 +70,7 @@ async def ok(scope, receive, send) -> None:
 
 
 class Wire(asyncio.Transport):
-    """Takes what a server writes."""
+    """Collects what a server writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ async def test_the_server_that_ray_starts_has_the_limit_and_trusts_no_header(mon
     assert response.json() == "127.0.0.1"
 
 
-def test_freed_bodies_go_back_to_the_system_where_glibc_is(monkeypatch) -> None:
+def test_memory_of_freed_bodies_is_returned_to_the_system_with_glibc(monkeypatch) -> None:
     set_to: list[tuple[int, int]] = []
     glibc = SimpleNamespace(mallopt=lambda *given: set_to.append(given))
     for library in (glibc, SimpleNamespace()):

@@ -58,7 +58,7 @@ def joined(response) -> dict[str, Any]:
     return message
 
 
-async def test_openais_whole_reply_has_calls_and_reasoning_beside_the_text():
+async def test_openais_single_reply_has_calls_and_reasoning_beside_the_text():
     replica = PretendReplica(CALLING, QWEN3)
     response = await posted("/v1/chat/completions", replica, tools=[TOOL])
     (choice,) = response.json()["choices"]
@@ -71,7 +71,7 @@ async def test_openais_whole_reply_has_calls_and_reasoning_beside_the_text():
     assert first["id"] != second["id"]
 
 
-async def test_openais_stream_has_the_pieces_of_the_same_message():
+async def test_openais_stream_adds_up_to_the_same_message():
     replica = PretendReplica(CALLING, QWEN3)
     response = await posted("/v1/chat/completions", replica, tools=[TOOL], stream=True)
     message = joined(response)
@@ -82,7 +82,7 @@ async def test_openais_stream_has_the_pieces_of_the_same_message():
     assert chunks(response)[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_openais_stream_sends_arguments_as_they_arrive():
+def test_openais_stream_sends_arguments_as_they_are_generated():
     choice = ChatChoice(0, ReplyReader([TOOL]))
     deltas = [ChatDelta(CALLING[0], opening=QWEN3), *map(ChatDelta, CALLING[1:])]
     said = [b"".join(map(event, choice.chunks(delta))) for delta in deltas]

@@ -39,8 +39,8 @@ from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 USER = [{"role": "user", "content": "hi"}]
 NATIVE, OPENAI, TEXT = "/api/chat", "/v1/chat/completions", "/v1/completions"
 
-# What clients send and no reference server reads: Open WebUI's titles, ollama-ai-provider-v2,
-# options that Ollama has removed, keep_alive on /v1.
+# Fields that clients send and no reference server reads: Open WebUI's titles,
+# ollama-ai-provider-v2, options that Ollama has removed, keep_alive on /v1.
 IGNORED = [
     (NATIVE, {"messages": USER, "num_predict": 50}),
     (NATIVE, {"messages": USER, "temperature": 0.1, "top_p": 0.2}),
@@ -57,7 +57,7 @@ IGNORED = [
 
 
 @pytest.mark.parametrize(("path", "body"), IGNORED, ids=[str(b)[:70] for _, b in IGNORED])
-async def test_what_the_reference_servers_ignore_changes_nothing(path, body):
+async def test_fields_that_the_reference_servers_ignore_have_no_effect(path, body):
     plain = {"messages": USER} if "messages" in body else {"prompt": "p"}
     replica = PretendReplica()
     async with http_client(replica) as client:
@@ -93,14 +93,12 @@ KNOWN = [
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(("path", "body", "told"), KNOWN, ids=[t for _, _, t in KNOWN])
-async def test_what_is_known_and_would_change_the_answer_is_refused_by_name(
-    path, body, told, strict
-):
+@pytest.mark.parametrize(("path", "body", "reported"), KNOWN, ids=[t for _, _, t in KNOWN])
+async def test_known_unsupported_fields_are_refused_by_name(path, body, reported, strict):
     async with http_client(PretendReplica(), strict_fields=strict) as client:
         response = await client.post(path, json={"model": "demo", **body})
     assert response.status_code == 400
-    assert told in response.text.replace('\\"', '"')
+    assert reported in response.text.replace('\\"', '"')
 
 
 STRICT = [
@@ -119,13 +117,13 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "told"), STRICT, ids=[t for _, _, t in STRICT])
-async def test_a_strict_server_refuses_them_by_name(path, body, told):
+@pytest.mark.parametrize(("path", "body", "reported"), STRICT, ids=[t for _, _, t in STRICT])
+async def test_a_strict_server_refuses_unknown_fields_by_name(path, body, reported):
     replica = PretendReplica()
     async with http_client(replica, strict_fields=True) as client:
         response = await client.post(path, json={"model": "demo", **body})
     assert response.status_code == 400
-    assert told in response.text.replace('\\"', '"')
+    assert reported in response.text.replace('\\"', '"')
     assert "strict_fields" in response.text
     assert replica.tasks == []
 
@@ -151,8 +149,8 @@ async def test_a_strict_server_refuses_an_unknown_field_of_every_object(operatio
             changed = replaced(body, place, value | {"colour": 1})
             response = await client.request(operation.method, path, json=changed)
             assert response.status_code == 400, (place, response.text)
-            told = check_error(operation.protocol, response.text)
-            assert f'{spelled(place)}colour" is not known' in told
+            reported = check_error(operation.protocol, response.text)
+            assert f'{spelled(place)}colour" is not known' in reported
 
 
 def spelled(place: Place) -> str:
@@ -210,7 +208,7 @@ async def test_every_option_of_the_official_client_is_known():
     assert response.status_code == 200, response.text
 
 
-async def test_a_strict_server_takes_everything_that_is_known():
+async def test_a_strict_server_accepts_all_known_fields():
     body = {"model": "demo", "messages": USER, "keep_alive": "5m", "truncate": True, "tools": None}
     async with http_client(PretendReplica(), strict_fields=True) as client:
         response = await client.post(NATIVE, json={**body, "options": {"top_k": 4, "mirostat": 0}})
@@ -242,7 +240,7 @@ async def test_each_name_is_logged_once_whatever_the_number_of_requests(capsys):
     assert ignored(capsys) == ["num_predict", "messages[].colour", "options.warmth", "shape"]
 
 
-async def test_names_that_clients_make_up_neither_fill_the_log_nor_memory(capsys):
+async def test_invented_names_of_fields_fill_neither_the_log_nor_memory(capsys):
     async with http_client(PretendReplica(), max_body_bytes=1 << 20) as client:
         for each in range(5):
             made_up = {f"name {each}/{n}": n for n in range(300)}
