@@ -146,7 +146,7 @@ def check_limits(model: ChatModel) -> None:
     assert ImageOutline(tuple(image.pixels.shape), image.grid, image.rows) == largest
     assert 1 <= largest.rows <= processor.most_rows == tower.limits.rows
     most = max_pixel_elements(tower)
-    for outline in outlines(model, 300):
+    for outline in outlines(model, 100):
         assert 1 <= outline.rows <= tower.limits.rows
         assert prod(outline.shape) <= most
 
