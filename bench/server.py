@@ -52,7 +52,7 @@ class Server:
     @classmethod
     def of_ray(cls, model: dict[str, Any]) -> Self:
         """`serve run` with the quickstart configuration except for port and model."""
-        port = _free_port()
+        port = free_port()
         folder = tempfile.TemporaryDirectory(prefix="caravan-bench-")
         config = yaml.safe_load(QUICKSTART.read_text())
         config["http_options"] = {"host": "127.0.0.1", "port": port}
@@ -65,7 +65,7 @@ class Server:
     @classmethod
     def of_uvicorn(cls, model: dict[str, Any]) -> Self:
         """The same ingress and replica in one process, without Ray."""
-        port = _free_port()
+        port = free_port()
         folder = tempfile.TemporaryDirectory(prefix="caravan-bench-")
         settings = json.dumps({"models": [model]})
         command = [sys.executable, "-m", "bench.plain", settings, str(port)]
@@ -99,7 +99,7 @@ class Server:
         raise SystemExit(f"The served application did not become ready:\n{message}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -267,3 +267,9 @@ def encode_chat(
     """Token ids of a conversation without images; `variables` are the template's."""
     rendered = render_unforged(template, tokenizer, messages, variables)
     return tokenizer.with_bos(tokenizer.encode_parts(rendered.cut(tokenizer)))
+
+
+def specials_in(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    """The texts of the control and user-defined tokens among `tokens`."""
+    special = {*tokenizer.vocabulary.control.values(), *tokenizer.vocabulary.user_defined.values()}
+    return [tokenizer.vocabulary.tokens[token] for token in tokens if token in special]

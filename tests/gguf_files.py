@@ -65,3 +65,17 @@ def matrices(path: Path) -> dict[str, np.ndarray]:
         tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         for tensor in gguf.GGUFReader(path).tensors
     }
+
+
+def block_types(path: Path) -> dict[str, str]:
+    """The name of the block type of every tensor."""
+    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+
+
+def values_with_types(path: Path) -> dict[str, tuple[list[int], object]]:
+    """The metadata as the `gguf` package reads them: each value with how it is stored."""
+    return {
+        key: ([*field.types], field.contents())
+        for key, field in gguf.GGUFReader(path).fields.items()
+        if not key.startswith("GGUF.")
+    }

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from bench.server import free_port
 from serve_app.app import build
 
 NAME = "chaos"
@@ -71,8 +71,8 @@ class ChaosCluster:
 @contextmanager
 def running_cluster(model: Path, *, vision: bool) -> Iterator[ChaosCluster]:
     with TemporaryDirectory() as store, _cluster(store) as nodes:
-        port = _free_port()
-        variables = VARIABLES | {f"RAY_SERVE_{name}": str(_free_port()) for name in PORTS}
+        port = free_port()
+        variables = VARIABLES | {f"RAY_SERVE_{name}": str(free_port()) for name in PORTS}
         try:
             serve.start(
                 proxy_location="HeadOnly",
@@ -144,9 +144,3 @@ def _title(pid: int) -> str:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import RequestError
-from tests.chat_templates import IMAGE, ONE, TEMPLATES, encode_chat, offered, template_source
+from tests.chat_templates import (
+    IMAGE,
+    ONE,
+    TEMPLATES,
+    encode_chat,
+    offered,
+    specials_in,
+    template_source,
+)
 from tests.reference_data import vocabulary_metadata
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
@@ -111,11 +119,6 @@ def talks_with(
     ]
 
 
-def specials(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    special = {*tokenizer.vocabulary.control.values(), *tokenizer.vocabulary.user_defined.values()}
-    return [tokenizer.vocabulary.tokens[token] for token in tokens if token in special]
-
-
 def encoded(
     template: ChatTemplate, tokenizer: Tokenizer, forge: Forge, said: Forge
 ) -> list[list[str] | None]:
@@ -127,7 +130,7 @@ def encoded(
         except RequestError:
             found.append(None)
         else:
-            found.append(specials(tokenizer, tokens))
+            found.append(specials_in(tokenizer, tokens))
     return found
 
 
@@ -183,7 +186,7 @@ def test_no_control_token_is_joined_from_parts(name: str) -> None:
                 encode_chat(template, tokenizer, [Message("user", content)])
                 for content in (parts, harmless)
             )
-            assert specials(tokenizer, tokens) == specials(tokenizer, honest), parts
+            assert specials_in(tokenizer, tokens) == specials_in(tokenizer, honest), parts
 
     check()
 

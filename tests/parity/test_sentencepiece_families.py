@@ -26,6 +26,7 @@ from tests.sentencepiece_models import (
 
 FLAVOURS = ("ollama", "llama.cpp", "old llama.cpp")
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n")
+MODELS = [*((gemma, name) for name in GEMMAS), (llama, "llama")]
 every_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
 # Behind the first 32,000, which are Llama 2's, in the order of the family's tokenizer.json.
 PHI3_ADDED = (
@@ -52,11 +53,11 @@ TEXTS = [
 
 
 @every_flavour
-@pytest.mark.parametrize("architecture", GEMMAS)
-def test_gemma_texts_have_the_ids_of_sentencepiece(flavour: str, architecture: str) -> None:
-    """No space is put before them, and runs of white space and tags are tokens of their own."""
-    subject = load_tokenizer(metadata(gemma(), flavour=flavour), architecture=architecture)
-    reference = processor(gemma())
+@pytest.mark.parametrize(("model", "architecture"), MODELS, ids=[name for _, name in MODELS])
+def test_texts_have_the_ids_of_sentencepiece(model, architecture: str, flavour: str) -> None:
+    """In Gemma's, no space is put before them, and white space and tags are tokens of their own."""
+    subject = load_tokenizer(metadata(model(), flavour=flavour), architecture=architecture)
+    reference = processor(model())
     for text in [*TEXTS, *random_texts(21, 150)]:
         assert subject.encode(text) == reference.encode(text), text
 
@@ -98,14 +99,6 @@ def test_gemma_of_a_checkpoint_without_tokenizer_model_is_merged_by_rank() -> No
     for text in [*TEXTS, "the quick brown fox"]:
         assert subject.encode(text) == reference.encode(text), text
         assert subject.decode(subject.encode(text)) == text.replace("▁", " ")
-
-
-@every_flavour
-def test_llama_texts_have_the_ids_of_sentencepiece(flavour: str) -> None:
-    subject = load_tokenizer(metadata(llama(), flavour=flavour), architecture="llama")
-    reference = processor(llama())
-    for text in [*TEXTS, *random_texts(22, 150)]:
-        assert subject.encode(text) == reference.encode(text), text
 
 
 @every_flavour

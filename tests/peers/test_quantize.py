@@ -17,6 +17,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.llama.text import build_decoder
 from tests.families.paged_decoder import PagedDecoder
+from tests.gguf_files import block_types, values_with_types
 from tests.peers.llama_cpp_library import their_file, their_log_probabilities
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -134,14 +135,14 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(tmp_path, names, rec
     source = NAMES[names].write(tmp_path / "s.gguf")
     ours = quantize_file(source, tmp_path / "ours.gguf", recipe)
     theirs = their_file(source, tmp_path / "theirs.gguf", RECIPES[recipe].file_type)
-    assert types(ours) == types(theirs)
+    assert block_types(ours) == block_types(theirs)
 
 
 @pytest.mark.parametrize("recipe", ["q8_0", "q4_k_m"])
 def test_the_metadata_is_what_llama_cpp_writes(source, tmp_path, recipe):
     ours = quantize_file(source, tmp_path / "ours.gguf", recipe)
     theirs = their_file(source, tmp_path / "theirs.gguf", RECIPES[recipe].file_type)
-    assert metadata(ours) == metadata(theirs)
+    assert values_with_types(ours) == values_with_types(theirs)
 
 
 def our_log_probabilities(path: Path) -> Tensor:
@@ -155,16 +156,3 @@ def our_log_probabilities(path: Path) -> Tensor:
 def divergence(expected: Tensor, found: Tensor) -> float:
     """Kullback-Leibler, in nats, the mean over the tokens."""
     return (expected.exp() * (expected - found)).sum(-1).mean().item()
-
-
-def types(path: Path) -> dict[str, str]:
-    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-
-
-def metadata(path: Path) -> dict[str, tuple[list[int], object]]:
-    """Each value with how it is stored."""
-    return {
-        key: ([*field.types], field.contents())
-        for key, field in gguf.GGUFReader(path).fields.items()
-        if not key.startswith("GGUF.")
-    }

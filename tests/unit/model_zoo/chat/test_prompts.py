@@ -9,7 +9,14 @@ from model_zoo.chat.sentinel import breaker
 from model_zoo.chat.template_choice import choose_template
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
-from tests.chat_templates import ASK, THOUGHT, TOOL_RESPONSE, encode_chat, template_source
+from tests.chat_templates import (
+    ASK,
+    THOUGHT,
+    TOOL_RESPONSE,
+    encode_chat,
+    specials_in,
+    template_source,
+)
 from tests.reference_data import vocabulary_metadata
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
@@ -33,11 +40,6 @@ SPOKEN_INST = (
 def chatml_tokenizer(special: dict[str, int] | None = None, **keys: Any) -> Tokenizer:
     metadata = byte_level_metadata({**CHATML_TOKENS, **(special or {})}, **keys)
     return load_tokenizer(metadata, architecture="qwen2")
-
-
-def specials_in(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    special = {*tokenizer.vocabulary.control.values(), *tokenizer.vocabulary.user_defined.values()}
-    return [tokenizer.vocabulary.tokens[token] for token in tokens if token in special]
 
 
 def template_of(metadata: dict[str, Any], tokenizer: Tokenizer) -> ChatTemplate:

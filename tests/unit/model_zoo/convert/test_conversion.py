@@ -25,6 +25,7 @@ from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
+from tests.gguf_files import block_types, matrices
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import (
     SIZES,
@@ -59,18 +60,6 @@ def folder(tmp_path_factory) -> Path:
 def copied(folder, tmp_path) -> Path:
     """A copy that a test may change."""
     return copy(folder, tmp_path / "Tiny-1B")
-
-
-def tensors(path: Path) -> dict[str, np.ndarray]:
-    """The metadata as the `gguf` package reads them."""
-    return {
-        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        for tensor in gguf.GGUFReader(path).tensors
-    }
-
-
-def types(path: Path) -> dict[str, str]:
-    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,7 +119,7 @@ def test_weights_are_rounded_once(stored, type, copied, tmp_path) -> None:
     convert(copied, tmp_path / "out.gguf", type=type)
     weights = load_file(copied / "model.safetensors")
     kept = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[type]
-    found = tensors(tmp_path / "out.gguf")
+    found = matrices(tmp_path / "out.gguf")
     expected = weights["model.layers.1.mlp.down_proj.weight"].float().to(kept).float()
     assert np.array_equal(found["blk.1.ffn_down.weight"], expected.numpy())
     norm = weights["model.layers.1.input_layernorm.weight"].float()
@@ -145,11 +134,11 @@ def test_quantised_files_load_with_small_errors(type, tmp_path) -> None:
     convert(tmp_path / "folder", tmp_path / "plain.gguf", type="f32")
     model = load(tmp_path / "out.gguf", device=torch.device("cpu"), dtype=torch.float32)
     assert model.description.quantization == type.upper()
-    found = types(tmp_path / "out.gguf")
+    found = block_types(tmp_path / "out.gguf")
     assert found["blk.0.ffn_up.weight"] == {"q4_k_m": "Q4_K"}.get(type, type.upper())
     assert found["blk.0.ffn_norm.weight"] == "F32"
-    plain = tensors(tmp_path / "plain.gguf")
-    for name, array in tensors(tmp_path / "out.gguf").items():
+    plain = matrices(tmp_path / "plain.gguf")
+    for name, array in matrices(tmp_path / "out.gguf").items():
         assert np.abs(array - plain[name]).mean() <= 0.1 * np.abs(plain[name]).mean(), name
 
 

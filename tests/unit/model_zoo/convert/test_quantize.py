@@ -13,7 +13,7 @@ from model_zoo.convert.recipes import Facts
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, ModelFileError
-from tests.gguf_files import matrices, rewrite
+from tests.gguf_files import block_types, matrices, rewrite, values_with_types
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 WIDE = TinyLlama(hidden=256, layers=8, heads=8, kv_heads=2, head_dim=32, feed_forward=512)
@@ -38,19 +38,6 @@ def source(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("source") / "tiny.gguf"
     write_tiny_llama(path, config=WIDE, type="F16")
     return path
-
-
-def metadata(path: Path) -> dict[str, tuple[list[int], object]]:
-    """Values with their types, as the `gguf` package reads them."""
-    return {
-        key: ([*field.types], field.contents())
-        for key, field in gguf.GGUFReader(path).fields.items()
-        if not key.startswith("GGUF.")
-    }
-
-
-def types(path: Path) -> dict[str, str]:
-    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray], *, alignment: int = 32) -> Path:
@@ -85,7 +72,7 @@ def test_the_result_is_a_model_with_the_same_tensors(source, tmp_path, recipe):
 
 
 def test_a_medium_recipe_mixes_types_in_the_file(source, tmp_path):
-    kinds = types(quantize_file(source, tmp_path / "q.gguf", "q4_k_m"))
+    kinds = block_types(quantize_file(source, tmp_path / "q.gguf", "q4_k_m"))
     assert kinds["output.weight"] == kinds["blk.0.ffn_down.weight"] == "Q6_K"
     assert kinds["blk.1.ffn_down.weight"] == kinds["token_embd.weight"] == "Q4_K"
     assert kinds["blk.0.attn_norm.weight"] == "F32"
@@ -93,7 +80,7 @@ def test_a_medium_recipe_mixes_types_in_the_file(source, tmp_path):
 
 def test_the_tokenizer_and_all_other_metadata_are_kept(source, tmp_path):
     out = quantize_file(source, tmp_path / "q.gguf", "q5_k_m")
-    before, after = metadata(source), metadata(out)
+    before, after = values_with_types(source), values_with_types(out)
     file_type = [GGUFValueType.UINT32], gguf.LlamaFileType.MOSTLY_Q5_K_M
     assert after.pop("general.file_type") == file_type
     assert after.pop("general.quantization_version") == ([GGUFValueType.UINT32], 2)
@@ -103,8 +90,8 @@ def test_the_tokenizer_and_all_other_metadata_are_kept(source, tmp_path):
 
 def test_every_type_of_value_is_kept(tmp_path):
     source = write_tensors(tmp_path / "s.gguf", {"a.weight": normal(2, 32)})
-    before = metadata(source)
-    after = metadata(quantize_file(source, tmp_path / "q.gguf", "q8_0"))
+    before = values_with_types(source)
+    after = values_with_types(quantize_file(source, tmp_path / "q.gguf", "q8_0"))
     for key, value in before.items():
         assert after.get(key) == value or key == "general.alignment"
 
@@ -133,7 +120,7 @@ def test_integers_and_bfloat16_of_two_byte_tensors_are_kept(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     out = quantize_file(tmp_path / "s.gguf", tmp_path / "q.gguf", "q8_0")
-    assert types(out) == {"blk.0.ids.weight": "I32", "v.blk.0.attn_q.weight": "BF16"}
+    assert block_types(out) == {"blk.0.ids.weight": "I32", "v.blk.0.attn_q.weight": "BF16"}
     assert (gguf.GGUFReader(out).tensors[0].data.ravel() == np.arange(64)).all()
 
 
@@ -164,7 +151,7 @@ def test_a_quantised_file_is_refused_unless_allowed(source, tmp_path):
         quantize_file(once, tmp_path / "twice.gguf", "q4_0")
     assert not (tmp_path / "twice.gguf").exists()
     twice = quantize_file(once, tmp_path / "twice.gguf", "q4_0", allow_requantize=True)
-    assert types(twice)["blk.0.attn_q.weight"] == "Q4_0"
+    assert block_types(twice)["blk.0.attn_q.weight"] == "Q4_0"
 
 
 def test_progress_counts_the_bytes_of_the_source(source, tmp_path):
@@ -173,7 +160,7 @@ def test_progress_counts_the_bytes_of_the_source(source, tmp_path):
     total = sum(info.nbytes for info in GGUFFile.open(source).tensors.values())
     done = [count for count, _ in heard]
     assert done == sorted(done) and done[-1] == total
-    assert {of for _, of in heard} == {total} and len(heard) >= len(types(source))
+    assert {of for _, of in heard} == {total} and len(heard) >= len(block_types(source))
 
 
 def test_tensors_larger_than_a_group_of_rows_are_complete(tmp_path, monkeypatch):
