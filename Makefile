@@ -15,7 +15,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
-KERNELS := $(wildcard runtime/kernels/cpu/*.[ch])
+KERNELS := runtime/kernels/build.py runtime/kernels/levels.py $(wildcard runtime/kernels/cpu/*.[ch])
 
 # Nothing here calls home.
 export RAY_USAGE_STATS_ENABLED := 0
@@ -25,7 +25,7 @@ export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts lint fuzz sanitize attack bench chaos train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts lint fuzz sanitize attack bench chaos wheel train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -39,6 +39,7 @@ help:
 	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
+	@echo "make wheel       a wheel with kernels for all instruction sets, into dist: minutes"
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
 
@@ -101,6 +102,11 @@ bench: .venv/installed-bench .venv/kernels
 chaos: .venv/kernels
 	$(BIN)/python -m bench.chaos $(CHAOS)
 
+# Needs Debian's gcc-aarch64-linux-gnu for those of arm64; without it, the wheel lacks them.
+wheel: export CARAVAN_BUILD_KERNELS := all
+wheel: .venv/installed
+	$(PIP:install=wheel) --no-deps --wheel-dir dist .
+
 train-demo: .venv/installed-train
 	@mkdir -p .cache
 	$(BIN)/python -m tools.train_demo --checkpoint .cache/demo-training.pt
@@ -110,7 +116,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an install happens once for each state of pyproject.toml and constraints.txt, and the
-# CPU kernels are compiled once for each state of their sources.
+# CPU kernels are compiled once for each state of their sources, for this processor.
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say which with PYTHON=")'
 	$(PYTHON) -m venv .venv
@@ -125,6 +131,6 @@ clean:
 	$(PIP) -e '.[$*]'
 	@touch $@ .venv/installed
 
-.venv/kernels: .venv/installed runtime/kernels/native.py $(KERNELS)
+.venv/kernels: .venv/installed $(KERNELS)
 	@$(BIN)/python -m runtime.kernels.native
 	@touch $@

@@ -31,7 +31,7 @@ from model_zoo.grammars.token_grammar import TokenGrammars
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
-from runtime.kernels.native import cache_directory
+from runtime.kernels.build import cache_directory
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"

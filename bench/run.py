@@ -15,7 +15,7 @@ from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
 from bench.vision_model import VisionModelShape, ensure_vision_model
 from bench.vocabulary import find_vocabulary
-from runtime.kernels.native import cache_directory
+from runtime.kernels.build import cache_directory
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"

@@ -27,7 +27,8 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "Makefile", tmp_path)
     kernels = tmp_path / "runtime" / "kernels"
     (kernels / "cpu").mkdir(parents=True)
-    for name in ("pyproject.toml", "constraints.txt", kernels / "native.py", kernels / "cpu/a.c"):
+    sources = (kernels / name for name in ("build.py", "levels.py", "cpu/a.c"))
+    for name in ("pyproject.toml", "constraints.txt", *sources):
         (tmp_path / name).touch()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for tool in TOOLS:

@@ -1,37 +1,25 @@
-"""The CPU kernels: C, compiled once for this machine.
+"""The CPU kernels: C, in a library for the best instruction set of this processor.
 
 `python -m runtime.kernels.native` compiles them before their first use.
 """
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from runtime.kernels.build import NativeUnavailableError, built_library, would_compile
 from runtime.quant.formats.grids import all_grids
 
 _log = logging.getLogger(__name__)
 
-_SOURCES = Path(__file__).parent / "cpu"
-_COMPILERS = ("gcc", "cc", "clang")
-# Without contraction, all code paths round sums in the same way; see matmul.c.
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC",
-          "-fvisibility=hidden", "-Wno-psabi")  # fmt: skip
-_COMPILE_TIMEOUT_S = 3600  # for a compiler that hangs
-
 _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
+    "caravan_level": ([], ctypes.c_char_p),
     "caravan_set_grids": ([_pointer], None),
     "caravan_matmul_knows": ([_int], _int),
     "caravan_has_integers": ([], _int),
@@ -58,15 +46,14 @@ _SIGNATURES = {
 }
 
 
-class NativeUnavailableError(Exception):
-    """There are no native kernels on this machine; the message has the reason."""
-
-
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None, after one warning, if callers must use the torch twins."""
+    """The compiled kernels; None, after one warning, if callers must use the torch twins.
+
+    Raises ConfigurationError if CARAVAN_KERNELS names what this processor does not have.
+    """
     try:
-        return load(build())
+        return load(built_library())
     except NativeUnavailableError as error:
         _log.warning("CPU kernels are not available, using slow torch code instead: %s", error)
         return None
@@ -90,15 +77,13 @@ def explain_bus_errors() -> None:
 
 def needs_compiling() -> bool:
     """Whether `library` would compile, which takes 10 to 40 seconds of processor time."""
-    if library.cache_info().currsize:
-        return False
-    directory = cache_directory(os.environ)
-    try:
-        compilers = _available_compilers(os.environ)
-        targets = [_target(directory, compiler, FLAGS) for compiler in compilers]
-    except (OSError, subprocess.SubprocessError):
-        return True
-    return bool(targets) and not any(target.exists() for target in targets)
+    return not library.cache_info().currsize and would_compile()
+
+
+def kernel_level() -> str:
+    """The instruction set of the kernels in use; "torch" without native ones."""
+    kernels = library()
+    return "torch" if kernels is None else kernels.caravan_level().decode()
 
 
 def address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
@@ -129,21 +114,6 @@ def row_address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int
     return tensor.data_ptr()
 
 
-def build(*, flags: Sequence[str] = FLAGS, directory: Path | None = None) -> Path:
-    """Compile the sources, unless a library of this compiler, source, flags and CPU exists."""
-    directory = directory or _writable(cache_directory(os.environ))
-    reasons = []
-    for compiler in _available_compilers(os.environ):
-        try:
-            target = _target(directory, compiler, flags)
-            if not target.exists():
-                _compile(compiler, flags, target)
-            return target
-        except (OSError, subprocess.SubprocessError) as error:
-            reasons.append(_reason(compiler, error))
-    raise NativeUnavailableError("; ".join(reasons) or "there is no C compiler (gcc, cc or clang)")
-
-
 def load(path: Path) -> ctypes.CDLL:
     """Load a library with torch's OpenMP runtime, so that both use one thread pool."""
     try:
@@ -157,98 +127,6 @@ def load(path: Path) -> ctypes.CDLL:
     grids = all_grids()  # a variable, so that it exists until it is copied
     kernels.caravan_set_grids(address(grids, grids.shape, grids.dtype))
     return kernels
-
-
-def cache_directory(environ: Mapping[str, str]) -> Path:
-    """`$CARAVAN_CACHE`, else the user's cache directory."""
-    if chosen := environ.get("CARAVAN_CACHE"):
-        return Path(chosen)
-    if standard := environ.get("XDG_CACHE_HOME"):
-        return Path(standard) / "caravan"
-    return Path(os.path.expanduser("~")) / ".cache" / "caravan"
-
-
-def _writable(directory: Path) -> Path:
-    """The directory, or a private temporary one if it is not writable."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            return directory
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="caravan-"))
-
-
-def _available_compilers(environ: Mapping[str, str]) -> list[str]:
-    names = (environ["CC"],) if environ.get("CC") else _COMPILERS
-    return [path for name in names if (path := shutil.which(name))]
-
-
-def _target(directory: Path, compiler: str, flags: Sequence[str]) -> Path:
-    return directory / f"kernels-{_fingerprint(compiler, flags)}.so"
-
-
-def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S
-    )
-    digest = hashlib.sha256(version.stdout)
-    for part in (*flags, platform.machine(), _processor()):
-        digest.update(part.encode() + b"\0")
-    for source in sorted(_SOURCES.glob("*.[ch]")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:24]
-
-
-def _processor() -> str:
-    """The processor model and features, which `-march=native` depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
-
-
-def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """Compile all sources in parallel, each in its own process.
-
-    Built in a temporary folder and renamed, so that several processes may compile concurrently.
-    """
-    _log.info("Compiling the CPU kernels with %s into %s.", compiler, target.parent)
-    started = time.monotonic()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        objects = [Path(folder) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.c"))]
-        running = [
-            subprocess.Popen(
-                [compiler, *flags, "-c", str(_SOURCES / f"{o.stem}.c"), "-o", str(o)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-            for o in objects
-        ]
-        try:
-            for process in running:
-                _, complaint = process.communicate(timeout=_COMPILE_TIMEOUT_S)
-                if process.returncode:
-                    raise subprocess.CalledProcessError(
-                        process.returncode, process.args, stderr=complaint
-                    )
-        finally:
-            for process in running:
-                process.kill()
-        # Linked without -fopenmp: the OpenMP functions come from the runtime that torch loaded.
-        built = Path(folder) / "kernels.so"
-        command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
-        subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S)
-        os.replace(built, target)
-    _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
-
-
-def _reason(compiler: str, error: Exception) -> str:
-    stderr = getattr(error, "stderr", None)
-    lines = stderr.decode(errors="replace").strip().splitlines() if stderr else []
-    return f"{compiler}: {lines[0] if lines else error}"
 
 
 def _openmp_runtime() -> str:

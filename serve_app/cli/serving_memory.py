@@ -162,7 +162,7 @@ def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
         return draft
     torch.set_num_threads(usable_cpus())
     if needs_compiling():
-        print_note("compiling the CPU kernels, once for this processor and their version")
+        print_note("compiling the CPU kernels, once for this instruction set and their version")
     return _built_on(files, device, device)
 
 

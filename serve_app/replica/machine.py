@@ -41,7 +41,7 @@ def prepare_kernels() -> None:
     """Compiles the CPU kernels unless this machine has them, and logs how long that takes."""
     if not native.needs_compiling():
         return
-    log.info("compiling kernels", what="CPU kernels, once per processor type and version")
+    log.info("compiling kernels", what="CPU kernels, once per instruction set and version")
     begun = time.monotonic()
     if native.library() is not None:
         log.info("kernels compiled", compile_s=round(time.monotonic() - begun, 3))
@@ -101,4 +101,10 @@ def log_device(device: torch.device) -> None:
         name = torch.cuda.get_device_name(device)
         log.info("device", kind="cuda", name=name, free_bytes=free, total_bytes=total)
     else:
-        log.info("device", kind="cpu", cpus=os.cpu_count(), threads=torch.get_num_threads())
+        log.info(
+            "device",
+            kind="cpu",
+            cpus=os.cpu_count(),
+            threads=torch.get_num_threads(),
+            kernels=native.kernel_level(),
+        )

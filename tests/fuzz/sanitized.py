@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from model_zoo.gguf import reader
+from runtime.kernels import build as kernels_build
 from runtime.kernels import native
 
 KERNELS = "CARAVAN_SANITIZED_KERNELS"
 FLAGS = (
-    *("-O1" if flag == "-O3" else flag for flag in native.FLAGS),
+    *("-O1" if flag == "-O3" else flag for flag in kernels_build.FLAGS),
     *("-g", "-fno-omit-frame-pointer"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
 )
@@ -25,7 +26,7 @@ _UNDEFINED = "print_stacktrace=1:halt_on_error=1:abort_on_error=1"
 
 def build(folder: Path) -> Path:
     """Compiles the instrumented library; raises NativeUnavailableError without a compiler."""
-    return native.build(flags=FLAGS, directory=folder)
+    return kernels_build.built_library(flags=FLAGS, directory=folder)
 
 
 def environment(kernels: Path) -> dict[str, str]:
@@ -54,7 +55,7 @@ def use(kernels: Path) -> None:
 
     A read beyond a weight of a mapped file would hit the next weight, which no sanitizer detects.
     """
-    native.build = lambda **_: kernels  # type: ignore[assignment]
+    native.built_library = lambda **_: kernels
     view, spaced = reader._MappedFile.view, reader._MappedFile.spaced
 
     def copied_view(self, *args):

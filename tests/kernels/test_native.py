@@ -1,4 +1,4 @@
-"""Building the CPU kernels: the cache, a missing compiler, other instruction sets."""
+"""Building the CPU kernels: the cache, wheels, a missing compiler, every instruction set."""
 
 import logging
 import shutil
@@ -10,19 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from runtime.kernels import build, levels, native
 from runtime.kernels import matmul as matmul_room
-from runtime.kernels import native
 from runtime.kernels.attention import paged_attention, paged_attention_twin
+from runtime.kernels.build import NativeUnavailableError
 from runtime.kernels.matmul import matmul, matmul_twin
-from runtime.kernels.native import NativeUnavailableError
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS
 from tests.kernels import test_attention, test_pointwise
 from tests.kernels.random_weights import random_weight, relative_error
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nor kernels of an earlier build."""
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
     native.library.cache_clear()
     yield
     native.library.cache_clear()
@@ -52,14 +55,14 @@ def test_a_failing_compiler_is_named_with_its_error(
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(NativeUnavailableError, match=r"broken-cc.*no such flag"):
-        native.build(directory=tmp_path / "cache")
+        build.built_library(directory=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
 def test_the_environment_sets_the_cache_directory() -> None:
-    assert native.cache_directory({"CARAVAN_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
-    assert native.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/caravan")
-    assert native.cache_directory({}).parts[-2:] == (".cache", "caravan")
+    assert build.cache_directory({"CARAVAN_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert build.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/caravan")
+    assert build.cache_directory({}).parts[-2:] == (".cache", "caravan")
 
 
 def test_an_unwritable_cache_is_replaced_by_a_temporary_directory(
@@ -68,52 +71,67 @@ def test_an_unwritable_cache_is_replaced_by_a_temporary_directory(
     need_compiler()
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(native, "_SOURCES", tmp_path / "source")
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(build, "_SOURCES", tmp_path / "source")
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
-    built = native.build(flags=("-O0", "-fPIC"))
+    built = build.built_library(flags=("-O0", "-fPIC"))
     assert built.exists() and built.parent.parent == tmp_path
 
 
-def test_a_second_build_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_compiler()
-    flags = tuple("-O0" if flag == "-O3" else flag for flag in native.FLAGS)
-    monkeypatch.setattr(native, "_SOURCES", tmp_path / "source")
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
-    first = native.build(flags=flags, directory=tmp_path)
-    built = first.stat().st_mtime_ns
-    assert native.build(flags=flags, directory=tmp_path) == first
-    assert first.stat().st_mtime_ns == built
-    (tmp_path / "source" / "one.c").write_text("int one(void) { return 2; }\n")
-    assert native.build(flags=flags, directory=tmp_path) != first
-    assert not list(tmp_path.glob("build-*"))
-
-
 @pytest.fixture
-def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache and a source that compiles quickly, as on a new machine."""
     need_compiler()
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
-    monkeypatch.setattr(native, "_SOURCES", tmp_path / "source")
+    source = tmp_path / "source" / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    monkeypatch.setattr(build, "_SOURCES", tmp_path / "source")
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
     monkeypatch.setattr(native, "load", lambda path: path)
     monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(levels.FORCED, raising=False)
     native.library.cache_clear()
-    yield
+    yield source
     native.library.cache_clear()
+
+
+def test_a_second_build_compiles_nothing(one_source: Path, tmp_path: Path) -> None:
+    first = build.built_library(directory=tmp_path)
+    built = first.stat().st_mtime_ns
+    assert build.built_library(directory=tmp_path) == first
+    assert first.stat().st_mtime_ns == built
+    one_source.write_text("int one(void) { return 2; }\n")
+    assert build.built_library(directory=tmp_path) != first
+    assert not list(tmp_path.glob("build-*"))
+
+
+def test_a_wheel_brings_the_levels_it_was_built_for(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable = levels.usable_levels({})
+    wanted = {build.WANTED: usable[-1].name}
+    [built] = build.prebuild(build.PREBUILT, wanted)
+    assert native.needs_compiling()  # the best level, as there is a compiler
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert native.library() == built and not native.needs_compiling()
+    assert build.prebuild(build.PREBUILT, wanted) == [] and not build.PREBUILT.exists()
+
+
+def test_a_wheel_for_unknown_levels_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"has avx9; there are .*x86-64-v3.* or all"):
+        build.prebuild(tmp_path, {build.WANTED: "x86-64-v3 avx9"})
 
 
 def test_compilation_and_its_time_are_logged_once(
-    one_source: None, caplog: pytest.LogCaptureFixture
+    one_source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert native.needs_compiling()
     with caplog.at_level(logging.INFO):
         native.main()
     assert not native.needs_compiling()
     before, after = (record.getMessage() for record in caplog.records)
-    assert before.startswith("Compiling the CPU kernels with ") and after.endswith(" s.")
+    assert before.startswith("Compiling the CPU kernels for ") and after.endswith(" s.")
     native.library.cache_clear()
     assert not native.needs_compiling()
     native.main()
@@ -129,16 +147,14 @@ def test_compiling_ahead_without_a_compiler_logs_the_reason(
     assert "no C compiler" in record.getMessage()
 
 
-@pytest.mark.parametrize("architecture", ["haswell", "x86-64"])
-def test_narrower_instructions_compute_the_same(
-    architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("level", levels.usable_levels({}), ids=lambda level: level.name)
+def test_every_instruction_set_of_this_processor_computes_the_same(
+    level: levels.Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_compiler()
-    if "x86" not in native.platform.machine():
-        pytest.skip("these instructions are of x86 processors")
-    flags = tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS)
-    flags = tuple(f"-march={architecture}" if "march" in flag else flag for flag in flags)
-    narrow = native.load(native.build(flags=flags))  # cached, as it takes 10 s
+    flags = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+    narrow = native.load(build.built_library(flags=flags, level=level))  # cached, it takes 10 s
+    assert narrow.caravan_level().decode() == level.name
     monkeypatch.setattr(matmul_room, "library", lambda: narrow)
     monkeypatch.setattr(test_attention.room, "library", lambda: narrow)
     for type in (*BLOCK_TYPES.values(), MXFP4_PAIRS):

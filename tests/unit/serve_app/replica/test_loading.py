@@ -27,6 +27,7 @@ def test_a_start_logs_progress_the_device_and_the_model(capsys):
     progress = [line["percent"] for line in lines if line["event"] == "loading"]
     assert device["kind"] == "cpu"
     assert device["threads"] >= 1
+    assert device["kernels"] == native.kernel_level()
     assert (model["name"], model["architecture"]) == ("demo", "gemma3")
     assert model["quantization"] == replica.describe().quantization
     assert model["weight_bytes"] > 0 and model["cache_bytes"] > 0 and model["headroom_bytes"] > 0
@@ -64,6 +65,7 @@ def test_compiling_the_kernels_is_logged_before_and_after(monkeypatch, capsys):
 
     monkeypatch.setattr(native, "needs_compiling", lambda: True)
     monkeypatch.setattr(native, "library", library)
+    monkeypatch.setattr(native, "kernel_level", lambda: "x86-64-v3")
     monkeypatch.setattr("serve_app.replica.loading.explain_bus_errors", lambda: None)
     load_replica(settings(context_tokens=64, max_sequences=2)).close()
     assert before == ["compiling kernels"]
