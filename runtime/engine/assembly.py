@@ -76,10 +76,7 @@ def assemble(
     memory = _plan_memory(decoder, layout, device, options, encoder, device_ranks=device_ranks)
     if rank_group is not None:
         memory = rank_group.agree(memory, layout, options.kv_dtype, _rank_options(options))
-    features = None
-    if encoder is not None:
-        assert options.image_cache_bytes is not None
-        features = FeatureStore(encoder, budget_bytes=options.image_cache_bytes)
+    features = _feature_store(encoder, options)
     pool: PagePool = _pool(layout, memory, device, options, decoder.cache_devices)
     model = decoder
     if rank_group is not None:
@@ -93,7 +90,11 @@ def assemble(
         device=device,
         image_features=features.lookup if features else None,
     )
-    runner.warm_up(encoder.limits if encoder else None)
+    # Other ranks have no plan of their own to check, so they compute the largest step too.
+    planned = device.type == "cpu" and rank_group is None
+    runner.warm_up(
+        encoder.limits if encoder else None, workspace_bytes=memory.step_bytes if planned else None
+    )
     if encoder is not None:
         _warm_up(encoder, device)
     engine = Engine(
@@ -207,6 +208,13 @@ def _options_for_images(
         step_tokens=max(options.step_tokens, whole),
         image_cache_bytes=max(least, _CACHED_IMAGES * largest) if kept is None else kept,
     )
+
+
+def _feature_store(encoder: ImageEncoder | None, options: EngineOptions) -> FeatureStore | None:
+    if encoder is None:
+        return None
+    assert options.image_cache_bytes is not None
+    return FeatureStore(encoder, budget_bytes=options.image_cache_bytes)
 
 
 def _warm_up(encoder: ImageEncoder, device: torch.device) -> None:

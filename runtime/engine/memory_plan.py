@@ -42,6 +42,11 @@ class MemoryPlan:
     others_bytes: int = 0
 
     @property
+    def step_bytes(self) -> int:
+        """What the largest step takes, at most."""
+        return self.activation_bytes + self.sampler_bytes
+
+    @property
     def reserved_bytes(self) -> int:
         return self.available_bytes - self.headroom_bytes
 

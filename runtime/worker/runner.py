@@ -142,21 +142,28 @@ class DeviceRunner:
             results[index] = _NOT_FINITE if logprobs is None else Scored(logprobs, found)
         return tuple(results)
 
-    def warm_up(self, images: ImageLimits | None = None) -> None:
+    def warm_up(
+        self, images: ImageLimits | None = None, *, workspace_bytes: int | None = None
+    ) -> None:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
         Then the largest decode step and the smallest, which may use other kernels. All rows write
         to page 0, which is cleared afterwards; slots are loaded before use. `images`: limits of the
-        images that any row may belong to.
+        images that any row may belong to. `workspace_bytes`: what the largest step takes on a
+        device that does not keep the memory of a step and has the same kernels for all: so much is
+        allocated, written and freed instead, and only the smallest step is run.
         """
         assert self._fresh, "warm_up runs before the first step"
         limits = self._limits
         if images is not None and not any(kind.by_image for kind in self._kinds):
             row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
             self._scratch = row.expand(limits.context_tokens, -1)
-        largest, decode = (limits.step_tokens, limits.slots), (limits.slots, limits.slots)
+        steps = [(limits.step_tokens, limits.slots), (limits.slots, limits.slots), (1, 1)]
         try:
-            for rows, slots in (largest, decode, (1, 1)):
+            if workspace_bytes is not None:
+                torch.ones(workspace_bytes, dtype=torch.uint8, device=self._device)
+                steps = steps[-1:]
+            for rows, slots in steps:
                 if _NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
                     raise ModelFileError(f"The model cannot compute: {_NOT_FINITE.reason}")
         except (RuntimeError, MemoryError) as error:

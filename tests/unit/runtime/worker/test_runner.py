@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from runtime.engine.request import (
     DrawFailure,
@@ -23,6 +24,7 @@ from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner
 from runtime.worker.sampler import uniforms
+from tests.memory_profile import peak_bytes
 
 CPU = torch.device("cpu")
 VOCAB, WIDTH, CONTEXT, PAGE_TOKENS = 61, 8, 96, 4
@@ -291,6 +293,15 @@ def test_warming_up_reaches_the_end_of_the_context_with_every_slot(model):
     Bench(Watching(), slots=2, step_tokens=3 * CONTEXT).runner.warm_up()
     ends = [dict.fromkeys(range(slots), CONTEXT - 1) for slots in (4, 4, 1, 2, 2, 1)]
     assert seen == ends
+
+
+def test_warming_up_may_write_the_memory_of_the_largest_step_instead_of_running_it(model):
+    bench = Bench(model, slots=3, step_tokens=40)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        bench.runner.warm_up(workspace_bytes=50_000_000)
+    assert model.batches == [(1, 1)] and peak_bytes(recorded) >= 50_000_000
+    with pytest.raises(DoesNotFitError, match=r"allocate.*step_tokens"):
+        bench.runner.warm_up(workspace_bytes=2**52)
 
 
 @pytest.mark.parametrize("bytes_wanted", [None, 2**52])
