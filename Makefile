@@ -25,7 +25,7 @@ export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts lint fuzz sanitize attack bench chaos wheel train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts test-arm test-real lint fuzz sanitize attack bench bench-real chaos wheel train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -33,11 +33,14 @@ help:
 	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
 	@echo "make test-clients  instructor, whose pins exclude what the other clients need"
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
+	@echo "make test-arm    kernels of arm64, cross compiled and run under qemu-user"
+	@echo "make test-real   a real model file against llama.cpp and transformers"
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
 	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
+	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
 	@echo "make wheel       a wheel with kernels for all instruction sets, into dist: minutes"
 	@echo "make train-demo  train models/demo.gguf again"
@@ -80,6 +83,14 @@ test-clients: .venv/installed-test
 test-hosts: .venv/installed-test
 	$(BIN)/pytest tests/hosts
 
+# Needs Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
+test-arm: .venv/installed-test
+	$(BIN)/pytest tests/arm
+
+# The file is downloaded once: Gemma 3 270M, to which Google's terms apply.
+test-real: .venv/installed-test .venv/installed-bench .venv/kernels
+	$(BIN)/pytest tests/real
+
 lint: .venv/installed-test
 	$(LINT)
 
@@ -98,6 +109,9 @@ attack: .venv/kernels
 
 bench: .venv/installed-bench .venv/kernels
 	$(BIN)/python -m bench $(BENCH)
+
+bench-real: .venv/installed-bench .venv/kernels
+	$(BIN)/python -m bench.real $(BENCH)
 
 chaos: .venv/kernels
 	$(BIN)/python -m bench.chaos $(CHAOS)

@@ -34,6 +34,19 @@ class Decoding:
         return self.tokens / self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token of a text, its log-probability, and those of the most likely tokens at its place."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+    @property
+    def first_choice(self) -> int:
+        return max(self.top, key=self.top.__getitem__)
+
+
 class Contender(Protocol):
     """An engine with the model loaded. No prompt is used twice."""
 
@@ -53,6 +66,14 @@ class Inspectable(Contender, Protocol):
 
     def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
         """The most likely next tokens and their log-probabilities."""
+        ...
+
+    def score(self, text: Sequence[int], count: int) -> list[Scored]:
+        """Each token of the text but the first, with the `count` most likely ones at its place."""
+        ...
+
+    def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """The most likely token, `tokens` times."""
         ...
 
 
@@ -75,6 +96,12 @@ class Isolated:
 
     def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
         return self._call("most_likely", prompt, count)
+
+    def score(self, text: Sequence[int], count: int) -> list[Scored]:
+        return self._call("score", text, count)
+
+    def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        return self._call("answer", prompt, tokens)
 
     def close(self) -> None:
         self._connection.close()

@@ -1,10 +1,11 @@
 """The rows of the tables: two contenders run the same tasks in turn."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bench.contender import Contender, Inspectable, Isolated, Setting
 from bench.ours import Caravan
@@ -19,6 +20,8 @@ SHORT_PROMPT_TOKENS = 32
 ANSWER_TOKENS = {1: 48, 4: 32, 16: 24}  # sequences -> tokens each
 SHORT_PROMPTS = 5
 COMPARED_TOKENS = 20
+LONG_PROMPT_TOKENS = 8192
+LONG_ANSWER_TOKENS = 32
 
 
 class Prompts:
@@ -48,9 +51,38 @@ def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
         closing(Isolated(LlamaCpp, path, plan.setting)) as peer,
     ):
         distance = _distance(ours, peer, plan.prompts.draw(SHORT_PROMPT_TOKENS))
-        rows = [_prefill_row(label, ours, peer, plan)]
-        rows += [_decode_row(label, ours, peer, plan, count) for count in ANSWER_TOKENS]
-    return rows, distance
+        return _speed_rows(label, ours, peer, plan), distance
+
+
+def speed_rows(path: Path, label: str, plan: Plan, changes: Mapping[str, Any]) -> list[Row]:
+    """Rows against llama.cpp; `changes`: further options of this engine."""
+    print(f"{label}: this engine and llama.cpp", flush=True)
+    with (
+        closing(Isolated(Caravan, path, plan.setting, changes)) as ours,
+        closing(Isolated(LlamaCpp, path, plan.setting)) as peer,
+    ):
+        for contender in (ours, peer):
+            contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
+        return _speed_rows(label, ours, peer, plan)
+
+
+def long_context_row(path: Path, label: str, plan: Plan) -> Row:
+    """One round: the prompts take a minute."""
+    print(f"{label}: {LONG_PROMPT_TOKENS:,} tokens of context", flush=True)
+    context_tokens = LONG_PROMPT_TOKENS + 2 * LONG_ANSWER_TOKENS
+    setting = replace(plan.setting, context_tokens=context_tokens, sequences=1)
+
+    def speed(contender: Contender) -> float:
+        prompts = [plan.prompts.draw(LONG_PROMPT_TOKENS)]
+        return contender.decode(prompts, LONG_ANSWER_TOKENS).tokens_per_second
+
+    with (
+        closing(Isolated(Caravan, path, setting)) as ours,
+        closing(Isolated(LlamaCpp, path, setting)) as peer,
+    ):
+        pairs = _in_turns(speed, ours, peer, 1)
+    task = f"decode, 1 sequence after {LONG_PROMPT_TOKENS:,} tokens"
+    return Row(label, task, "tokens/s", *pairs)
 
 
 def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
@@ -62,9 +94,8 @@ def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
     ):
         rest.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
         bare.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
-        rows = [_first_token_row(label, rest, bare, plan), _prefill_row(label, rest, bare, plan)]
-        rows += [_decode_row(label, rest, bare, plan, count) for count in ANSWER_TOKENS]
-    return rows
+        first = _first_token_row(label, rest, bare, plan)
+        return [first, *_speed_rows(label, rest, bare, plan)]
 
 
 def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
@@ -75,6 +106,11 @@ def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
         spent = sampling_ms(count, SIZE, plan.setting.threads)
         shares.append(SamplerShare(count, spent, 1000 * count / fastest))
     return shares
+
+
+def _speed_rows(label: str, first: Contender, second: Contender, plan: Plan) -> list[Row]:
+    decoding = (_decode_row(label, first, second, plan, count) for count in ANSWER_TOKENS)
+    return [_prefill_row(label, first, second, plan), *decoding]
 
 
 def _first_token_row(label: str, first: Contender, second: Contender, plan: Plan) -> Row:

@@ -3,13 +3,15 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Setting
+from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, Setting
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
@@ -18,9 +20,11 @@ SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, see
 
 
 class Caravan:
-    """An engine on the CPU threads of this process."""
+    """An engine on the CPU threads of this process; `changes`: further `EngineOptions`."""
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(
+        self, path: Path, setting: Setting, changes: Mapping[str, Any] | None = None
+    ) -> None:
         torch.set_num_threads(setting.threads)
         device = torch.device("cpu")
         model = load(path, device=device, dtype=torch.float32)
@@ -29,6 +33,7 @@ class Caravan:
             max_sequences=setting.sequences,
             step_tokens=setting.step_tokens,
             cache_tokens=setting.context_tokens * setting.sequences,
+            **(changes or {}),
         )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)
@@ -43,6 +48,19 @@ class Caravan:
 
     def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
         return asyncio.run(self._alternatives(prompt, count))
+
+    def score(self, text: Sequence[int], count: int) -> list[Scored]:
+        request = replace(self._request(text, 0), prompt_logprobs=count)
+        return [
+            Scored(sampled.token, sampled.logprob, {e.token: e.logprob for e in sampled.top})
+            for delta in asyncio.run(self._deltas(request))
+            for sampled in delta.prompt_logprobs
+            if sampled.logprob is not None
+        ]
+
+    def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        request = self._request(prompt, tokens, SamplingParams(temperature=0.0))
+        return [token for delta in asyncio.run(self._deltas(request)) for token in delta.tokens]
 
     def close(self) -> None:
         self._engine.close()
@@ -77,6 +95,13 @@ class Caravan:
                 for sampled in delta.logprobs:
                     return {entry.token: entry.logprob for entry in sampled.top}
         raise AssertionError("no log-probabilities came")
+
+    async def _deltas(self, request: GenerationRequest) -> list[Delta]:
+        async with aclosing(self._engine.stream(request)) as stream:
+            deltas = [delta async for delta in stream]
+        for delta in deltas:
+            _check(delta)
+        return deltas
 
     def _request(
         self, prompt: Sequence[int], tokens: int, sampling: SamplingParams = SAMPLING

@@ -9,9 +9,10 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Setting
+from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, Setting
 
 LOG_LEVEL_ERROR = 4
+SCORED_AT_ONCE = 128  # rows of logits over the whole vocabulary
 
 
 class LlamaCpp:
@@ -27,6 +28,7 @@ class LlamaCpp:
         self._context = llama_cpp.llama_init_from_model(self._model, _context_params(setting))
         assert self._context, "llama.cpp cannot make a context"
         self._memory = llama_cpp.llama_get_memory(self._context)
+        self._step_tokens = setting.step_tokens
         self._batch = llama_cpp.llama_batch_init(setting.step_tokens, 0, 1)
         self._sampler = _sampler()
         vocabulary = llama_cpp.llama_model_get_vocab(self._model)
@@ -58,12 +60,31 @@ class LlamaCpp:
     def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
         self._forget()
         self._prompt(0, prompt)
-        pointer = llama_cpp.llama_get_logits_ith(self._context, -1)
-        logits = np.ctypeslib.as_array(pointer, (self._vocab_size,)).astype(np.float64)
-        logprobs = logits - logits.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
+        logprobs = self._logprobs(-1)
         best = np.argsort(-logprobs)[:count]
         return {int(token): float(logprobs[token]) for token in best}
+
+    def score(self, text: Sequence[int], count: int) -> list[Scored]:
+        self._forget()
+        scored = []
+        for begin in range(0, len(text) - 1, SCORED_AT_ONCE):
+            rows = range(begin, min(begin + SCORED_AT_ONCE, len(text) - 1))
+            self._run([(text[row], row, 0, True) for row in rows])
+            for index, row in enumerate(rows):
+                logprobs = self._logprobs(index)
+                best = np.argpartition(-logprobs, count)[:count]
+                top = {int(token): float(logprobs[token]) for token in best}
+                scored.append(Scored(text[row + 1], float(logprobs[text[row + 1]]), top))
+        return scored
+
+    def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        self._forget()
+        self._prompt(0, prompt)
+        answer: list[int] = []
+        while len(answer) < tokens:
+            answer.append(int(self._logprobs(-1).argmax()))
+            self._run([(answer[-1], len(prompt) + len(answer) - 1, 0, True)])
+        return answer
 
     def close(self) -> None:
         llama_cpp.llama_sampler_free(self._sampler)
@@ -76,7 +97,9 @@ class LlamaCpp:
 
     def _prompt(self, sequence: int, prompt: Sequence[int]) -> None:
         last = len(prompt) - 1
-        self._run([(token, i, sequence, i == last) for i, token in enumerate(prompt)])
+        rows = [(token, i, sequence, i == last) for i, token in enumerate(prompt)]
+        for begin in range(0, len(rows), self._step_tokens):
+            self._run(rows[begin : begin + self._step_tokens])
 
     def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
         """One step over (token, position, sequence, whether logits are needed)."""
@@ -90,6 +113,13 @@ class LlamaCpp:
             batch.logits[row] = wanted
         failed = llama_cpp.llama_decode(self._context, batch)
         assert not failed, f"llama_decode returned {failed}"
+
+    def _logprobs(self, row: int) -> np.ndarray:
+        """[vocabulary] float64"""
+        pointer = llama_cpp.llama_get_logits_ith(self._context, row)
+        logits = np.ctypeslib.as_array(pointer, (self._vocab_size,)).astype(np.float64)
+        logits -= logits.max()
+        return logits - np.log(np.exp(logits).sum())
 
     def _sample(self, row: int) -> int:
         return llama_cpp.llama_sampler_sample(self._sampler, self._context, row)

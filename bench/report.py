@@ -25,6 +25,9 @@ Seconds from the start of the server process to the first token that a client re
 parts of this time, from the server's log (`configured`, `starting`, `device`, `ready`, and two
 lines of Ray's). Behind plain uvicorn the first part is the interpreter and all imports. Settings
 are the defaults, files are in the page cache, and kernels were compiled by an earlier start."""
+START_ALONE = """\
+The engine alone, in one process, and llama.cpp with the same context: from process start to the
+first token, and the largest resident memory, mapped weights included. Lower is better."""
 BESIDE_IMAGES = """\
 Eight streams of text from a random Gemma 3 with vision (a decoder of 0.2 billion weights behind
 SigLIP's base tower, 1024 patches per image), and the longest gap of any of them while eight
@@ -72,6 +75,7 @@ class Results:
     against_bare: Sequence[Row]
     streams: Sequence[Row]
     starts: Sequence[Row]
+    starts_alone: Sequence[Row]
     gaps: Sequence[Row]
     sampler: Sequence[SamplerShare]
     agreement: Mapping[str, float]
@@ -97,6 +101,8 @@ def results_page(results: Results) -> str:
         "## From process start to the first token",
         FROM_START,
         parts_table(results.starts, "through Ray", "plain uvicorn"),
+        START_ALONE,
+        comparison(results.starts_alone, "caravan", "llama.cpp"),
         "## Text beside images",
         BESIDE_IMAGES,
         comparison(results.gaps, "beside images", "otherwise"),

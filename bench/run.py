@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 
 from bench.contender import Setting
+from bench.first_token import first_token_rows
 from bench.gaps import gap_rows
 from bench.machine import describe_machine
-from bench.make_model import LABELS, Shape, ensure_model
-from bench.measure import Plan, against_peer, against_rest, sampler_shares
+from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
+from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
 from bench.sections import kept_sections
 from bench.start import start_rows
@@ -37,13 +38,17 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
     rows: list[Row] = []
     served: list[Row] = []
     starts: list[Row] = []
+    alone: list[Row] = []
     agreement: dict[str, float] = {}
     for label in arguments.types:
-        path = ensure_model(CACHE, label, vocabulary, Shape())
+        shape = MOE_SHAPE if label == MOE else Shape()
+        path = ensure_model(CACHE, label, vocabulary, shape)
         found, agreement[label] = against_peer(path, label, plan)
         rows += found
         if label == arguments.served_type:
+            rows.append(long_context_row(path, label, plan))
             served = against_rest(path, label, plan)
+            alone = first_token_rows(label, path, plan.setting, plan.rounds)
             starts = start_rows(label, path, plan.setting.threads, plan.rounds)
         if not arguments.keep:
             path.unlink()
@@ -54,13 +59,16 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
     streams = stream_rows(plan.setting.threads, plan.rounds)
     starts = start_rows("demo", DEMO, plan.setting.threads, plan.rounds) + starts
     sampler = sampler_shares(rows, plan)
-    return Results(machine, rows, served, streams, starts, gaps, sampler, agreement)
+    return Results(machine, rows, served, streams, starts, alone, gaps, sampler, agreement)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--types", nargs="+", choices=LABELS, default=list(LABELS))
-    parser.add_argument("--served-type", choices=LABELS, default="Q4_0", help="measured by HTTP")
+    labels = [*LABELS, MOE]
+    parser.add_argument("--types", nargs="+", choices=labels, default=labels)
+    parser.add_argument(
+        "--served-type", choices=labels, default="Q4_0", help="also by HTTP, and with 8k tokens"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", action="store_true", help=f"leave the models in {CACHE}")

@@ -18,7 +18,7 @@ from runtime.quant.formats.grids import all_grids
 _log = logging.getLogger(__name__)
 
 _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_SIGNATURES = {
+SIGNATURES = {
     "caravan_level": ([], ctypes.c_char_p),
     "caravan_set_grids": ([_pointer], None),
     "caravan_matmul_knows": ([_int], _int),
@@ -121,7 +121,7 @@ def load(path: Path) -> ctypes.CDLL:
         kernels = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeUnavailableError(str(error)) from error
-    for name, (arguments, result) in _SIGNATURES.items():
+    for name, (arguments, result) in SIGNATURES.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, result
     grids = all_grids()  # a variable, so that it exists until it is copied

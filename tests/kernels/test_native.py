@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from runtime.kernels import build, levels, native
-from runtime.kernels import matmul as matmul_room
-from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.build import NativeUnavailableError
 from runtime.kernels.matmul import matmul, matmul_twin
-from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS
-from tests.kernels import test_attention, test_pointwise
-from tests.kernels.random_weights import random_weight, relative_error
+from runtime.quant.block_types import BLOCK_TYPES
+from tests.kernels.level_checks import check_kernels
+from tests.kernels.random_weights import random_weight
 
 
 @pytest.fixture
@@ -155,35 +153,7 @@ def test_every_instruction_set_of_this_processor_computes_the_same(
     flags = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
     narrow = native.load(build.built_library(flags=flags, level=level))  # cached, it takes 10 s
     assert narrow.caravan_level().decode() == level.name
-    monkeypatch.setattr(matmul_room, "library", lambda: narrow)
-    monkeypatch.setattr(test_attention.room, "library", lambda: narrow)
-    for type in (*BLOCK_TYPES.values(), MXFP4_PAIRS):
-        elements = 77 if type.block_elements == 1 else 512
-        weight, x = random_weight(type, 31, elements), torch.randn(37, elements)
-        got = matmul(x, weight)
-        assert relative_error(got, x, weight) < 1e-6
-        assert torch.equal(matmul(torch.eye(elements), weight), weight.dequantize().T)
-        assert all(
-            torch.equal(matmul(x[:rows], weight), got[:rows]) for rows in (1, 2, 3, 8, 9, 25)
-        )
-    queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
-    options = test_attention.options_of("capped, sinks", queries.shape[1])
-    got = paged_attention(queries, pages, plan, **options)
-    expected = paged_attention_twin(queries, pages, plan, **options)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: narrow)
-    check_norms_rotations_and_curves()
-
-
-def check_norms_rotations_and_curves() -> None:
-    """Compared with the twins, as in the other tests of the kernels."""
-    test_pointwise.test_rms_norm_agrees_with_torch((3, 77), torch.float32)
-    test_pointwise.test_layer_norm_agrees_with_torch((3, 77), torch.float32)
-    test_pointwise.test_rope_of_halves_agrees_with_rotate_half(3, 80, 20, 33, torch.float32)
-    test_pointwise.test_softcap_agrees_with_torch((3, 77), 30.0, torch.float32)
-    for curve in test_pointwise.CURVES:
-        test_pointwise.test_gates_agree_with_torch((3, 77), curve, torch.float32)
-        test_pointwise.test_gates_are_right_at_their_limits(curve)
+    check_kernels(narrow, monkeypatch)
 
 
 def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:

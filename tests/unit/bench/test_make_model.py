@@ -1,16 +1,28 @@
 """The benchmark model: the file is what the `gguf` package and `transformers` expect."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFReader, quants
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bench.make_model import LABELS, WEIGHT_DEVIATION, Shape, ensure_model, llama3_rope_factors
+from bench.make_model import (
+    LABELS,
+    MOE,
+    MOE_SHAPE,
+    WEIGHT_DEVIATION,
+    Shape,
+    ensure_model,
+    kind_of,
+    llama3_rope_factors,
+)
 from bench.report import Row
 from bench.vocabulary import SIZE, Vocabulary, synthetic_vocabulary
+from model_zoo.registry import load
 
 SMALL = Shape(layers=2, hidden=256, feed_forward=512, heads=4, kv_heads=2, head_dim=64)
 
@@ -26,10 +38,34 @@ def test_weights_of_every_type_have_the_same_deviation(label: str, tmp_path: Pat
     assert len(tensors) == 3 + 9 * SMALL.layers
     for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
         tensor = tensors[name]
-        assert tensor.tensor_type.name == label
+        assert label in (tensor.tensor_type.name, "Q4_K_M")
         values = quants.dequantize(tensor.data, tensor.tensor_type)
         assert values.std() == pytest.approx(WEIGHT_DEVIATION, rel=0.1)
         assert abs(values.mean()) < WEIGHT_DEVIATION / 20
+
+
+def test_the_mix_has_the_finer_type_where_llama_cpp_puts_it() -> None:
+    """In the first and last eighth of the layers, and in every third one between them."""
+    finer = [kind_of("Q4_K_M", "ffn_down", layer, 16).name == "Q6_K" for layer in range(16)]
+    assert [layer for layer, is_finer in enumerate(finer) if is_finer] == [
+        0,
+        1,
+        4,
+        7,
+        10,
+        13,
+        14,
+        15,
+    ]
+    assert kind_of("Q4_K_M", "token_embd", 5, 16).name == "Q6_K"
+    assert kind_of("Q4_K_M", "ffn_up", 0, 16).name == "Q4_K"
+
+
+def test_this_engine_loads_the_mixture_of_experts(tmp_path: Path) -> None:
+    small = replace(MOE_SHAPE, layers=2, hidden=256, feed_forward=256, heads=4, head_dim=64)
+    path = ensure_model(tmp_path, MOE, few_tokens(), small)
+    model = load(path, device=torch.device("cpu"), dtype=torch.float32)
+    assert model.description.architecture == "qwen3moe"
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -1,0 +1,64 @@
+"""From process start to the first token, and peak memory: this engine alone and llama.cpp.
+
+`python -m bench.first_token ENGINE PATH THREADS CONTEXT_TOKENS SEQUENCES STEP_TOKENS` is one start.
+"""
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import astuple
+from importlib import import_module
+from pathlib import Path
+
+from bench.contender import Setting
+from bench.report import Row
+
+ENGINES = {"caravan": ("bench.ours", "Caravan"), "llama.cpp": ("bench.peer", "LlamaCpp")}
+PROMPT = range(1000, 1032)
+MIB = 2**20
+
+
+def first_token_rows(label: str, path: Path, setting: Setting, rounds: int) -> list[Row]:
+    """Each start is a process of its own, and the engines take turns."""
+    print(f"{label}: start of this engine alone and of llama.cpp", flush=True)
+    ours, theirs = zip(
+        *([_started(engine, path, setting) for engine in ENGINES] for _ in range(rounds)),
+        strict=True,
+    )
+    return [
+        Row(label, "process start to first token", "s", _column(ours, 0), _column(theirs, 0)),
+        Row(label, "peak memory", "MiB", _column(ours, 1), _column(theirs, 1)),
+    ]
+
+
+def _started(engine: str, path: Path, setting: Setting) -> tuple[float, float]:
+    """Seconds, and the largest resident memory in MiB; mapped weights are part of it."""
+    arguments = [engine, str(path), *map(str, astuple(setting))]
+    begun = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        peak = process.stdout.readline()
+        seconds = time.perf_counter() - begun
+    if process.returncode or not peak:
+        raise SystemExit(f"{engine} did not start; its own message is above.")
+    return seconds, int(peak) / MIB
+
+
+def _column(pairs: Sequence[tuple[float, float]], index: int) -> tuple[float, ...]:
+    return tuple(pair[index] for pair in pairs)
+
+
+def main(engine: str, path: str, *sizes: str) -> None:
+    module, name = ENGINES[engine]
+    contender = getattr(import_module(module), name)(Path(path), Setting(*map(int, sizes)))
+    contender.prefill(PROMPT)
+    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
+    contender.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,31 @@
+"""Kernels of arm64, cross compiled and run under qemu-user: `make test-arm`."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime.kernels.levels import LEVELS, Level
+from tests.arm.emulated import COMPILER, EMULATOR, emulated
+from tests.kernels.level_checks import check_kernels
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "level", [level for level in LEVELS if level.machine == "aarch64"], ids=lambda level: level.name
+)
+def test_every_instruction_set_of_arm64_computes_the_same(
+    level: Level, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shutil.which(COMPILER) or not shutil.which(EMULATOR):
+        pytest.skip(f"{COMPILER} or {EMULATOR} is not installed")
+    with emulated(level) as kernels:
+        check_kernels(kernels, monkeypatch)
