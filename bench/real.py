@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,8 @@ of the first {tokens:,} tokens of a text ({text}), and of
 the {alternatives} most likely tokens at each place, against `transformers` in float32 with the
 weights of the same file, in nats; the perplexity of the text, which is {expected:.3f} in
 `transformers`; and the share of places with the same most likely token. Start: a process that loads
-the model with {context:,} tokens of context for {sequences} sequences and answers one prompt."""
+the model with {context:,} tokens of context for {sequences} sequences and answers one prompt; there,
+lower is better."""
 
 
 def main() -> None:
@@ -48,7 +49,8 @@ def main() -> None:
     for name in arguments.settings:
         rows += speed_rows(path, name, plan, SETTINGS[name])
     starts = first_token_rows("start", path, setting, arguments.rounds)
-    section = _section(path, setting, rows + starts, _accuracies(path, setting, arguments.settings))
+    accuracies = _accuracies(path, setting, arguments.settings)
+    section = _section(path, setting, (rows, starts), accuracies)
     print(section)
     if not arguments.quick:
         RESULTS.write_text(with_section(RESULTS.read_text(), REAL, section))
@@ -80,7 +82,10 @@ def _accuracies(path: Path, setting: Setting, names: list[str]) -> dict[str, Acc
 
 
 def _section(
-    path: Path, setting: Setting, rows: list[Row], accuracies: Mapping[str, Accuracy]
+    path: Path,
+    setting: Setting,
+    tables: Sequence[Sequence[Row]],
+    accuracies: Mapping[str, Accuracy],
 ) -> str:
     introduction = INTRODUCTION.format(
         name=path.name,
@@ -100,8 +105,9 @@ def _section(
         f"| {found.perplexity:.3f} |"
         for name, found in accuracies.items()
     ]
-    machine, speed = describe_machine(setting.threads), comparison(rows, "caravan", PEER)
-    return "\n\n".join([REAL, introduction, machine, speed, "\n".join(lines)])
+    measured = [comparison(rows, "caravan", PEER) for rows in tables]
+    machine = describe_machine(setting.threads)
+    return "\n\n".join([REAL, introduction, machine, *measured, "\n".join(lines)])
 
 
 def _arguments() -> argparse.Namespace:
