@@ -1,11 +1,10 @@
 """The rows of the tables: two contenders run the same tasks in turn."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from bench.contender import Contender, Inspectable, Isolated, Setting
 from bench.ours import Caravan
@@ -14,6 +13,7 @@ from bench.report import Row, SamplerShare
 from bench.rest import Served
 from bench.sampling import sampling_ms
 from bench.vocabulary import SIZE
+from runtime.quant.block_types import Compute
 
 PREFILL_TOKENS = 512
 SHORT_PROMPT_TOKENS = 32
@@ -54,11 +54,11 @@ def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
         return _speed_rows(label, ours, peer, plan), distance
 
 
-def speed_rows(path: Path, label: str, plan: Plan, changes: Mapping[str, Any]) -> list[Row]:
-    """Rows against llama.cpp; `changes`: further options of this engine."""
+def speed_rows(path: Path, label: str, plan: Plan, compute: Compute) -> list[Row]:
+    """Rows against llama.cpp."""
     print(f"{label}: this engine and llama.cpp", flush=True)
     with (
-        closing(Isolated(Caravan, path, plan.setting, changes)) as ours,
+        closing(Isolated(Caravan, path, plan.setting, compute)) as ours,
         closing(Isolated(LlamaCpp, path, plan.setting)) as peer,
     ):
         for contender in (ours, peer):

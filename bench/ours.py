@@ -3,37 +3,35 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, Setting
-from model_zoo.registry import load
+from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+from runtime.quant.block_types import Compute
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
 
 
 class Caravan:
-    """An engine on the CPU threads of this process; `changes`: further `EngineOptions`."""
+    """An engine on the CPU threads of this process; by default it computes as a server does."""
 
-    def __init__(
-        self, path: Path, setting: Setting, changes: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, path: Path, setting: Setting, compute: Compute = Compute.FINE) -> None:
         torch.set_num_threads(setting.threads)
         device = torch.device("cpu")
-        model = load(path, device=device, dtype=torch.float32)
+        loading = LoadOptions(compute=compute)
+        model = load(path, device=device, dtype=torch.float32, options=loading)
         options = EngineOptions(
             context_tokens=setting.context_tokens,
             max_sequences=setting.sequences,
             step_tokens=setting.step_tokens,
             cache_tokens=setting.context_tokens * setting.sequences,
-            **(changes or {}),
         )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)

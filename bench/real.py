@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,10 +22,10 @@ from bench.report import Row, comparison
 from bench.run import RESULTS
 from bench.sections import REAL, with_section
 from model_zoo.registry import load
+from runtime.quant.block_types import Compute
 
 PEER = "llama.cpp"
-# Settings of this engine that are compared, and their EngineOptions.
-SETTINGS: dict[str, Mapping[str, Any]] = {"caravan": {}}
+SETTINGS = {compute.name.lower(): compute for compute in Compute}  # of this engine
 TEXT_TOKENS = 2048
 ALTERNATIVES = 20
 INTRODUCTION = """\
@@ -36,8 +35,8 @@ of the first {tokens:,} tokens of a text ({text}), and of
 the {alternatives} most likely tokens at each place, against `transformers` in float32 with the
 weights of the same file, in nats; the perplexity of the text, which is {expected:.3f} in
 `transformers`; and the share of places with the same most likely token. Start: a process that loads
-the model with {context:,} tokens of context for {sequences} sequences and answers one prompt; there,
-lower is better."""
+the model with {context:,} tokens of context for {sequences} sequences and answers one prompt;
+there, lower is better."""
 
 
 def main() -> None:

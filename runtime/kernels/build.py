@@ -168,4 +168,6 @@ def _writable(directory: Path) -> Path:
 def _reason(compiler: str, error: Exception) -> str:
     stderr = getattr(error, "stderr", None)
     lines = stderr.decode(errors="replace").strip().splitlines() if stderr else []
-    return f"{compiler}: {lines[0] if lines else error}"
+    # Before the error, compilers list the files that include its place.
+    telling = next((line for line in lines if "error" in line), lines[0] if lines else error)
+    return f"{compiler}: {telling}"

@@ -1,6 +1,7 @@
 """What the kernels of every instruction set must compute: a short form of the other tests here."""
 
 import ctypes
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS
-from tests.kernels import test_attention, test_pointwise
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, Compute
+from tests.kernels import test_attention, test_integers, test_pointwise
 from tests.kernels.random_weights import random_weight, relative_error
 
 
@@ -27,6 +28,11 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
         assert all(
             torch.equal(matmul(x[:rows], weight), got[:rows]) for rows in (1, 2, 3, 8, 9, 25)
         )
+    for type, compute in product(test_integers.TYPES, (Compute.FINE, Compute.FAST)):
+        weight = test_integers.integer_weight(type, 31, 512, compute)
+        got = matmul(x := torch.randn(9, 512), weight)
+        assert relative_error(got, test_integers.rounded(x, compute), weight) < 1e-6
+        assert torch.equal(matmul(x[:1], weight), got[:1])
     queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
     options = test_attention.options_of("capped, sinks", queries.shape[1])
     got = paged_attention(queries, pages, plan, **options)

@@ -30,6 +30,8 @@ ANSWER_TOKENS = 16
 # Nats between the first and the second choice; llama.cpp's rounding may decide where it is less.
 CLEAR_GAP = 1.0
 LEAST_CLEAR_TOKENS = 20  # of all answers together
+# Share of places with the same first choice as in float32; llama.cpp has 0.96 with 8 bits.
+LEAST_SAME = {"exact": 0.99, "fine": 0.99, "fast": 0.94}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,19 @@ def path() -> Path:
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def ours(path: Path, request: pytest.FixtureRequest) -> Iterator[Inspectable]:
-    with closing(contender(request.param, path, SETTING)) as engine:
+def compute(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ours(path: Path, compute: str) -> Iterator[Inspectable]:
+    with closing(contender(compute, path, SETTING)) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> Reference:
+    return Reference(path)
 
 
 def test_answers_are_those_of_llama_cpp_where_the_choice_is_clear(
@@ -61,8 +73,10 @@ def test_answers_are_those_of_llama_cpp_where_the_choice_is_clear(
     assert clear >= LEAST_CLEAR_TOKENS
 
 
-def test_a_long_text_is_as_likely_as_in_transformers(path: Path, ours: Inspectable) -> None:
+def test_a_long_text_is_as_likely_as_in_transformers(
+    path: Path, compute: str, ours: Inspectable, reference: Reference
+) -> None:
     text = text_tokens(path)
-    found = accuracy(ours.score(text, ALTERNATIVES), text, Reference(path))
-    assert found.same_choices >= 0.99
+    found = accuracy(ours.score(text, ALTERNATIVES), text, reference)
+    assert found.same_choices >= LEAST_SAME[compute]
     assert found.perplexity == pytest.approx(found.expected, rel=0.01)
