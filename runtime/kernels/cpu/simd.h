@@ -6,6 +6,7 @@
 #define CARAVAN_SIMD_H
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
