@@ -90,11 +90,9 @@ def assemble(
         device=device,
         image_features=features.lookup if features else None,
     )
-    # Other ranks have no plan of their own to check, so they compute the largest step too.
-    planned = device.type == "cpu" and rank_group is None
-    runner.warm_up(
-        encoder.limits if encoder else None, workspace_bytes=memory.step_bytes if planned else None
-    )
+    # Other ranks check no plan before they compute, so they compute the largest step too.
+    planned = memory.step_bytes if device.type == "cpu" and rank_group is None else None
+    runner.warm_up(encoder.limits if encoder else None, workspace_bytes=planned)
     if encoder is not None:
         _warm_up(encoder, device)
     engine = Engine(
