@@ -31,7 +31,8 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
     for type, compute in product(test_integers.TYPES, (Compute.FINE, Compute.FAST)):
         weight = test_integers.integer_weight(type, 31, 512, compute)
         got = matmul(x := torch.randn(9, 512), weight)
-        assert relative_error(got, test_integers.rounded(x, compute), weight) < 1e-6
+        computed = test_integers.rounded(x, compute) if kernels.caravan_has_integers() else x
+        assert relative_error(got, computed, weight) < 1e-6
         assert torch.equal(matmul(x[:1], weight), got[:1])
     queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
     options = test_attention.options_of("capped, sinks", queries.shape[1])
