@@ -15,6 +15,7 @@ from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.quant.block_types import Compute
+from serve_app.replica.machine import cache_type
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
 
@@ -32,6 +33,7 @@ class Caravan:
             max_sequences=setting.sequences,
             step_tokens=setting.step_tokens,
             cache_tokens=setting.context_tokens * setting.sequences,
+            kv_dtype=cache_type("auto", device, causal=True),
         )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)

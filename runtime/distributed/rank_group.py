@@ -14,6 +14,7 @@ from runtime.distributed.control_channel import ControlChannel, RankInfo, RankZe
 from runtime.distributed.process_group import ProcessRanks
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import CaravanError, ConfigurationError, EngineDeadError, ModelFileError
+from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheLayout
 
 logger = logging.getLogger(__name__)
@@ -64,14 +65,14 @@ class RankGroup:
         self,
         memory: MemoryPlan,
         layout: CacheLayout,
-        dtype: torch.dtype,
+        type: CacheType,
         options: Mapping[str, Any],
     ) -> MemoryPlan:
         """The plan with as many pages as every rank has memory for. The other ranks plan with
         `options`."""
         self._rank_zero.send_json(options)
         with self.broadcaster.rank_errors():
-            return _agreed(self.ranks, memory, layout, dtype)
+            return _agreed(self.ranks, memory, layout, type)
 
     def check(self) -> None:
         """EngineDeadError: a rank has failed."""
@@ -104,8 +105,8 @@ class Member:
     def report_loaded(self, digest: str) -> None:
         self.control_channel.send_json({"loaded": digest})
 
-    def agree(self, memory: MemoryPlan, layout: CacheLayout, dtype: torch.dtype) -> MemoryPlan:
-        return _agreed(self.ranks, memory, layout, dtype)
+    def agree(self, memory: MemoryPlan, layout: CacheLayout, type: CacheType) -> MemoryPlan:
+        return _agreed(self.ranks, memory, layout, type)
 
     def close(self) -> None:
         self.control_channel.close()
@@ -147,9 +148,9 @@ class _Places:
 
 
 def _agreed(
-    ranks: ProcessRanks, memory: MemoryPlan, layout: CacheLayout, dtype: torch.dtype
+    ranks: ProcessRanks, memory: MemoryPlan, layout: CacheLayout, type: CacheType
 ) -> MemoryPlan:
     *pages, tokens = ranks.lowest((*memory.pages, memory.cache_tokens))
-    agreed = memory.with_pages(pages, layout, dtype, cache_tokens=tokens)
+    agreed = memory.with_pages(pages, layout, type, cache_tokens=tokens)
     (total,) = ranks.totals((agreed.reserved_bytes,))
     return replace(agreed, others_bytes=total - agreed.reserved_bytes)

@@ -15,6 +15,7 @@ from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, p
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
@@ -42,7 +43,7 @@ class EngineOptions:
     step_tokens: int = 512
     cache_tokens: int | None = None
     page_tokens: int = 16
-    kv_dtype: torch.dtype = torch.float32
+    kv_dtype: CacheType = CacheType.FLOAT32
     prefix_cache: bool = True
     depth: int | None = None
     memory_bytes: int | None = None
@@ -151,11 +152,11 @@ def _rank_options(options: EngineOptions) -> dict[str, Any]:
     """The options that other ranks need, as JSON; see `_options_of`."""
     names = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
     plain = {name: getattr(options, name) for name in (*names, "memory_bytes", "depth")}
-    return {**plain, "kv_dtype": str(options.kv_dtype).removeprefix("torch.")}
+    return {**plain, "kv_dtype": options.kv_dtype.value}
 
 
 def _options_of(received: Mapping[str, Any]) -> EngineOptions:
-    return EngineOptions(**{**received, "kv_dtype": getattr(torch, received["kv_dtype"])})
+    return EngineOptions(**{**received, "kv_dtype": CacheType(received["kv_dtype"])})
 
 
 def _plan_memory(
@@ -283,7 +284,7 @@ def _pool(
         pages=memory.pages,
         slots=options.max_sequences,
         pages_per_sequence=-(-options.context_tokens // options.page_tokens),
-        dtype=options.kv_dtype,
+        type=options.kv_dtype,
         device=device,
         layer_devices=layer_devices,
     )

@@ -10,6 +10,7 @@ import torch
 
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import DoesNotFitError
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
@@ -51,10 +52,10 @@ class MemoryPlan:
         return self.available_bytes - self.headroom_bytes
 
     def with_pages(
-        self, pages: Sequence[int], layout: CacheLayout, dtype: torch.dtype, *, cache_tokens: int
+        self, pages: Sequence[int], layout: CacheLayout, type: CacheType, *, cache_tokens: int
     ) -> "MemoryPlan":
         """This plan with fewer pages, which hold `cache_tokens`."""
-        sizes = [page_bytes(layout, group, dtype) for group in range(len(layout.groups))]
+        sizes = [page_bytes(layout, group, type) for group in range(len(layout.groups))]
         cache = sum(count * size for count, size in zip(pages, sizes, strict=True))
         return replace(
             self,
@@ -85,7 +86,7 @@ class MemoryOptions:
     """
 
     limits: StepLimits
-    kv_dtype: torch.dtype
+    kv_dtype: CacheType
     cache_tokens: int | None = None
     memory_bytes: int | None = None
     depth: int = 2
@@ -166,12 +167,12 @@ class _CacheSizes:
     """
 
     def __init__(self, layout: CacheLayout, options: MemoryOptions) -> None:
-        dtype, slots = options.kv_dtype, options.limits.slots
+        type, slots = options.kv_dtype, options.limits.slots
         context_tokens = options.limits.context_tokens
         in_flight = options.depth * options.limits.step_tokens
         self._page_tokens = layout.page_tokens
         self._slots = slots
-        self._page_bytes = [page_bytes(layout, g, dtype) for g in range(len(layout.groups))]
+        self._page_bytes = [page_bytes(layout, g, type) for g in range(len(layout.groups))]
         self._context_pages = -(-context_tokens // layout.page_tokens)
         self._whole = layout.capacity_pages(context_tokens)
         self._one = layout.held_pages(context_tokens, in_flight)

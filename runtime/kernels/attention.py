@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kernels.native import address, library, row_address
+from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # The most elements that the twin gathers or scores at once.
@@ -15,10 +17,19 @@ TWIN_ELEMENTS = 1 << 25
 
 
 def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
-    """Write keys [tokens, kv_heads, key_dim] and values [.., value_dim] to their cells."""
+    """Write keys [tokens, kv_heads, key_dim] and values [.., value_dim] to their cells, in the type
+    of the pages; see `encode_rows`."""
+    if keys.device.type == "cpu" and (kernels := library()) is not None:
+        _write_cache_cpu(kernels, keys, values, pages, plan)
+    else:
+        write_cache_twin(keys, values, pages, plan)
+
+
+def write_cache_twin(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
+    """The specification of `write_cache`."""
     for rows, stored in ((keys, pages.keys), (values, pages.values)):
         cells = stored.view(-1, *stored.shape[2:])
-        cells.index_copy_(0, plan.write_cell, rows.to(stored.dtype))
+        cells.index_copy_(0, plan.write_cell, encode_rows(rows, pages.type))
 
 
 def paged_attention(
@@ -53,7 +64,7 @@ def paged_attention_twin(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """The specification of `paged_attention`: gather the pages, then plain softmax attention."""
-    shape = (*queries.shape[:2], pages.values.shape[-1])
+    shape = (*queries.shape[:2], pages.dims[1])
     scoring = _Scoring(scale, softcap, sinks)
     result = queries.new_zeros(shape)
     page_tokens = pages.keys.shape[1]
@@ -61,7 +72,7 @@ def paged_attention_twin(
         seen = [_seen_pages(plan, span, page_tokens) for span in spans]
         extent = max(map(len, seen)) * page_tokens
         row_elements = queries.shape[1] * extent
-        span_elements = extent * pages.keys.shape[2] * max(pages.keys.shape[3], shape[2])
+        span_elements = extent * pages.keys.shape[2] * max(pages.dims)
         rows_at_once = max(1, min(length, TWIN_ELEMENTS // max(1, row_elements)))
         per_span = max(1, span_elements, rows_at_once * row_elements)
         spans_at_once = max(1, TWIN_ELEMENTS // per_span)
@@ -129,8 +140,10 @@ def _attend(
     slots = plan.row_slot[rows[:, :1]].long()
     used = plan.page_table[slots, indices.clamp(max=plan.page_table.shape[1] - 1)]
     used = used.long().clamp(0, pages.keys.shape[0] - 1)
-    keys = pages.keys[used].flatten(1, 2).float()
-    values = pages.values[used].flatten(1, 2).float()
+    keys, values = (
+        decode_rows(stored[used].flatten(1, 2), pages.type, dim)
+        for stored, dim in zip((pages.keys, pages.values), pages.dims, strict=True)
+    )
     begin, end = plan.visible_begin[rows].unsqueeze(-1), plan.visible_end[rows].unsqueeze(-1)
     offsets = torch.arange(page_tokens, device=queries.device)
     position = (indices.unsqueeze(-1) * page_tokens + offsets).flatten(1).unsqueeze(1)
@@ -158,18 +171,42 @@ class _AttentionJob(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "queries", "keys", "values", "page_table", "row_slot", "visible_begin", "visible_end",
-            "sinks", "result",
+            "sinks", "result", "scratch", "tiles",
         )),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (
-            "type", "page_tokens", "rows", "heads", "kv_heads", "key_dim", "value_dim",
+            "type", "page_tokens", "rows", "heads", "kv_heads", "key_dim", "value_dim", "threads",
         )),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     )  # fmt: skip
 
 
-_PAGE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+class _WrittenPart(ctypes.Structure):
+    """`part` in cpu/cache_rows.c."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("cells", ctypes.c_void_p),
+        ("row_stride", ctypes.c_int64),
+        ("dim", ctypes.c_int32),
+    )
+
+
+class _WriteJob(ctypes.Structure):
+    """`caravan_write_job` in cpu/cache_rows.c."""
+
+    _fields_ = (
+        ("keys", _WrittenPart),
+        ("values", _WrittenPart),
+        ("cell", ctypes.c_void_p),
+        ("cells", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("type", "count", "heads", "threads")),
+    )
+
+
+# The numbers of cpu/cache_rows.h.
+_TYPE_NUMBERS = {type: number for number, type in enumerate(CacheType)}
 
 
 def _paged_attention_cpu(
@@ -182,28 +219,68 @@ def _paged_attention_cpu(
     sinks: Tensor | None,
 ) -> Tensor:
     rows, heads, key_dim = queries.shape
-    cells, value_dim = pages.values.shape[:3], pages.values.shape[3]
-    page_tokens, kv_heads = cells[1:]
+    page_tokens, kv_heads = pages.keys.shape[1:3]
+    value_dim = pages.dims[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} heads of keys")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"the softcap is {softcap}; it must be above 0")
     wide = queries.float().contiguous()
     result = torch.empty(rows, heads, value_dim)
+    tiles = torch.empty(2, rows + 1, dtype=torch.int32)
+    keys, values = _page_addresses(pages, key_dim)
     job = _AttentionJob(
-        address(wide, queries.shape), address(pages.keys, (*cells, key_dim), pages.values.dtype),
-        address(pages.values, pages.values.shape, pages.values.dtype),
+        address(wide, queries.shape), keys, values,
         row_address(plan.page_table, plan.page_table.shape, torch.int32),
         address(plan.row_slot, (rows,), torch.int32),
         address(plan.visible_begin, (rows,), torch.int32),
         address(plan.visible_end, (rows,), torch.int32),
-        None if sinks is None else address(sinks, (heads,)), result.data_ptr(),
-        plan.page_table.stride(0),
-        _PAGE_TYPES[pages.keys.dtype], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
-        scale, softcap or 0.0,
+        None if sinks is None else address(sinks, (heads,)), result.data_ptr(), None,
+        tiles.data_ptr(), plan.page_table.stride(0),
+        _TYPE_NUMBERS[pages.type], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
+        torch.get_num_threads(), scale, softcap or 0.0,
     )  # fmt: skip
-    threads = torch.get_num_threads()
-    scratch = torch.empty(threads * kernels.caravan_attention_scratch(ctypes.byref(job)))
-    tiles = torch.empty(rows + 1, dtype=torch.int32)
-    kernels.caravan_attention(ctypes.byref(job), scratch.data_ptr(), tiles.data_ptr(), threads)
+    scratch = torch.empty(kernels.caravan_attention_scratch(ctypes.byref(job)))
+    job.scratch = scratch.data_ptr()
+    kernels.caravan_attention(ctypes.byref(job))
     return result.to(queries.dtype)
+
+
+def _write_cache_cpu(
+    kernels: ctypes.CDLL, keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan
+) -> None:
+    page_count, page_tokens, kv_heads = pages.keys.shape[:3]
+    count, cells = len(keys), page_count * page_tokens
+    rows = tuple(_floats(part) for part in (keys, values))  # variables, so that copies live on
+    parts = (
+        _WrittenPart(
+            row_address(part.flatten(1), (count, kv_heads * dim), torch.float32), stored,
+            part.stride(0), dim,
+        )
+        for part, stored, dim in zip(
+            rows, _page_addresses(pages, keys.shape[2]), pages.dims, strict=True
+        )
+    )  # fmt: skip
+    job = _WriteJob(
+        *parts, address(plan.write_cell, (count,), torch.int64), cells,
+        _TYPE_NUMBERS[pages.type], count, kv_heads, torch.get_num_threads(),
+    )  # fmt: skip
+    if kernels.caravan_write_cache(ctypes.byref(job)):
+        raise ValueError(f"a row goes to a cell that is none of the {cells:,} of the cache")
+
+
+def _page_addresses(pages: LayerPages, key_dim: int) -> tuple[int, int]:
+    """Those of keys of `key_dim` elements and of their values."""
+    type, value_dim = pages.type, pages.dims[1]
+    cells = pages.values.shape[:3]
+    return (
+        address(pages.keys, (*cells, type.width(key_dim)), type.dtype),
+        address(pages.values, (*cells, type.width(value_dim)), type.dtype),
+    )
+
+
+def _floats(rows: Tensor) -> Tensor:
+    """float32, the heads of a row adjacent."""
+    rows = rows.float()
+    adjacent = rows.stride(2) == 1 and rows.stride(1) == rows.shape[2]
+    return rows if adjacent else rows.contiguous()

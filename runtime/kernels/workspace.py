@@ -9,6 +9,8 @@ from runtime.kv.spec import LayerCache
 
 # The C attention kernel: a tile of queries and a block of positions for each thread, in floats.
 _TILE_ROWS = 256
+# Its softmax states of parts of rows, for each thread.
+_PART_BYTES = 1 << 21
 # The torch twins: conversions of a slab through several types, and the gathered elements, masks
 # and weights of attention.
 TWIN_BYTES_PER_WEIGHT = 16
@@ -24,4 +26,5 @@ def workspace_bytes(
         return TWIN_BYTES_PER_WEIGHT * slab + _TWIN_BYTES_PER_SCORE * TWIN_ELEMENTS
     dims = max(cache.key_dim + cache.value_dim for cache in caches)
     expanded = TWIN_BYTES_PER_WEIGHT * min(largest_matrix, EXPANDED_ELEMENTS)
-    return expanded + torch.get_num_threads() * 4 * _TILE_ROWS * (dims + _TILE_ROWS)
+    per_thread = 4 * _TILE_ROWS * (dims + _TILE_ROWS) + _PART_BYTES
+    return expanded + torch.get_num_threads() * per_thread

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from runtime.kv.spec import CacheLayout
-from runtime.worker.model import LayerPages
+from runtime.kv.cache_types import CacheType
+from runtime.kv.spec import CacheLayout, LayerCache
+from runtime.worker.model import LayerPages, QuantizedRows
 
 
 class PagePool(Protocol):
@@ -29,9 +31,9 @@ class PagePool(Protocol):
 class KVPool:
     """The paged keys and values of every layer, and the page table of each slot.
 
-    `pages`: number of pages of each group; `pages_per_sequence`: pages of a full context. All
-    memory is allocated and written here. `layer_devices`: the device of each layer's pages; None:
-    all are on `device`, as the page tables are.
+    `pages`: number of pages of each group; `pages_per_sequence`: pages of a full context. `type`:
+    that of all layers but `exact` ones. All memory is allocated and written here. `layer_devices`:
+    the device of each layer's pages; None: all are on `device`, as the page tables are.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class KVPool:
         pages: Sequence[int],
         slots: int,
         pages_per_sequence: int,
-        dtype: torch.dtype,
+        type: CacheType,
         device: torch.device,
         layer_devices: Sequence[torch.device] | None = None,
     ) -> None:
@@ -55,14 +57,17 @@ class KVPool:
         self._layers: dict[int, LayerPages] = {}
         for number, (group, count) in enumerate(zip(layout.groups, pages, strict=True)):
             cache = group.cache
-            stored = torch.float32 if cache.exact else dtype
+            stored = _stored_type(cache, type)
+            quantized = None
+            if stored.quantized:
+                quantized = QuantizedRows(stored, cache.key_dim, cache.value_dim)
             for index in group.layers:
                 place = device if layer_devices is None else layer_devices[index]
                 keys, values = (
-                    torch.zeros(count, *shape, dtype=stored, device=place)
-                    for shape in cache.page_shapes(layout.page_tokens)
+                    torch.zeros(count, *cells, stored.width(dim), dtype=stored.dtype, device=place)
+                    for *cells, dim in cache.page_shapes(layout.page_tokens)
                 )
-                self._layers[index] = LayerPages(keys, values, number)
+                self._layers[index] = LayerPages(keys, values, number, quantized)
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]:
@@ -89,9 +94,13 @@ class KVPool:
             layer.values[page : page + 1].zero_()
 
 
-def page_bytes(layout: CacheLayout, group: int, dtype: torch.dtype) -> int:
+def page_bytes(layout: CacheLayout, group: int, type: CacheType) -> int:
     """Bytes of one page of a group in all of its layers together."""
     declared = layout.groups[group]
-    itemsize = torch.float32.itemsize if declared.cache.exact else dtype.itemsize
-    elements = declared.cache.page_elements(layout.page_tokens)
-    return elements * itemsize * len(declared.layers)
+    stored = _stored_type(declared.cache, type)
+    shapes = declared.cache.page_shapes(layout.page_tokens)
+    return len(declared.layers) * sum(prod(cells) * stored.row_bytes(dim) for *cells, dim in shapes)
+
+
+def _stored_type(cache: LayerCache, type: CacheType) -> CacheType:
+    return CacheType.FLOAT32 if cache.exact else type

@@ -320,7 +320,7 @@ class LayerCache:
     exact: ClassVar[bool] = False
 
     def page_shapes(self, page_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of the layer's two page tensors, without the number of pages."""
+        """The shapes of the layer's two pages: cells, then the elements of a row."""
         cells = (page_tokens, self.kv_heads)
         return (*cells, self.key_dim), (*cells, self.value_dim)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.kv.cache_types import FLOAT_TYPES, CacheType
 from runtime.kv.spec import LayerCache
 
 
@@ -115,17 +116,39 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """How keys and values of `key_dim` and `value_dim` elements are stored in bytes."""
+
+    type: CacheType
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerPages:
     """The pages of one layer: keys [pages, page_tokens, kv_heads, key_dim], values likewise.
 
-    In a layer with one state per sequence: keys float32 [pages, taps, channels], the oldest
-    input first, and values float32 [pages, kv_heads, key_dim, value_dim].
+    With `quantized`, the last axis has the bytes of a row instead. In a layer with one state per
+    sequence: keys float32 [pages, taps, channels], the oldest input first, and values float32
+    [pages, kv_heads, key_dim, value_dim].
     `group` is the index of its plan in `Batch.plans`.
     """
 
     keys: Tensor
     values: Tensor
     group: int
+    quantized: QuantizedRows | None = None
+
+    @property
+    def type(self) -> CacheType:
+        return FLOAT_TYPES[self.keys.dtype] if self.quantized is None else self.quantized.type
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """The elements of a key and of a value."""
+        if self.quantized is None:
+            return self.keys.shape[-1], self.values.shape[-1]
+        return self.quantized.key_dim, self.quantized.value_dim
 
 
 class KVCache(Protocol):

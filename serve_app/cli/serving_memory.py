@@ -24,7 +24,7 @@ from serve_app.cli.facts import ModelFacts
 from serve_app.cli.terminal import print_note
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
-from serve_app.replica.machine import usable_cpus
+from serve_app.replica.machine import cache_type, number_type, usable_cpus
 
 _NO_LIMIT = 1 << 62
 # Planning takes time in proportion to the context, and a file may state any context.
@@ -106,7 +106,7 @@ def serving_memory(
     outline = _outline(files, where, wanted=projector_wanted)
     most = outline.decoder.context_length
     own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
-    options = _options(context_tokens or own, slots, where)
+    options = _options(outline.decoder, context_tokens or own, slots, where)
     full = _plan(outline, options, where)
     least = _plan(outline, replace(options, cache_tokens=options.context_tokens), where)
     available, held, refusal = _room(outline, options, where)
@@ -114,7 +114,7 @@ def serving_memory(
         device=where.type,
         slots=options.max_sequences,
         context_tokens=options.context_tokens,
-        kv_dtype=str(options.kv_dtype).removeprefix("torch."),
+        kv_dtype=options.kv_dtype.value,
         weight_bytes=full.weight_bytes,
         vision_weight_bytes=full.weight_bytes - outline.decoder.weight_bytes,
         cache_bytes=full.cache_bytes,
@@ -132,13 +132,15 @@ def serving_memory(
     )
 
 
-def _options(context_tokens: int, slots: int | None, device: torch.device) -> EngineOptions:
+def _options(
+    decoder: DecoderModel, context_tokens: int, slots: int | None, device: torch.device
+) -> EngineOptions:
     return EngineOptions(
         context_tokens=context_tokens,
         max_sequences=slots or _DEFAULTS["max_sequences"].default,
         step_tokens=max(slots or 0, _DEFAULTS["step_tokens"].default),
         page_tokens=_DEFAULTS["page_tokens"].default,
-        kv_dtype=_dtype(device),
+        kv_dtype=cache_type(_DEFAULTS["kv_dtype"].default, device, causal=decoder.causal),
         memory_bytes=_NO_LIMIT,
     )
 
@@ -169,7 +171,7 @@ def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
 def _built_on(files: _Files, where: torch.device, device: torch.device) -> _UnloadedModel:
     """`where`: the device of the weights; `device`: the one to serve on."""
     facts = files.facts
-    w = TensorScope(facts.file, device=where, dtype=_dtype(device), adapters=files.adapters)
+    w = TensorScope(facts.file, device=where, dtype=_number_type(device), adapters=files.adapters)
     decoder = class_for(facts.metadata)(w, facts.metadata)
     tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()
@@ -228,6 +230,5 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(device: torch.device) -> torch.dtype:
-    """The type that `auto` means in the settings, for weights and the cache."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
+def _number_type(device: torch.device) -> torch.dtype:
+    return number_type(_DEFAULTS["dtype"].default, device)

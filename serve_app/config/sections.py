@@ -78,7 +78,7 @@ class EngineSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compute: Literal["auto", "exact", "fine", "fast"] = "auto"
-    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0"] = "auto"
     max_sequences: int = Field(default=16, ge=1)
     max_waiting: int = Field(default=512, ge=0)
     step_tokens: int = Field(default=512, ge=1)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 
 import torch
 
@@ -12,10 +11,11 @@ from model_zoo.gguf.reader import GGUFFile
 from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import ConfigurationError
+from runtime.kv.cache_types import CacheType
 from runtime.worker.model import DecoderModel
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger
-from serve_app.replica.machine import number_type, prepare_kernels
+from serve_app.replica.machine import cache_type, prepare_kernels
 
 log = get_logger()
 
@@ -38,7 +38,7 @@ class DeviceMapOptions:
     cache_tokens: int
     step_tokens: int
     sequences: int
-    kv_dtype: torch.dtype
+    kv_dtype: CacheType
 
     def __call__(self, files: Sequence[GGUFFile], outline: DecoderModel) -> LayerPlacement | None:
         """None if one device has all layers. `files`: the model's and those of its adapters;
@@ -84,10 +84,10 @@ class DeviceMapOptions:
         room = [max(0, int(free * (1 - LEFT_FREE)) - working) for free in free_bytes]
         room[self.main_gpu] = max(0, room[self.main_gpu] - rest)
         cached = sum(
-            prod((cache.kv_heads, cache.key_dim + cache.value_dim))
+            cache.kv_heads * sum(map(self.kv_dtype.row_bytes, (cache.key_dim, cache.value_dim)))
             for cache in outline.cache_layers
         )
-        each = self.cache_tokens * cached * self.kv_dtype.itemsize // len(layers)
+        each = self.cache_tokens * cached // len(layers)
         sizes = [size + each for size in layers]
         return by_room(sizes, room, main=self.main_gpu, most=self.num_gpu)
 
@@ -107,7 +107,7 @@ def device_map_options(
         cache_tokens=settings.cache_tokens or context_tokens,
         step_tokens=settings.step_tokens,
         sequences=settings.max_sequences,
-        kv_dtype=number_type(settings.kv_dtype, device),
+        kv_dtype=cache_type(settings.kv_dtype, device, causal=True),
     )
 
 

@@ -35,6 +35,7 @@ from serve_app.replica.device_map import device_map_options
 from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
 from serve_app.replica.machine import (
     LoadingProgress,
+    cache_type,
     compute_type,
     computing_device,
     log_device,
@@ -354,7 +355,7 @@ def _engine_options(
         step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
         cache_tokens=settings.cache_tokens,
         page_tokens=settings.page_tokens,
-        kv_dtype=number_type(settings.kv_dtype, device),
+        kv_dtype=cache_type(settings.kv_dtype, device, causal=model.decoder.causal),
         prefix_cache=settings.prefix_cache,
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,

@@ -8,6 +8,7 @@ import torch
 
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
+from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import Compute
 from serve_app.logs import get_logger
 
@@ -75,6 +76,16 @@ def compute_type(name: str) -> Compute:
     if name != "exact" and not native.has_integer_products():
         log.warning("computed exactly: no integer products on this processor", compute=name)
     return Compute[name.upper()]
+
+
+def cache_type(name: str, device: torch.device, *, causal: bool) -> CacheType:
+    """`causal`: whether the model computes a prompt in several steps. The cache of one that does
+    not lives for one step, so it is small, and `auto` is float32 on a CPU."""
+    if name != "auto":
+        return CacheType(name)
+    if device.type == "cpu":
+        return CacheType.FLOAT16 if causal else CacheType.FLOAT32
+    return CacheType.BFLOAT16
 
 
 class LoadingProgress:

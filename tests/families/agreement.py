@@ -19,6 +19,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.registry import class_for
 from runtime.kernels.native import library
+from runtime.kv.cache_types import CacheType
 from runtime.worker.model import DecoderModel
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
@@ -129,10 +130,10 @@ CHECKS: dict[str, Callable[[Pair], None]] = {
 
 
 def check_declared_memory(
-    decoder: DecoderModel, tokens: int, outputs: int, *, dtype: torch.dtype = torch.float32
+    decoder: DecoderModel, tokens: int, outputs: int, *, type: CacheType = CacheType.FLOAT32
 ) -> None:
     """A step allocates no more than it declares."""
-    paged = PagedDecoder(decoder, pages_per_sequence=-(-tokens // 8), dtype=dtype)
+    paged = PagedDecoder(decoder, pages_per_sequence=-(-tokens // 8), type=type)
     batch = paged.batch({0: random_tokens(tokens, seed=13)}, outputs=range(outputs))
     decoder.logits(decoder.states(batch, paged.cache))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

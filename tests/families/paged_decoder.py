@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import ImageSpan
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import AXES, axes_of
@@ -24,7 +25,7 @@ class PagedDecoder:
         *,
         slots: int = 2,
         pages_per_sequence: int = 16,
-        dtype: torch.dtype = torch.float32,
+        type: CacheType = CacheType.FLOAT32,
     ) -> None:
         self._decoder = decoder
         self._layout = CacheLayout.of(decoder.cache_layers, page_tokens=PAGE_TOKENS)
@@ -34,15 +35,16 @@ class PagedDecoder:
             pages=[slots * width for width in widths],
             slots=slots,
             pages_per_sequence=pages_per_sequence,
-            dtype=dtype,
+            type=type,
             device=torch.device("cpu"),
         )
         generator = torch.Generator().manual_seed(0)
         for table in self.cache.page_tables:
             table.copy_(torch.randperm(table.numel(), generator=generator).view(slots, -1))
         for layer in range(len(decoder.cache_layers)):
-            self.cache.layer(layer).keys.fill_(1e4)
-            self.cache.layer(layer).values.fill_(1e4)
+            pages = self.cache.layer(layer)
+            for part in (pages.keys, pages.values):
+                part.fill_(255 if pages.type.quantized else 1e4)  # 255: blocks of NaN
         self._lengths = [0] * slots
         self._images: list[tuple[ImageSpan, ...]] = [()] * slots
         self._features: dict[bytes, Tensor] = {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import paged_attention
+from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.delta import DeltaGates, gated_delta, short_convolution
 from runtime.kernels.experts import clamped_swiglu, expert_products, weighted_sum
 from runtime.kernels.matmul import matmul
@@ -45,6 +45,14 @@ def attend(key_dim: int = KEY, *, pages: LayerPages | None = None, **changes: Te
     return paged_attention(queries, pages or LayerPages(keys, values, 0), plan(**changes), scale=1)
 
 
+def write(key_dim: int = KEY, *, cell: int = 0) -> None:
+    pages = LayerPages(
+        torch.zeros(1, PAGE, KV_HEADS, KEY), torch.zeros(1, PAGE, KV_HEADS, VALUE), 0
+    )
+    keys, values = torch.zeros(ROWS, KV_HEADS, key_dim), torch.zeros(ROWS, KV_HEADS, VALUE)
+    write_cache(keys, values, pages, plan(write_cell=torch.tensor([0, cell, 1])))
+
+
 def convolve(channels: int = 8, *, span: int = ROWS) -> Tensor:
     pages = LayerPages(torch.zeros(1, 3, 8), torch.zeros(1, 1), 0)
     spans = (RowSpan(0, span, 0, 0),)
@@ -60,7 +68,12 @@ def learn(width: int = 2 * 2 * KEY + 4 * VALUE, gates: int = 4) -> Tensor:
     return gated_delta(torch.zeros(ROWS, width), numbers, pages, plan(), key_heads=2, tiled=False)
 
 
-SOUND: dict[str, Callable[[], object]] = {"attend": attend, "convolve": convolve, "learn": learn}
+SOUND: dict[str, Callable[[], object]] = {
+    "attend": attend,
+    "write": write,
+    "convolve": convolve,
+    "learn": learn,
+}
 REFUSED: dict[str, Callable[[], object]] = {
     "queries wider than the cached keys": lambda: attend(KEY + 1),
     "queries narrower than the cached keys": lambda: attend(KEY - 1),
@@ -78,6 +91,9 @@ REFUSED: dict[str, Callable[[], object]] = {
         pages=LayerPages(torch.zeros(1, PAGE, 3, KEY), torch.zeros(1, PAGE, 3, VALUE), 0)
     ),
     "a plan of fewer rows": lambda: attend(row_slot=torch.zeros(ROWS - 1, dtype=torch.int32)),
+    "a written key that is too narrow": lambda: write(KEY - 1),
+    "a cell behind the last one": lambda: write(cell=PAGE),
+    "a cell before the first one": lambda: write(cell=-1),
     "a page table of 64 bits": lambda: attend(page_table=torch.zeros(1, 1, dtype=torch.int64)),
     "states of other channels": lambda: convolve(9),
     "a span beyond the batch": lambda: convolve(span=ROWS + 1),

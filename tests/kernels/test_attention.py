@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from runtime.kernels import attention as room
-from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
+from runtime.kernels.attention import paged_attention, paged_attention_twin
+from runtime.kernels.cache_rows import decode_rows, encode_rows
+from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
-from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows, RowSpan
 from tests.kernels.native_kernels import require_native_kernels
 
 SCALE = 0.2
@@ -25,8 +27,9 @@ every_option = pytest.mark.parametrize("options", OPTIONS)
 BATCHES = {
     "one decoding row": ((0, 0, 1),),
     "decoding": ((2, 130, 1), (0, 63, 1), (1, 64, 1), (3, 0, 1)),
+    "decoding far away": ((1, 1600, 1),),
     "prefill": ((1, 0, 100),),
-    "prefill and decode": ((0, 5, 70), (2, 129, 1), (1, 64, 1), (3, 0, 90), (4, 62, 3)),
+    "prefill and decode": ((0, 5, 70), (2, 129, 1), (1, 1040, 1), (3, 0, 90), (4, 510, 5)),
 }
 # heads, kv heads, key and value dimensions, page size
 SHAPES = {
@@ -38,7 +41,7 @@ SHAPES = {
 
 
 def scene(
-    batch: str, shape: str, *, window: int | None = None, dtype: torch.dtype = torch.float32
+    batch: str, shape: str, *, window: int | None = None, type: CacheType = CacheType.FLOAT32
 ) -> tuple[Tensor, LayerPages, AttentionPlan]:
     """Queries, pages and plan. Entries that no row sees are NaN; pages are in random order."""
     heads, kv_heads, key_dim, value_dim, page_tokens = SHAPES[shape]
@@ -46,15 +49,14 @@ def scene(
     per_slot = -(-max(start + rows for _, start, rows in BATCHES[batch]) // page_tokens)
     table = torch.randperm(5 * per_slot, generator=draw).view(5, per_slot).int()
     cells = (5 * per_slot, page_tokens, kv_heads)
-    keys = torch.full((*cells, key_dim), torch.nan, dtype=dtype)
-    values = torch.full((*cells, value_dim), torch.nan, dtype=dtype)
+    keys, values = (torch.full((*cells, dim), torch.nan) for dim in (key_dim, value_dim))
     slots, ends, writes, spans = [], [], [], []
     for slot, start, rows in BATCHES[batch]:
         spans.append(RowSpan(len(slots), len(slots) + rows, slot, start))
         for position in range(start + rows):
             page, offset = int(table[slot, position // page_tokens]), position % page_tokens
-            keys[page, offset] = torch.randn(kv_heads, key_dim, generator=draw).to(dtype)
-            values[page, offset] = torch.randn(kv_heads, value_dim, generator=draw).to(dtype)
+            keys[page, offset] = torch.randn(kv_heads, key_dim, generator=draw)
+            values[page, offset] = torch.randn(kv_heads, value_dim, generator=draw)
             if position >= start:
                 slots.append(slot)
                 ends.append(position + 1)
@@ -66,7 +68,14 @@ def scene(
         torch.tensor(writes), tuple(spans),
     )  # fmt: skip
     queries = torch.randn(len(slots), heads, key_dim, generator=draw)
-    return queries, LayerPages(keys, values, 0), plan
+    return queries, stored_as(type, keys, values), plan
+
+
+def stored_as(type: CacheType, keys: Tensor, values: Tensor) -> LayerPages:
+    quantized = None
+    if type.quantized:
+        quantized = QuantizedRows(type, keys.shape[-1], values.shape[-1])
+    return LayerPages(encode_rows(keys, type), encode_rows(values, type), 0, quantized)
 
 
 def options_of(name: str, heads: int) -> dict:
@@ -86,15 +95,20 @@ def by_definition(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Row by row, in float64."""
-    page_tokens, kv_heads, value_dim = pages.values.shape[1:]
+    page_tokens, kv_heads = pages.values.shape[1:3]
+    value_dim = pages.dims[1]
+    all_keys, all_values = (
+        decode_rows(stored, pages.type, dim).flatten(0, 1).double()
+        for stored, dim in zip((pages.keys, pages.values), pages.dims, strict=True)
+    )
     group = queries.shape[1] // kv_heads
     result = torch.zeros(*queries.shape[:2], value_dim, dtype=torch.float64)
     for row in range(len(queries)):
         seen = range(int(plan.visible_begin[row]), int(plan.visible_end[row]))
         table = plan.page_table[plan.row_slot[row]].tolist()
         where = [table[p // page_tokens] * page_tokens + p % page_tokens for p in seen]
-        keys = pages.keys.flatten(0, 1)[where].double().repeat_interleave(group, dim=1)
-        values = pages.values.flatten(0, 1)[where].double().repeat_interleave(group, dim=1)
+        keys = all_keys[where].repeat_interleave(group, dim=1)
+        values = all_values[where].repeat_interleave(group, dim=1)
         scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -144,13 +158,13 @@ def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("window", [None, 1, 20, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("type", CacheType)
 @every_option
 def test_the_fast_path_agrees_with_the_twin(
-    batch: str, shape: str, window: int | None, dtype: torch.dtype, options: str
+    batch: str, shape: str, window: int | None, type: CacheType, options: str
 ) -> None:
     require_native_kernels()
-    queries, pages, plan = scene(batch, shape, window=window, dtype=dtype)
+    queries, pages, plan = scene(batch, shape, window=window, type=type)
     chosen = options_of(options, queries.shape[1])
     got = paged_attention(queries, pages, plan, **chosen)
     expected = paged_attention_twin(queries, pages, plan, **chosen)
@@ -182,12 +196,21 @@ def test_rows_see_what_their_cache_kind_says(attention, kind: CacheKind) -> None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("window, options", [(None, "plain"), (20, "plain"), (20, "capped, sinks")])
+@pytest.mark.parametrize(
+    "window, options, type",
+    [
+        (None, "plain", CacheType.FLOAT32),
+        (20, "plain", CacheType.FLOAT16),
+        (None, "sinks", CacheType.Q8_0),
+        (20, "capped, sinks", CacheType.Q4_0),
+    ],
+)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    shape: str, window: int | None, options: str
+    shape: str, window: int | None, options: str, type: CacheType
 ) -> None:
+    """Alone, several threads compute parts of what a row sees; together, each computes a tile."""
     require_native_kernels()
-    queries, pages, plan = scene("prefill and decode", shape, window=window)
+    queries, pages, plan = scene("prefill and decode", shape, window=window, type=type)
     chosen = options_of(options, queries.shape[1])
     together = paged_attention(queries, pages, plan, **chosen)
     for span in plan.spans:
@@ -196,6 +219,19 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
                 some = rows_of(plan, begin, begin + rows)
                 apart = paged_attention(queries[begin : begin + rows], pages, some, **chosen)
                 assert torch.equal(apart, together[begin : begin + rows]), (begin, rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_bits_do_not_depend_on_the_number_of_threads(shape: str) -> None:
+    """A single thread computes whole tiles, several ones the parts of a long row."""
+    require_native_kernels()
+    queries, pages, plan = scene("decoding far away", shape, type=CacheType.FLOAT16)
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        results.append(paged_attention(queries, pages, plan, scale=SCALE))
+    torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
@@ -220,19 +256,6 @@ def test_large_scores_do_not_overflow(attention) -> None:
     got = attention(queries * 1000, pages, plan, scale=SCALE)
     expected = by_definition(queries * 1000, pages, plan).float()
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_reads_what_was_written(dtype: torch.dtype) -> None:
-    queries, pages, plan = scene("prefill", "three share, odd sizes", dtype=dtype)
-    keys, values = torch.randn(100, 2, 80), torch.randn(100, 2, 72)
-    write_cache(keys, values, pages, plan)
-    page, offset = int(plan.page_table[1, 50 // 7]), 50 % 7
-    assert torch.equal(pages.keys[page, offset], keys[50].to(dtype))
-    assert torch.equal(pages.values[page, offset], values[50].to(dtype))
-    got = paged_attention(queries, pages, plan, scale=SCALE)
-    expected = by_definition(queries, pages, plan).float()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_result_has_the_type_of_the_queries() -> None:

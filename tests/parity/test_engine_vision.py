@@ -92,7 +92,7 @@ def test_logits_agree_however_a_prompt_is_cut(tiny) -> None:
     with torch.inference_mode():
         expected = tiny.logits(prompt, spans)
     for size in (len(prompt), 17, 3):
-        paged = PagedDecoder(tiny.model.decoder, dtype=torch.float32)
+        paged = PagedDecoder(tiny.model.decoder)
         paged.show(1, [(span, features[span.digest]) for span in spans])
         found, start = [], 0
         while start < len(prompt):
@@ -107,7 +107,7 @@ def test_logits_agree_however_a_prompt_is_cut(tiny) -> None:
 def test_two_sequences_in_one_batch_have_their_own_images(tiny) -> None:
     first = about(tiny, "a", list(range(40, 60)), {3: 1, 9: 2})
     other = about(tiny, "b", list(range(45, 60)), {3: 3})
-    paged = PagedDecoder(tiny.model.decoder, dtype=torch.float32)
+    paged = PagedDecoder(tiny.model.decoder)
     for slot, request in enumerate((first, other)):
         shown = [(s, features_of(s.digest, s.length, tiny.width)) for s in request.spans]
         paged.show(slot, shown)

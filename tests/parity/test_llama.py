@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from model_zoo.gguf.reader import GGUFFile
+from runtime.kv.cache_types import CacheType
 from tests.families.agreement import (
     CHECKS,
     PROMPT,
@@ -78,7 +79,7 @@ def test_bfloat16_activations_stay_near(plain) -> None:
     path, twin = plain
     pair = Pair(load_decoder(path, torch.bfloat16), twin, load_pair(path, twin).known)
     tokens = random_tokens(PROMPT, seed=12)
-    logits = PagedDecoder(pair.decoder, dtype=torch.bfloat16).feed({0: tokens})
+    logits = PagedDecoder(pair.decoder, type=CacheType.BFLOAT16).feed({0: tokens})
     assert TOLERANCE < pair.worst(logits, pair.expected(tokens)) < 0.5
     expected = pair.expected(tokens)
     divergence = (expected.exp() * (expected - logits.log_softmax(-1)[:, : pair.known])).sum(-1)
@@ -86,9 +87,18 @@ def test_bfloat16_activations_stay_near(plain) -> None:
 
 
 @pytest.mark.parametrize("type", ["F32", "Q5_K", "IQ2_XS"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype, cached",
+    [
+        (torch.float32, CacheType.FLOAT32),
+        (torch.float32, CacheType.Q4_0),
+        (torch.bfloat16, CacheType.BFLOAT16),
+    ],
+)
 @pytest.mark.parametrize("rows, outputs", [(1, 1), (1000, 3), (1000, 1000)])
-def test_a_step_allocates_no_more_than_it_declares(tmp_path, type, dtype, rows, outputs) -> None:
+def test_a_step_allocates_no_more_than_it_declares(
+    tmp_path, type, dtype, cached, rows, outputs
+) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, config="rows_of_256", type=type)
-    check_declared_memory(load_decoder(path, dtype), rows, outputs, dtype=dtype)
+    check_declared_memory(load_decoder(path, dtype), rows, outputs, type=cached)

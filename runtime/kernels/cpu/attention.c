@@ -1,9 +1,12 @@
 /* Paged attention with an online softmax over blocks of positions.
  *
- * Blocks start at multiples of BLOCK in the sequence, and a row adds only what it sees, in the order
- * of positions; so the bits of a row do not depend on the rows in its tile. */
+ * The bits of a row do not depend on the rows in its tile, nor on the threads: blocks start at
+ * multiples of BLOCK, a score adds its products in the order of simd.h, a row adds only what it
+ * sees, in the order of positions, and what it sees is divided into parts, which are merged in
+ * order, by rules that know nothing but the row. */
 #include <stddef.h>
 
+#include "cache_rows.h"
 #include "curves.h"
 
 extern int omp_get_thread_num(void);
@@ -12,174 +15,236 @@ extern int omp_get_thread_num(void);
 #define LANES (BLOCK / 16)
 #define TILE 64     /* queries (rows times heads of one kv head) that share a block */
 #define QUERIES 4   /* queries in registers at once */
-#define AHEAD 16    /* prefetch distance in positions */
-
-enum { PAGES_F32 = 0, PAGES_F16 = 1, PAGES_BF16 = 2 };
+#define UNWIDENED 8 /* for more queries, the block is copied as floats first */
+#define LEAST_PART 512
+#define MOST_PARTS 17 /* of a row: it sees at most 16 times the positions of a part */
+#define UNITS_PER_THREAD 4     /* enough to keep all threads busy until the end */
+#define SPLIT_FLOATS (1 << 19) /* per thread, for the parts of rows */
+#if defined(__AVX512F__)
+#define SUMS 16 /* scores in registers at once */
+#define IN_REGISTER(v) __asm__("" : "+v"(v)) /* or gcc loads it again for each use */
+#else
+#define SUMS 4
+#define IN_REGISTER(v)
+#endif
 
 typedef struct {
     const float *queries; /* [rows][heads][key_dim] */
-    const void *keys, *values; /* [pages][page_tokens][kv_heads][key_dim or value_dim] */
+    const char *keys, *values; /* [pages][page_tokens][kv_heads] rows of key_dim or value_dim elements */
     const int32_t *page_table; /* [slots], table_stride apart */
     const int32_t *row_slot, *visible_begin, *visible_end; /* [rows] */
     const float *sinks; /* [heads], or NULL */
     float *result; /* [rows][heads][value_dim] */
+    float *scratch; /* [caravan_attention_scratch] */
+    int32_t *tiles; /* [2][rows + 1] */
     int64_t table_stride;
-    int32_t type, page_tokens, rows, heads, kv_heads, key_dim, value_dim;
+    int32_t type, page_tokens, rows, heads, kv_heads, key_dim, value_dim, threads;
     float scale, softcap; /* softcap 0: none */
 } caravan_attention_job;
 
 typedef caravan_attention_job job;
 
-/* The scratch memory of one thread. */
+/* The softmax of some queries over some positions, before the division. */
 typedef struct {
-    float *keys;   /* [key_dim padded][BLOCK] */
-    float *some;   /* [16][key_dim padded] */
-    float *values; /* [BLOCK][value_dim padded] */
-    float *scores; /* [queries][BLOCK] */
-    float *sums;   /* [queries][value_dim padded], before the division */
+    float *sums;   /* [queries][value_dim padded] */
     float *totals; /* [queries][16] */
     float *tops;   /* [queries] */
+} state;
+
+/* The scratch memory of one thread. */
+typedef struct {
+    float *queries; /* [queries][key_dim padded] */
+    float *keys;    /* [BLOCK][key_dim padded] */
+    float *values;  /* [BLOCK][value_dim padded] */
+    float *scores;  /* [queries][BLOCK] */
+    state part, whole;
 } workspace;
 
-INLINE int padded(int n) { return (n + 15) / 16 * 16; }
+/* Where the positions of a block are; elements of type `type`. */
+typedef struct {
+    int type;
+    int64_t key_block, value_block; /* bytes of 32 elements */
+    const char *keys[BLOCK], *values[BLOCK];
+    const char *const *next; /* the keys to prefetch, or NULL */
+} located;
+
+/* Rows [row, end) of one slot for one kv head; together they see [lo, hi). */
+typedef struct {
+    int row, end, head, queries, lo, hi, part;
+} tile;
+
+INLINE int padded(int n) { return (n + 31) / 32 * 32; }
 INLINE int least(int a, int b) { return a < b ? a : b; }
 INLINE int most(int a, int b) { return a > b ? a : b; }
 
+static float *carve_state(const job *j, int queries, float *at, state *s) {
+    s->sums = at, at += (int64_t)queries * padded(j->value_dim);
+    s->totals = at, at += queries * 16;
+    s->tops = at, at += queries;
+    return at;
+}
+
 static int64_t carve(const job *j, float *at, workspace *w) {
-    const int group = j->heads / j->kv_heads, queries = most(TILE, group);
-    const int key_dim = padded(j->key_dim), value_dim = padded(j->value_dim);
+    const int queries = most(TILE, j->heads / j->kv_heads);
     float *begin = at;
-    w->keys = at, at += key_dim * BLOCK;
-    w->some = at, at += key_dim * 16;
-    w->values = at, at += value_dim * BLOCK;
+    w->queries = at, at += (int64_t)queries * padded(j->key_dim);
+    w->keys = at, at += BLOCK * padded(j->key_dim);
+    w->values = at, at += BLOCK * padded(j->value_dim);
     w->scores = at, at += queries * BLOCK;
-    w->sums = at, at += (int64_t)queries * value_dim;
-    w->totals = at, at += queries * 16;
-    w->tops = at, at += padded(queries);
-    return at - begin;
+    at = carve_state(j, queries, at, &w->part);
+    at = carve_state(j, queries, at, &w->whole);
+    return (at - begin + 15) / 16 * 16;
 }
 
-/* n elements of a page as floats, then zeros up to a multiple of 16. */
-INLINE void widen(const int type, const void *from, int n, float *to) {
-    const int size = type == PAGES_F32 ? 4 : 2;
-    for (int i = 0; i < n; i += 16) {
-        const char *p = (const char *)from + (ptrdiff_t)i * size;
-        char last[64] = {0};
-        if (n - i < 16) p = memcpy(last, p, (n - i) * size);
-        v_store(to + i, type == PAGES_F32   ? v_load((const float *)p)
-                        : type == PAGES_F16 ? v_half(p)
-                                            : v_bfloat(p));
+INLINE int rows_of_tile(const job *j) { return most(1, TILE / (j->heads / j->kv_heads)); }
+
+/* Floats of scratch for the parts of rows, beside that of the threads; 0 if tiles are enough work. */
+static int64_t split_floats(const job *j) {
+    const int64_t busy = (int64_t)UNITS_PER_THREAD * j->threads * rows_of_tile(j);
+    if (j->threads == 1 || (int64_t)j->rows * j->kv_heads >= busy) return 0;
+    const int64_t all = (int64_t)j->rows * j->heads * MOST_PARTS * (padded(j->value_dim) + 17);
+    const int64_t most = (int64_t)j->threads * SPLIT_FLOATS;
+    return all < most ? all : most;
+}
+
+/* Positions of a part of what a row sees. */
+INLINE int part_of(const job *j, int row) {
+    int part = LEAST_PART;
+    while ((int64_t)part * (MOST_PARTS - 1) < (int64_t)j->visible_end[row] - j->visible_begin[row]) part *= 2;
+    return part;
+}
+
+/* The part of the block that a query's row sees: [begin, end), empty if begin >= end. */
+INLINE int sight(const job *j, int row, int block, int *end) {
+    *end = least(BLOCK, j->visible_end[row] - block);
+    return most(0, j->visible_begin[row] - block);
+}
+
+INLINE void prefetch(const char *row, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+}
+
+/* Positions outside [begin, end) stand for the first one inside and are not used. */
+static void fill(located *at, int begin, int end) {
+    for (int i = 0; i < BLOCK; i++)
+        if (i < begin || i >= end) at->keys[i] = at->keys[begin], at->values[i] = at->values[begin];
+}
+
+/* Finds the positions of the block in [from, to). */
+static void locate(const job *j, const tile *t, int block, int from, int to, located *at) {
+    const int lo = most(block, from), hi = least(block + BLOCK, to);
+    const int64_t keys = row_bytes(j->type, j->key_dim), values = row_bytes(j->type, j->value_dim);
+    const int32_t *table = j->page_table + j->row_slot[t->row] * j->table_stride;
+    at->type = j->type;
+    at->key_block = row_bytes(j->type, 32), at->value_block = at->key_block;
+    at->next = NULL;
+    const int page_tokens = j->page_tokens;
+    int64_t page = lo / page_tokens, offset = lo % page_tokens;
+    for (int i = lo - block; i < hi - block; i++) {
+        const int64_t row = (table[page] * (int64_t)page_tokens + offset) * j->kv_heads + t->head;
+        at->keys[i] = j->keys + row * keys;
+        at->values[i] = j->values + row * values;
+        if (++offset == page_tokens) page++, offset = 0;
     }
+    fill(at, lo - block, hi - block);
 }
 
-INLINE int64_t cell_of(const job *j, const int32_t *table, int position) {
-    return (int64_t)table[position / j->page_tokens] * j->page_tokens + position % j->page_tokens;
+/* Converts positions [begin, end) of the block to floats. */
+static void widen(const job *j, const workspace *w, int begin, int end, located *at) {
+    const int key_dim = padded(j->key_dim), value_dim = padded(j->value_dim);
+    const int64_t keys = row_bytes(j->type, j->key_dim), values = row_bytes(j->type, j->value_dim);
+    for (int i = begin; i < end; i++) {
+        const int ahead = least(i + 8, end - 1);
+        prefetch(at->keys[ahead], keys), prefetch(at->values[ahead], values);
+        decode_row(j->type, at->keys[i], j->key_dim, w->keys + i * key_dim);
+        decode_row(j->type, at->values[i], j->value_dim, w->values + i * value_dim);
+        at->keys[i] = (const char *)(w->keys + i * key_dim);
+        at->values[i] = (const char *)(w->values + i * value_dim);
+    }
+    fill(at, begin, end);
+    at->type = CACHE_F32;
+    at->key_block = at->value_block = 32 * sizeof(float);
 }
 
-/* The heads of a position are adjacent, so consecutive positions of a head are far apart. */
-INLINE void prefetch_cell(const job *j, int64_t cell, int head) {
-    const int size = j->type == PAGES_F32 ? 4 : 2;
-    const char *key = (const char *)j->keys + (cell * j->kv_heads + head) * j->key_dim * size;
-    const char *value = (const char *)j->values + (cell * j->kv_heads + head) * j->value_dim * size;
-    for (int i = 0; i < j->key_dim * size; i += 64) __builtin_prefetch(key + i);
-    for (int i = 0; i < j->value_dim * size; i += 64) __builtin_prefetch(value + i);
-}
-
-static void widen_cell(const job *j, const void *pages, int64_t cell, int head, int dim, float *to) {
-    const int64_t at = (cell * j->kv_heads + head) * dim;
-    if (j->type == PAGES_F32) widen(PAGES_F32, (const float *)pages + at, dim, to);
-    else if (j->type == PAGES_F16) widen(PAGES_F16, (const uint16_t *)pages + at, dim, to);
-    else widen(PAGES_BF16, (const uint16_t *)pages + at, dim, to);
-}
-
-/* from [16][stride] -> to [16][BLOCK], transposed. */
-INLINE void transpose(const float *from, int stride, float *to) {
+/* The sums of the lanes of SUMS vectors. */
+INLINE void add_lanes(const v16 *sum, v16 *to) {
 #if defined(__AVX512F__)
-    __m512 a[16], b[16];
-    UNROLL(16)
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(from + i * stride);
+    __m512 a[8], b[4], c[2];
     UNROLL(8)
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    for (int i = 0; i < 8; i++) {
+        const __m512 x = sum[2 * i], y = sum[2 * i + 1];
+        a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
     }
     UNROLL(4)
-    for (int i = 0; i < 16; i += 4)
-        UNROLL(2)
-        for (int h = 0; h < 2; h++) {
-            const __m512d lower = _mm512_castps_pd(b[i + h]), upper = _mm512_castps_pd(b[i + h + 2]);
-            a[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(lower, upper));
-            a[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lower, upper));
-        }
-    /* a[4 q + c] holds column 4 l + c of rows 4 q .. 4 q + 3 in its quarter l */
-    UNROLL(4)
-    for (int c = 0; c < 4; c++) {
-        const __m512 even01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88);
-        const __m512 odd01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-        const __m512 even23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
-        const __m512 odd23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-        _mm512_storeu_ps(to + c * BLOCK, _mm512_shuffle_f32x4(even01, even23, 0x88));
-        _mm512_storeu_ps(to + (4 + c) * BLOCK, _mm512_shuffle_f32x4(odd01, odd23, 0x88));
-        _mm512_storeu_ps(to + (8 + c) * BLOCK, _mm512_shuffle_f32x4(even01, even23, 0xdd));
-        _mm512_storeu_ps(to + (12 + c) * BLOCK, _mm512_shuffle_f32x4(odd01, odd23, 0xdd));
+    for (int i = 0; i < 4; i++) {
+        const __m512 x = a[2 * i], y = a[2 * i + 1];
+        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
     }
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) {
+        const __m512d x = _mm512_castps_pd(b[2 * i]), y = _mm512_castps_pd(b[2 * i + 1]);
+        c[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    *to = _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
 #else
-    for (int i = 0; i < 16; i++)
-        for (int c = 0; c < 16; c++) to[c * BLOCK + i] = from[i * stride + c];
+    float sums[16] = {0};
+    for (int i = 0; i < SUMS; i++) sums[i] = v_sum(sum[i]);
+    *to = v_load(sums);
 #endif
 }
 
-/* Loads the block of positions from `block` on; positions outside [lo, hi) become zeros. */
-static void load_block(const job *j, const workspace *w, int slot, int head, int block, int lo, int hi) {
-    const int key_dim = padded(j->key_dim), value_dim = padded(j->value_dim);
-    const int32_t *table = j->page_table + slot * j->table_stride;
-    for (int first = 0; first < BLOCK; first += 16) {
-        if (block + first >= hi || block + first + 16 <= lo) {
-            for (int d = 0; d < key_dim; d++) memset(w->keys + d * BLOCK + first, 0, 64);
-            memset(w->values + first * value_dim, 0, value_dim * 64);
-            continue;
-        }
-        for (int i = 0; i < 16; i++) {
-            const int position = block + first + i;
-            float *key = w->some + i * key_dim, *value = w->values + (first + i) * value_dim;
-            if (position < lo || position >= hi) {
-                memset(key, 0, key_dim * 4);
-                memset(value, 0, value_dim * 4);
-                continue;
-            }
-            const int64_t cell = cell_of(j, table, position);
-            if (position + AHEAD < hi) prefetch_cell(j, cell_of(j, table, position + AHEAD), head);
-            widen_cell(j, j->keys, cell, head, j->key_dim, key);
-            widen_cell(j, j->values, cell, head, j->value_dim, value);
-        }
-        for (int d = 0; d < key_dim; d += 16)
-            transpose(w->some + d, key_dim, w->keys + d * BLOCK + first);
-    }
+/* The vector whose sum `add_lanes` puts into this lane. */
+INLINE int slot_of(const int lane) {
+#if defined(__AVX512F__)
+    return lane % 4 * 4 + lane / 4;
+#else
+    return lane;
+#endif
 }
 
-/* scores [n][BLOCK] of n queries against the block. */
-INLINE void score(const int n, const job *j, const float *const *queries, const float *keys, float *scores) {
-    v16 sum[QUERIES][LANES];
-    UNROLL(4)
-    for (int q = 0; q < n; q++)
+/* scores [n][BLOCK] of n queries against positions [begin, end), and perhaps neighbours of them. */
+INLINE void score(const int type, const int n, const job *j, const located *at, const workspace *w,
+                  int query, int begin, int end) {
+    const int m = SUMS / n, stride = padded(j->key_dim);
+    const int64_t ahead = !query && at->next ? j->value_dim / 32 * at->value_block : 0;
+    const float *queries = w->queries + query * stride;
+    float *scores = w->scores + query * BLOCK;
+    for (int p = begin / m * m; p < end; p += m) {
+        const char *key[SUMS];
+        v16 sum[SUMS];
+        UNROLL(16)
+        for (int i = 0; i < m; i++) key[i] = at->keys[p + i];
+        UNROLL(16)
+        for (int i = 0; i < SUMS; i++) sum[i] = v_zero();
+        for (int i = 0; ahead && i < m; i++) prefetch(at->values[p + i], ahead);
+        for (int d = 0; d < stride; d += 32)
+            UNROLL(2)
+            for (int half = 0; half < 32; half += 16)
+            {
+                v16 query[QUERIES];
+                UNROLL(4)
+                for (int q = 0; q < n; q++) {
+                    query[q] = v_load(queries + q * stride + d + half);
+                    IN_REGISTER(query[q]);
+                }
+                UNROLL(16)
+                for (int i = 0; i < m; i++) {
+                    const v16 elements = elements_of(type, key[i] + d / 32 * at->key_block, half);
+                    UNROLL(4)
+                    for (int q = 0; q < n; q++) {
+                        v16 *to = sum + slot_of(q * m + i);
+                        *to = v_fma(query[q], elements, *to);
+                    }
+                }
+            }
+        v16 all;
+        add_lanes(sum, &all);
+        float lanes[16];
+        v_store(lanes, v_mul(all, v_all(j->scale)));
         UNROLL(4)
-        for (int l = 0; l < LANES; l++) sum[q][l] = v_zero();
-    for (int d = 0; d < j->key_dim; d++) {
-        v16 key[LANES];
-        UNROLL(4)
-        for (int l = 0; l < LANES; l++) key[l] = v_load(keys + d * BLOCK + 16 * l);
-        UNROLL(4)
-        for (int q = 0; q < n; q++) {
-            const v16 query = v_all(queries[q][d]);
-            UNROLL(4)
-            for (int l = 0; l < LANES; l++) sum[q][l] = v_fma(query, key[l], sum[q][l]);
-        }
+        for (int q = 0; q < n; q++) memcpy(scores + q * BLOCK + p, lanes + q * m, m * sizeof(float));
     }
-    UNROLL(4)
-    for (int q = 0; q < n; q++)
-        UNROLL(4)
-        for (int l = 0; l < LANES; l++)
-            v_store(scores + q * BLOCK + 16 * l, v_mul(sum[q][l], v_all(j->scale)));
 }
 
 /* scores -> cap tanh(scores / cap) */
@@ -189,10 +254,10 @@ static void cap_scores(float cap, int queries, float *scores) {
 }
 
 /* Scores [begin, end) of a query -> weights relative to its new maximum; rescales its sums. */
-static void soften(const job *j, const workspace *w, int query, int begin, int end) {
+static void soften(const job *j, const workspace *w, const state *s, int query, int begin, int end) {
     const int value_dim = padded(j->value_dim);
-    float *scores = w->scores + query * BLOCK, *sums = w->sums + (int64_t)query * value_dim;
-    float *total = w->totals + query * 16, *top = w->tops + query;
+    float *scores = w->scores + query * BLOCK, *sums = s->sums + (int64_t)query * value_dim;
+    float *total = s->totals + query * 16, *top = s->tops + query;
     for (int i = 0; i < begin; i++) scores[i] = -INFINITY;
     for (int i = end; i < BLOCK; i++) scores[i] = -INFINITY;
     v16 largest = v_load(scores);
@@ -213,18 +278,21 @@ static void soften(const job *j, const workspace *w, int query, int begin, int e
     v_store(total, all);
 }
 
-/* Adds the weighted values [begin, end) to the sums of n queries, `lanes` vectors each. */
-INLINE void gather(const int n, const int lanes, const float *weights, const float *values, float *sums,
-                   int value_dim, int begin, int end) {
+/* Adds the weighted values [begin, end) to the sums of n queries: elements d to d + 16 lanes. */
+INLINE void gather(const int type, const int n, const int lanes, const located *at, const float *weights,
+                   int d, int64_t ahead, float *sums, int value_dim, int begin, int end) {
     v16 sum[QUERIES][4];
     UNROLL(4)
     for (int q = 0; q < n; q++)
         UNROLL(4)
         for (int l = 0; l < lanes; l++) sum[q][l] = v_load(sums + q * value_dim + 16 * l);
     for (int i = begin; i < end; i++) {
+        const char *row = at->values[i] + d / 32 * at->value_block;
+        if (ahead) prefetch(at->next[i], ahead);
         v16 value[4];
         UNROLL(4)
-        for (int l = 0; l < lanes; l++) value[l] = v_load(values + i * value_dim + 16 * l);
+        for (int l = 0; l < lanes; l++)
+            value[l] = elements_of(type, row + l / 2 * at->value_block, l % 2 * 16);
         UNROLL(4)
         for (int q = 0; q < n; q++) {
             const v16 weight = v_all(weights[q * BLOCK + i]);
@@ -238,103 +306,257 @@ INLINE void gather(const int n, const int lanes, const float *weights, const flo
         for (int l = 0; l < lanes; l++) v_store(sums + q * value_dim + 16 * l, sum[q][l]);
 }
 
-INLINE void gather_all(const int n, const job *j, const workspace *w, int query, int begin, int end) {
+INLINE void gather_all(const int type, const int n, const job *j, const workspace *w, const state *s,
+                       const located *at, int query, int begin, int end) {
     const int value_dim = padded(j->value_dim);
     const float *weights = w->scores + query * BLOCK;
-    float *sums = w->sums + (int64_t)query * value_dim;
+    float *sums = s->sums + (int64_t)query * value_dim;
+    if (begin >= end) return;
+    int64_t ahead = !query && at->next ? j->key_dim / 32 * at->key_block : 0;
     int d = 0;
-    for (; d + 64 <= value_dim; d += 64)
-        gather(n, 4, weights, w->values + d, sums + d, value_dim, begin, end);
-    for (; d < value_dim; d += 16)
-        gather(n, 1, weights, w->values + d, sums + d, value_dim, begin, end);
+    for (; d + 64 <= value_dim; d += 64, ahead = 0)
+        gather(type, n, 4, at, weights, d, ahead, sums + d, value_dim, begin, end);
+    if (d < value_dim) gather(type, n, 2, at, weights, d, ahead, sums + d, value_dim, begin, end);
 }
 
-/* The part of the block that a query's row sees: [begin, end), empty if begin >= end. */
-INLINE int sight(const job *j, int row, int block, int *end) {
-    *end = least(BLOCK, j->visible_end[row] - block);
-    return most(0, j->visible_begin[row] - block);
+/* Values for n queries: positions that all of them see together, those before and behind apart. */
+INLINE void gather_group(const int type, const int n, const job *j, const workspace *w, const state *s,
+                         const located *at, const tile *t, int query, int block) {
+    const int group = t->queries / (t->end - t->row);
+    int begins[QUERIES], ends[QUERIES], begin = 0, end = BLOCK;
+    for (int q = 0; q < n; q++) {
+        begins[q] = sight(j, t->row + (query + q) / group, block, ends + q);
+        begin = most(begin, begins[q]), end = least(end, ends[q]);
+    }
+    const int together = begin < end;
+    for (int q = 0; n > 1 && q < n; q++)
+        gather_all(type, 1, j, w, s, at, query + q, begins[q], together ? begin : ends[q]);
+    if (together) gather_all(type, n, j, w, s, at, query, begin, end);
+    for (int q = 0; n > 1 && together && q < n; q++)
+        gather_all(type, 1, j, w, s, at, query + q, end, ends[q]);
 }
 
-static void attend_block(const job *j, const workspace *w, int row, int head, int queries, int block) {
-    const int group = j->heads / j->kv_heads;
-    const float *at[QUERIES];
-    for (int q = 0; q < queries; q += QUERIES) {
-        const int some = least(QUERIES, queries - q);
-        for (int i = 0; i < some; i++) {
-            const int64_t r = row + (q + i) / group;
-            at[i] = j->queries + (r * j->heads + head * group + (q + i) % group) * j->key_dim;
-        }
-        if (some == QUERIES) score(QUERIES, j, at, w->keys, w->scores + q * BLOCK);
-        else for (int i = 0; i < some; i++) score(1, j, at + i, w->keys, w->scores + (q + i) * BLOCK);
+/* `begin`, `end`: the positions of the block that some row sees. */
+INLINE void attend_block(const int type, const job *j, const workspace *w, const state *s, const tile *t,
+                         const located *at, int block, int begin, int end) {
+    const int group = t->queries / (t->end - t->row);
+    const int fours = t->queries / QUERIES * QUERIES;
+    for (int q = 0; q < fours; q += QUERIES)
+        score(type, QUERIES, j, at, w, q, begin, end);
+    for (int q = fours; q < t->queries; q++)
+        score(type, 1, j, at, w, q, begin, end);
+    if (j->softcap) cap_scores(j->softcap, t->queries, w->scores);
+    for (int q = 0; q < t->queries; q++) {
+        int its_end, its_begin = sight(j, t->row + q / group, block, &its_end);
+        if (its_begin < its_end) soften(j, w, s, q, its_begin, its_end);
     }
-    if (j->softcap) cap_scores(j->softcap, queries, w->scores);
-    for (int q = 0; q < queries; q++) {
-        int end, begin = sight(j, row + q / group, block, &end);
-        if (begin < end) soften(j, w, q, begin, end);
-    }
-    for (int q = 0; q < queries;) {
-        int end, begin = sight(j, row + q / group, block, &end), alike = 1;
-        while (alike < QUERIES && q + alike < queries) {
-            int its_end, its_begin = sight(j, row + (q + alike) / group, block, &its_end);
-            if (its_begin != begin || its_end != end) break;
-            alike++;
+    for (int q = 0; q < fours; q += QUERIES) gather_group(type, QUERIES, j, w, s, at, t, q, block);
+    for (int q = fours; q < t->queries; q++) gather_group(type, 1, j, w, s, at, t, q, block);
+}
+
+/* Positions [from, to) of one part -> s. */
+static void attend_part(const job *j, const workspace *w, const tile *t, int from, int to, const state *s) {
+    const int plain = j->key_dim % 32 == 0 && j->value_dim % 32 == 0;
+    const int direct = plain && t->queries <= UNWIDENED;
+    memset(s->sums, 0, (size_t)t->queries * padded(j->value_dim) * sizeof(float));
+    memset(s->totals, 0, (size_t)t->queries * 16 * sizeof(float));
+    for (int q = 0; q < t->queries; q++) s->tops[q] = -INFINITY;
+    located both[2], *at = both, *next = both + 1;
+    locate(j, t, from / BLOCK * BLOCK, from, to, at);
+    for (int block = from / BLOCK * BLOCK; block < to; block += BLOCK) {
+        const int begin = most(0, from - block), end = least(BLOCK, to - block);
+        if (block + BLOCK < to) locate(j, t, block + BLOCK, from, to, next);
+        if (direct) at->next = block + BLOCK < to ? next->keys : at->keys;
+        else widen(j, w, begin, end, at);
+        switch (at->type) {
+#define CASE(type) case type: attend_block(type, j, w, s, t, at, block, begin, end); break;
+            CASE(CACHE_F32)
+            CASE(CACHE_F16)
+            CASE(CACHE_BF16)
+            CASE(CACHE_Q8_0)
+            CASE(CACHE_Q4_0)
+#undef CASE
         }
-        if (begin >= end) q += alike;
-        else if (alike == QUERIES) gather_all(QUERIES, j, w, q, begin, end), q += QUERIES;
-        else gather_all(1, j, w, q, begin, end), q++;
+        located *done = at;
+        at = next, next = done;
     }
 }
 
-/* Rows [row, end) of one slot, for one kv head. */
-static void attend(const job *j, const workspace *w, int row, int end, int head) {
-    const int group = j->heads / j->kv_heads, queries = (end - row) * group;
-    const int value_dim = padded(j->value_dim);
-    int lo = INT32_MAX, hi = 0;
-    for (int r = row; r < end; r++)
-        if (j->visible_begin[r] < j->visible_end[r]) {
-            lo = least(lo, j->visible_begin[r]);
-            hi = most(hi, j->visible_end[r]);
-        }
-    memset(w->sums, 0, (size_t)queries * value_dim * 4);
-    memset(w->totals, 0, (size_t)queries * 64);
-    for (int q = 0; q < queries; q++) {
-        w->tops[q] = j->sinks ? j->sinks[head * group + q % group] : -INFINITY;
-        w->totals[q * 16] = j->sinks ? 1.0f : 0.0f; /* a sink is a score without a value */
+/* Adds a part, of the positions [from, to), to the whole. */
+static void merge(const job *j, const tile *t, int from, int to, const state *part, const state *whole) {
+    const int group = t->queries / (t->end - t->row), value_dim = padded(j->value_dim);
+    for (int q = 0; q < t->queries; q++) {
+        const int row = t->row + q / group;
+        if (most(from, j->visible_begin[row]) >= least(to, j->visible_end[row])) continue;
+        const float *more = part->sums + (int64_t)q * value_dim;
+        float *sums = whole->sums + (int64_t)q * value_dim, *total = whole->totals + q * 16;
+        const float top = whole->tops[q] > part->tops[q] ? whole->tops[q] : part->tops[q];
+        const v16 keep = v_exp(v_all(whole->tops[q] - top)), take = v_exp(v_all(part->tops[q] - top));
+        for (int d = 0; d < value_dim; d += 16)
+            v_store(sums + d, v_fma(v_load(more + d), take, v_mul(v_load(sums + d), keep)));
+        v_store(total, v_fma(v_load(part->totals + q * 16), take, v_mul(v_load(total), keep)));
+        whole->tops[q] = top;
     }
-    for (int block = lo / BLOCK * BLOCK; block < hi; block += BLOCK) {
-        load_block(j, w, j->row_slot[row], head, block, lo, hi);
-        attend_block(j, w, row, head, queries, block);
+}
+
+/* The state before the first part: a sink is a score without a value. */
+static void begin_whole(const job *j, const tile *t, const state *whole) {
+    const int group = t->queries / (t->end - t->row);
+    memset(whole->sums, 0, (size_t)t->queries * padded(j->value_dim) * sizeof(float));
+    memset(whole->totals, 0, (size_t)t->queries * 16 * sizeof(float));
+    for (int q = 0; q < t->queries; q++) {
+        whole->tops[q] = j->sinks ? j->sinks[t->head * group + q % group] : -INFINITY;
+        whole->totals[q * 16] = j->sinks ? 1.0f : 0.0f;
     }
-    for (int q = 0; q < queries; q++) {
-        const float total = v_sum(v_load(w->totals + q * 16));
-        const int seen = j->visible_begin[row + q / group] < j->visible_end[row + q / group];
-        float *sums = w->sums + (int64_t)q * value_dim;
-        float *to = j->result +
-                    ((int64_t)(row + q / group) * j->heads + head * group + q % group) * j->value_dim;
+}
+
+static void write_result(const job *j, const tile *t, const state *whole) {
+    const int group = t->queries / (t->end - t->row), value_dim = padded(j->value_dim);
+    for (int q = 0; q < t->queries; q++) {
+        const int row = t->row + q / group, seen = j->visible_begin[row] < j->visible_end[row];
+        const float total = v_sum(v_load(whole->totals + q * 16));
+        const float *sums = whole->sums + (int64_t)q * value_dim;
+        float *to = j->result + ((int64_t)row * j->heads + t->head * group + q % group) * j->value_dim;
         for (int d = 0; d < j->value_dim; d++) to[d] = seen ? sums[d] / total : 0.0f;
     }
 }
 
-/* Floats of scratch per thread. */
-EXPORT int64_t caravan_attention_scratch(const job *j) {
-    workspace w;
-    return carve(j, NULL, &w);
+static void copy_queries(const job *j, const workspace *w, const tile *t) {
+    const int group = t->queries / (t->end - t->row), key_dim = padded(j->key_dim);
+    for (int q = 0; q < t->queries; q++) {
+        const int64_t row = t->row + q / group, head = t->head * group + q % group;
+        memcpy(w->queries + q * key_dim, j->queries + (row * j->heads + head) * j->key_dim,
+               j->key_dim * sizeof(float));
+        memset(w->queries + q * key_dim + j->key_dim, 0, (key_dim - j->key_dim) * sizeof(float));
+    }
 }
 
-/* scratch [threads][caravan_attention_scratch]; tiles [rows + 1]. */
-EXPORT void caravan_attention(const job *j, float *scratch, int32_t *tiles, int threads) {
-    const int rows_at_most = most(1, TILE / (j->heads / j->kv_heads));
+static tile tile_of(const job *j, int number, int head) {
+    tile t = {j->tiles[number], j->tiles[number + 1], head, 0, INT32_MAX, 0, part_of(j, j->tiles[number])};
+    t.queries = (t.end - t.row) * (j->heads / j->kv_heads);
+    for (int r = t.row; r < t.end; r++)
+        if (j->visible_begin[r] < j->visible_end[r]) {
+            t.lo = least(t.lo, j->visible_begin[r]);
+            t.hi = most(t.hi, j->visible_end[r]);
+        }
+    if (t.lo > t.hi) t.lo = t.hi;
+    return t;
+}
+
+INLINE int parts_of(const tile *t) {
+    return t->lo < t->hi ? (t->hi - 1) / t->part - t->lo / t->part + 1 : 0;
+}
+
+/* Positions of the number-th part: begin, and *end. */
+INLINE int bounds_of(const tile *t, int number, int *end) {
+    const int begin = (t->lo / t->part + number) * t->part;
+    *end = least(begin + t->part, t->hi);
+    return most(begin, t->lo);
+}
+
+/* Rows of a slot with parts of one size, at most TILE queries: where tiles begin -> their number. */
+static int divide(const job *j) {
+    const int rows_at_most = rows_of_tile(j);
     int count = 0;
     for (int row = 0; row < j->rows; row++)
-        if (!row || j->row_slot[row] != j->row_slot[row - 1] || row - tiles[count - 1] == rows_at_most)
-            tiles[count++] = row;
-    tiles[count] = j->rows;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int unit = 0; unit < count * j->kv_heads; unit++) {
-        const int tile = count - 1 - unit / j->kv_heads; /* the last rows see the most positions and start first */
-        workspace w;
-        const int64_t size = carve(j, scratch, &w);
-        carve(j, scratch + size * omp_get_thread_num(), &w);
-        attend(j, &w, tiles[tile], tiles[tile + 1], unit % j->kv_heads);
+        if (!row || j->row_slot[row] != j->row_slot[row - 1] || part_of(j, row) != part_of(j, row - 1) ||
+            row - j->tiles[count - 1] == rows_at_most)
+            j->tiles[count++] = row;
+    j->tiles[count] = j->rows;
+    return count;
+}
+
+static void attend_whole(const job *j, const workspace *w, const tile *t) {
+    copy_queries(j, w, t);
+    begin_whole(j, t, &w->whole);
+    for (int part = 0; part < parts_of(t); part++) {
+        int end, begin = bounds_of(t, part, &end);
+        attend_part(j, w, t, begin, end, &w->part);
+        merge(j, t, begin, end, &w->part, &w->whole);
     }
+    write_result(j, t, &w->whole);
+}
+
+/* How the work is divided among threads. */
+typedef struct {
+    int tiles, parts; /* `parts` of all tiles together */
+    int64_t part_floats; /* of the state of a part, 0 if a thread computes whole tiles */
+} division;
+
+static division divide_work(const job *j) {
+    const int queries = j->heads / j->kv_heads;
+    division all = {divide(j), 0, 0};
+    int32_t *before = j->tiles + j->rows + 1; /* parts before each tile */
+    int rows = 1;
+    for (int n = 0; n < all.tiles; n++) {
+        const tile t = tile_of(j, n, 0);
+        before[n] = all.parts, all.parts += parts_of(&t);
+        rows = most(rows, t.end - t.row);
+    }
+    before[all.tiles] = all.parts;
+    const int64_t floats = (int64_t)rows * queries * (padded(j->value_dim) + 17);
+    const int idle = all.tiles * j->kv_heads < UNITS_PER_THREAD * j->threads;
+    if (idle && all.parts > all.tiles && all.parts * j->kv_heads * floats <= split_floats(j))
+        all.part_floats = floats;
+    return all;
+}
+
+/* Tiles, the last ones first: they see the most positions. */
+static void attend_tiles(const job *j, int count, int64_t scratch) {
+#pragma omp parallel for num_threads(j->threads) schedule(dynamic, 1)
+    for (int unit = 0; unit < count * j->kv_heads; unit++) {
+        const tile t = tile_of(j, count - 1 - unit / j->kv_heads, unit % j->kv_heads);
+        workspace w;
+        carve(j, j->scratch + scratch * omp_get_thread_num(), &w);
+        attend_whole(j, &w, &t);
+    }
+}
+
+/* Parts of tiles, which are merged when all have been computed. */
+static void attend_parts(const job *j, const division *all, int64_t scratch) {
+    const int32_t *before = j->tiles + j->rows + 1;
+    float *shared = j->scratch + scratch * j->threads;
+#pragma omp parallel num_threads(j->threads)
+    {
+        workspace w;
+        carve(j, j->scratch + scratch * omp_get_thread_num(), &w);
+#pragma omp for schedule(dynamic, 1)
+        for (int unit = 0; unit < all->parts * j->kv_heads; unit++) {
+            int n = 0, end;
+            while (before[n + 1] <= unit / j->kv_heads) n++;
+            const tile t = tile_of(j, n, unit % j->kv_heads);
+            const int begin = bounds_of(&t, unit / j->kv_heads - before[n], &end);
+            state part;
+            carve_state(j, t.queries, shared + unit * all->part_floats, &part);
+            copy_queries(j, &w, &t);
+            attend_part(j, &w, &t, begin, end, &part);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int unit = 0; unit < all->tiles * j->kv_heads; unit++) {
+            const int n = unit / j->kv_heads;
+            const tile t = tile_of(j, n, unit % j->kv_heads);
+            begin_whole(j, &t, &w.whole);
+            for (int number = 0; number < parts_of(&t); number++) {
+                int end, begin = bounds_of(&t, number, &end);
+                state part;
+                carve_state(j, t.queries, shared + ((before[n] + number) * (int64_t)j->kv_heads + t.head) * all->part_floats, &part);
+                merge(j, &t, begin, end, &part, &w.whole);
+            }
+            write_result(j, &t, &w.whole);
+        }
+    }
+}
+
+/* Floats of scratch, for these rows and threads and any pages. */
+EXPORT int64_t caravan_attention_scratch(const job *j) {
+    workspace w;
+    return carve(j, NULL, &w) * j->threads + split_floats(j);
+}
+
+EXPORT void caravan_attention(const job *j) {
+    workspace w;
+    const int64_t scratch = carve(j, NULL, &w);
+    const division all = divide_work(j);
+    if (all.part_floats) attend_parts(j, &all, scratch);
+    else attend_tiles(j, all.tiles, scratch);
 }

@@ -78,6 +78,27 @@ INLINE float half_at(const void *p) {
 #endif
 }
 
+/* The nearest half, ties to even; what is too large becomes infinite. */
+INLINE uint16_t half_of(float f) {
+#if defined(__F16C__)
+    return _cvtss_sh(f, 0);
+#else
+    uint32_t bits, sign;
+    memcpy(&bits, &f, 4);
+    sign = bits >> 16 & 0x8000, bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    if (bits < 0x38800000) { /* subnormal: adding 0.5 leaves multiples of 2^-24 in the low bits */
+        float small;
+        memcpy(&small, &bits, 4);
+        small += 0.5f;
+        memcpy(&bits, &small, 4);
+        return (uint16_t)(sign | (bits - 0x3f000000));
+    }
+    return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
+#endif
+}
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 
 /* Sums of 16 lanes kept in registers. */
@@ -304,13 +325,30 @@ INLINE b32 b_from_bits(uint32_t bits) {
 
 #endif
 
+/* Sixteen halves, the nearest ones. */
+INLINE void v_store_half(void *to, v16 a) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+#else
+    float lanes[16];
+    uint16_t halves[16];
+    v_store(lanes, a);
+    for (int i = 0; i < 16; i++) halves[i] = half_of(lanes[i]);
+    memcpy(to, halves, 32);
+#endif
+}
+
 /* The largest lane. */
 INLINE float v_top(v16 a) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(a);
+#else
     float lanes[16], top;
     v_store(lanes, a);
     top = lanes[0];
     for (int i = 1; i < 16; i++) top = lanes[i] > top ? lanes[i] : top;
     return top;
+#endif
 }
 
 /* e^r - 1 where x = n ln 2 + r, for |x| <= 88: Cody and Waite's reduction, Cephes' polynomial. */

@@ -16,6 +16,7 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.engine.request import ImageSpan
 from runtime.errors import ModelFileError
+from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import Full, LayerCache, Sliding
 from tests.families.paged_decoder import PagedDecoder
 
@@ -190,7 +191,7 @@ def test_logits_of_a_model_in_16_bits_are_computed_in_float32(make, kernels) -> 
     head[5] = head[6] * (1 - 2**-11)
     keep = {"output_norm": np.ones(HIDDEN), "output": head}
     decoder = make([TextLayer(Noting(), FULL)], tensors=keep, dtype=torch.bfloat16)
-    paged = PagedDecoder(decoder, dtype=torch.bfloat16)
+    paged = PagedDecoder(decoder, type=CacheType.BFLOAT16)
     got = paged.feed({0: TOKENS})
     residual = (embedded().bfloat16() + 1).double()
     expected = logits(residual, head.astype(np.float64))
@@ -203,7 +204,7 @@ def test_logits_of_a_model_in_16_bits_are_computed_in_float32(make, kernels) -> 
 
 def test_states_for_pooling_are_float32_whatever_the_model_computes_in(make) -> None:
     decoder = make([TextLayer(Noting(), FULL)], dtype=torch.bfloat16)
-    states = PagedDecoder(decoder, dtype=torch.bfloat16).states({0: TOKENS})
+    states = PagedDecoder(decoder, type=CacheType.BFLOAT16).states({0: TOKENS})
     residual = (embedded().bfloat16() + 1).double()
     expected = residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + 1e-6)
     torch.testing.assert_close(states.double(), expected, rtol=1e-6, atol=1e-6)

@@ -14,6 +14,7 @@ from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError
+from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import Full, LayerCache
 from tests.certificates import Authority
 
@@ -33,7 +34,7 @@ DECODER = SimpleNamespace(
     weight_bytes=WEIGHTS,
     activation_bytes=lambda tokens, outputs: GIB,
 )
-OPTIONS = EngineOptions(context_tokens=4096, max_sequences=32, kv_dtype=torch.bfloat16)
+OPTIONS = EngineOptions(context_tokens=4096, max_sequences=32, kv_dtype=CacheType.Q8_0)
 
 
 class Planned(Exception):
@@ -156,7 +157,7 @@ def planned_by_follower(*, device: torch.device = CUDA, **ranks: int) -> MemoryP
     told = {
         name: getattr(OPTIONS, name) for name in ("context_tokens", "max_sequences", "step_tokens")
     }
-    told |= {"depth": 2, "kv_dtype": "bfloat16"}
+    told |= {"depth": 2, "kv_dtype": "q8_0"}
     control_channel = SimpleNamespace(receive_json=lambda: told)
     member: Any = SimpleNamespace(agree=stop, control_channel=control_channel, **ranks)
     decoder: Any = DECODER

@@ -20,6 +20,7 @@ from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
@@ -51,7 +52,7 @@ def plan(
         CPU,
         MemoryOptions(
             limits=StepLimits(slots, step_tokens, context_tokens),
-            kv_dtype=torch.float32,
+            kv_dtype=CacheType.FLOAT32,
             memory_bytes=memory_bytes,
             **options,
         ),
@@ -102,7 +103,7 @@ def test_the_pool_takes_the_planned_cache_bytes():
         pages=memory.pages,
         slots=4,
         pages_per_sequence=16,
-        dtype=torch.float32,
+        type=CacheType.FLOAT32,
         device=CPU,
     )
     taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in range(4))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool, page_bytes
 from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 
@@ -16,8 +17,8 @@ def layout() -> CacheLayout:
     return CacheLayout.of([LOCAL, GLOBAL, LOCAL, LOCAL], page_tokens=4)
 
 
-def pool_of(layout: CacheLayout, dtype: torch.dtype = torch.float32) -> KVPool:
-    return KVPool(layout, pages=(7, 9), slots=3, pages_per_sequence=5, dtype=dtype, device=CPU)
+def pool_of(layout: CacheLayout, type: CacheType = CacheType.FLOAT32) -> KVPool:
+    return KVPool(layout, pages=(7, 9), slots=3, pages_per_sequence=5, type=type, device=CPU)
 
 
 def test_each_layer_has_its_own_pages_in_the_shape_it_declares(layout):
@@ -33,11 +34,11 @@ def test_each_layer_has_its_own_pages_in_the_shape_it_declares(layout):
     assert pool.layer(2).keys.sum() == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_page_bytes_add_up_to_what_the_tensors_take(layout, dtype):
-    pool = pool_of(layout, dtype)
+@pytest.mark.parametrize("type", CacheType)
+def test_page_bytes_add_up_to_what_the_tensors_take(layout, type):
+    pool = pool_of(layout, type)
     taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in range(4))
-    assert taken == 7 * page_bytes(layout, 0, dtype) + 9 * page_bytes(layout, 1, dtype)
+    assert taken == 7 * page_bytes(layout, 0, type) + 9 * page_bytes(layout, 1, type)
 
 
 def test_page_writes_reach_their_group_slot_and_index_only(layout):

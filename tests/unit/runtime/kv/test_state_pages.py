@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from runtime.errors import DoesNotFitError
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool, page_bytes
 from runtime.kv.spec import CacheLayout
 from tests.unit.runtime.engine.test_memory_plan import FULL, plan
@@ -14,25 +15,25 @@ from tests.unit.runtime.engine.test_recurrent_states import STATE
 WIDE = dataclasses.replace(STATE, key_dim=40, value_dim=50)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_have_the_shapes_they_declare_in_float32_whatever_the_cache_has(dtype) -> None:
+@pytest.mark.parametrize("type", CacheType)
+def test_states_have_the_shapes_they_declare_in_float32_whatever_the_cache_has(type) -> None:
     layout = CacheLayout.of([FULL, STATE, STATE], page_tokens=16)
     pool = KVPool(
         layout,
         pages=(6, 3),
         slots=3,
         pages_per_sequence=2,
-        dtype=dtype,
+        type=type,
         device=torch.device("cpu"),
     )
     for index in (1, 2):
         layer = pool.layer(index)
         assert layer.keys.shape == (3, 2, 7) and layer.values.shape == (3, 3, 4, 5)
         assert layer.keys.dtype == layer.values.dtype == torch.float32
-    assert pool.layer(0).keys.dtype == dtype
+    assert pool.layer(0).keys.dtype == type.dtype
     assert pool.page_tables[1].shape == (3, 1)
     taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in (1, 2))
-    assert taken == 3 * page_bytes(layout, 1, dtype)
+    assert taken == 3 * page_bytes(layout, 1, type)
 
 
 def test_every_slot_has_a_state_even_where_the_cache_holds_one_context() -> None:
@@ -45,7 +46,7 @@ def test_short_of_memory_fewer_sequences_run_at_once_before_a_context_is_refused
     layers, context = (FULL, WIDE, WIDE), {"context_tokens": 4000, "slots": 8}
     roomy = plan(layers=layers, cache_tokens=4000, **context)
     assert roomy.pages == (250, 8)
-    one = page_bytes(CacheLayout.of(layers, page_tokens=16), 1, torch.float32)
+    one = page_bytes(CacheLayout.of(layers, page_tokens=16), 1, CacheType.FLOAT32)
     assert one == 2 * 4 * (2 * 7 + 3 * 40 * 50)
     needed = roomy.available_bytes - roomy.headroom_bytes
     assert plan(layers=layers, memory_bytes=needed - 1, **context).pages == (250, 7)

@@ -9,6 +9,7 @@ import torch
 
 from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
 from runtime.engine.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.vision.image_rows import FeatureRows, axes_of
@@ -33,7 +34,7 @@ def preparer_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> Inpu
         pages=[20] * len(kinds),
         slots=SLOTS,
         pages_per_sequence=CONTEXT // PAGE_TOKENS,
-        dtype=torch.float32,
+        type=CacheType.FLOAT32,
         device=CPU,
     )
     sampler = Sampler(slots=SLOTS, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)

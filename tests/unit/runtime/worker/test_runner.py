@@ -18,6 +18,7 @@ from runtime.engine.request import (
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
@@ -103,7 +104,7 @@ class Bench:
             pages=(pages, pages),
             slots=slots,
             pages_per_sequence=CONTEXT // PAGE_TOKENS,
-            dtype=torch.float32,
+            type=CacheType.FLOAT32,
             device=CPU,
         )
         self.runner = DeviceRunner(

@@ -11,6 +11,7 @@ from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams,
 from runtime.engine.scheduler import Scheduler
 from runtime.kernels.attention import paged_attention, paged_attention_twin, write_cache
 from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
@@ -109,7 +110,7 @@ def run(model: MixedModel, requests: list[GenerationRequest], **sizes) -> tuple[
         pages=pages,
         slots=settings["slots"],
         pages_per_sequence=CONTEXT // PAGE_TOKENS,
-        dtype=torch.float32,
+        type=CacheType.FLOAT32,
         device=model.device,
     )
     runner = DeviceRunner(

@@ -7,6 +7,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.errors import ConfigurationError
+from runtime.kv.cache_types import CacheType
 from serve_app.config.settings import ModelSettings, read_settings
 from serve_app.replica.device_map import DeviceMapOptions, device_map_options
 from tests.checkout import DEMO_MODEL
@@ -100,7 +101,7 @@ def outline(tmp_path_factory):
 def placed(outline, free: list[int], *, count: int = 2, **change) -> LayerPlacement | None:
     stated = {"tensor_split": None, "num_gpu": None, "main_gpu": 0, **change}
     sizes = {"cache_tokens": 64, "step_tokens": 8, "sequences": 2}
-    options = DeviceMapOptions(**stated, **sizes, kv_dtype=torch.bfloat16)
+    options = DeviceMapOptions(**stated, **sizes, kv_dtype=CacheType.BFLOAT16)
     return options.place(GPUS[:count], free, *outline)
 
 
@@ -141,6 +142,6 @@ def test_cpu_kernels_are_compiled_if_the_host_computes_layers(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     stated = {"tensor_split": (1.0, 1.0), "num_gpu": num_gpu, "main_gpu": 0}
     sizes = {"cache_tokens": 64, "step_tokens": 8, "sequences": 2}
-    options = DeviceMapOptions(**stated, **sizes, kv_dtype=torch.bfloat16)
+    options = DeviceMapOptions(**stated, **sizes, kv_dtype=CacheType.BFLOAT16)
     assert options(*outline) is not None
     assert len(calls) == compiled

@@ -1,0 +1,38 @@
+"""The types in which keys and values are cached."""
+
+from enum import Enum
+
+import torch
+
+
+class CacheType(Enum):
+    """Floats, or blocks of 32 elements of a head: GGUF's Q8_0 and Q4_0, in bytes."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+
+    @property
+    def quantized(self) -> bool:
+        return self in _BLOCK_BYTES
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tensors of pages."""
+        return torch.uint8 if self.quantized else getattr(torch, self.value)
+
+    def width(self, dim: int) -> int:
+        """Elements of `dtype` that a vector of `dim` elements takes; its last block is padded."""
+        if not self.quantized:
+            return dim
+        return -(-dim // BLOCK_ELEMENTS) * _BLOCK_BYTES[self]
+
+    def row_bytes(self, dim: int) -> int:
+        return self.width(dim) * self.dtype.itemsize
+
+
+BLOCK_ELEMENTS = 32
+_BLOCK_BYTES = {CacheType.Q8_0: 34, CacheType.Q4_0: 18}
+FLOAT_TYPES = {type.dtype: type for type in CacheType if not type.quantized}
