@@ -10,6 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.pointwise import add_
 
 
 class RowWise(Protocol):
@@ -72,14 +73,11 @@ class Block(_TwoParts):
         attended = self.attention(x if self.attn_norm is None else self.attn_norm(x), step)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
-        x = self._scaled(attended).add_(step.kept(x))
+        x = add_(attended, step.kept(x), scale=self.residual_scale)
         added = self.feed_forward(x if self.ffn_norm is None else self.ffn_norm(x))
         if self.post_ffw_norm is not None:
             added = self.post_ffw_norm(added)
-        return self._scaled(added).add_(x)
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.residual_scale == 1.0 else x.mul_(self.residual_scale)
+        return add_(added, x, scale=self.residual_scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +91,8 @@ class ParallelBlock(_TwoParts):
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
         normed = self.norm(x)
-        added = self.attention(normed, step).add_(self.feed_forward(step.kept(normed)))
-        return added.add_(step.kept(x))
+        added = add_(self.attention(normed, step), self.feed_forward(step.kept(normed)))
+        return add_(added, step.kept(x))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,8 +106,8 @@ class PostNormBlock(_TwoParts):
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
-        x = self.attn_output_norm(self.attention(x, step).add_(step.kept(x)))
-        return self.layer_output_norm(self.feed_forward(x).add_(x))
+        x = self.attn_output_norm(add_(self.attention(x, step), step.kept(x)))
+        return self.layer_output_norm(add_(self.feed_forward(x), x))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kernels.pointwise import softcap
+from runtime.kernels.pointwise import scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KVCache
@@ -129,7 +129,7 @@ class Decoder:
         """[tokens, hidden]; rows of images are not scaled."""
         x = self._token_embd(batch.tokens)
         if self._options.embedding_scale is not None:
-            x = x.mul_(self._options.embedding_scale)
+            x = scale_(x, self._options.embedding_scale)
         if batch.image_rows is not None:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]

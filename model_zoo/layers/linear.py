@@ -9,8 +9,10 @@ from torch import Tensor
 
 from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import ALONE, Ranks, Split
+from runtime.kernels.embedding import embedding_rows
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import Weight, gather_rows
+from runtime.kernels.pointwise import add_
+from runtime.quant.block_types import Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +26,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         result = _with_added(matmul(x, self.weight), x, self.added)
-        return result if self.bias is None else result.add_(self.bias)
+        return result if self.bias is None else add_(result, self.bias)
 
 
 class Merging(Protocol):
@@ -54,7 +56,7 @@ class AllReduceLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         result = self.ranks.all_reduce(_with_added(matmul(x, self.weight), x, self.added))
-        return result if self.bias is None else result.add_(self.bias)
+        return result if self.bias is None else add_(result, self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +88,7 @@ class AllGatherLinear:
             x = self.ranks.all_gather(x, self.ins.widths)
         result = _with_added(matmul(x, self.weight), x, self.added)
         if self.bias is not None:
-            result.add_(self.bias)
+            add_(result, self.bias)
         return self.ranks.all_gather(result, self.outs.widths)
 
 
@@ -138,7 +140,7 @@ class Embedding:
         return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
 
     def _gathered(self, ids: Tensor) -> Tensor:
-        rows = gather_rows(self.weight, ids)
+        rows = embedding_rows(self.weight, ids)
         for each in self.added:
             rows = rows.add_(each(ids))
         return rows.to(self.dtype)

@@ -7,7 +7,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from runtime.kernels.pointwise import rope_halves, rope_interleaved
+from runtime.kernels.pointwise import rope_halves, rope_interleaved, rotary_angles
 
 
 class Pairs(Enum):
@@ -42,8 +42,8 @@ class Rotary:
     frequencies: float32 [rotated / 2]. magnitude: factor of rotated queries and keys.
     axes: int64 [rotated / 2], which of several positions of a token each frequency uses.
 
-    Angles are computed once per step for all layers, in three small operations; a table for a
-    context of 128k tokens would take 64 MB and two operations.
+    Angles are computed once per step for all layers; a table for a context of 128k tokens would
+    take 64 MB.
     """
 
     frequencies: Tensor
@@ -53,14 +53,8 @@ class Rotary:
 
     def __call__(self, positions: Tensor) -> Rotation:
         """positions int64 [tokens], or [axes, tokens] if tokens have several positions."""
-        if positions.dim() == 2:
-            assert self.axes is not None, "positions on several axes for a rotary embedding of one"
-            angles = positions.index_select(0, self.axes).t() * self.frequencies
-        else:
-            angles = positions.unsqueeze(1) * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self.magnitude != 1.0:
-            cos, sin = cos.mul_(self.magnitude), sin.mul_(self.magnitude)
+        axes = None if positions.dim() == 1 else self.axes
+        cos, sin = rotary_angles(positions, self.frequencies, axes, self.magnitude)
         return Rotation(cos, sin, self.pairs)
 
 

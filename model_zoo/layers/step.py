@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model_zoo.layers.rope import Rotation
+from runtime.kernels.pointwise import take_rows
 from runtime.worker.model import AttentionPlan, Batch, LayerPages
 
 
@@ -30,5 +31,5 @@ class Step:
         return self.batch.positions
 
     def kept(self, x: Tensor) -> Tensor:
-        """x [tokens, ...] -> the rows to return."""
-        return x if self.rows is None else x.index_select(0, self.rows)
+        """x [tokens, n] -> the rows to return."""
+        return x if self.rows is None else take_rows(x, self.rows)

@@ -90,6 +90,7 @@ def assemble(
         options.limits,
         device=device,
         image_features=features.lookup if features else None,
+        recorded_bytes=0 if rank_group else memory.recorded_bytes,  # ranks exchange tensors
     )
     # Other ranks check no plan before they compute, so they compute the largest step too.
     planned = memory.step_bytes if device.type == "cpu" and rank_group is None else None

@@ -15,6 +15,7 @@ from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.mask_worker import buffer_bytes as mask_bytes
+from runtime.worker.recorded_steps import recorded_bytes
 from runtime.worker.sampler import Sampler
 
 # Share of the measured memory that stays free, for other processes and for fragmentation.
@@ -28,7 +29,8 @@ class MemoryPlan:
     `vision_bytes`: workspace of the image encoder, and cached image features.
     `available_bytes`: all that the engine may use, weights included; `headroom_bytes` of it stay
     free. `cache_tokens`: positions that the cache holds in total. `others_bytes`: reserved by other
-    processes, or on other devices, for the same model.
+    processes, or on other devices, for the same model. `recorded_bytes`: the part of
+    `activation_bytes` for recorded steps.
     """
 
     weight_bytes: int
@@ -41,6 +43,7 @@ class MemoryPlan:
     pages: tuple[int, ...]
     cache_tokens: int
     others_bytes: int = 0
+    recorded_bytes: int = 0
 
     @property
     def step_bytes(self) -> int:
@@ -120,6 +123,7 @@ def plan_memory(
     limits, vision, set_aside = options.limits, options.vision, options.set_aside_bytes
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(limits.step_tokens, limits.slots)
+    recorded = recorded_bytes(model, layout, limits, device)
     sampler = _sampler_bytes(model, layout, limits)
     if options.memory_bytes is not None:
         available = usable = options.memory_bytes
@@ -128,6 +132,7 @@ def plan_memory(
         measured = _measured(device, weights) - set_aside
         available = max(0, measured) // options.device_ranks
         usable = int(available * (1 - LEFT_FREE))
+    activations += recorded
     room = usable - weights - activations - vision.workspace - sampler
     cache = _CacheSizes(layout, options)
     tokens = cache.tokens_within(room) if options.cache_tokens is None else options.cache_tokens
@@ -143,6 +148,7 @@ def plan_memory(
         available - usable + room - cache.nbytes(pages),
         pages,
         cache.held(tokens),
+        recorded_bytes=recorded,
     )
     if plan.cache_bytes > room:
         raise DoesNotFitError(_refusal(plan, device, usable, set_aside))

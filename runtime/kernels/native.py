@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.build import NativeUnavailableError, built_library, would_compile
+from runtime.kernels.recording import recordable
 from runtime.quant.formats.grids import all_grids
 
 _log = logging.getLogger(__name__)
@@ -38,10 +39,28 @@ SIGNATURES = {
     "caravan_delta_scratch": ([_pointer], _int64),
     "caravan_delta": ([_pointer, _pointer, _int], None),
     "caravan_short_convolution": ([*6 * [_pointer], *3 * [_int], _pointer, _pointer, _int], None),
-    "caravan_rms_norm": ([_pointer, _pointer, _float, _int, _int, _pointer, _int], None),
+    "caravan_rms_norm": (
+        [_pointer, _int64, _pointer, _float, *3 * [_int], _pointer, _int],
+        None,
+    ),
     "caravan_layer_norm": ([*3 * [_pointer], _float, _int, _int, _pointer, _int], None),
-    "caravan_rope": ([*3 * [_pointer], *5 * [_int], _pointer, _int], None),
-    "caravan_gate": ([_int, _pointer, _pointer, _int64, _pointer, _int], None),
+    "caravan_rope": ([_pointer, _int64, *2 * [_pointer], *5 * [_int], _pointer, _int], None),
+    "caravan_angles": (
+        [*3 * [_pointer], *2 * [_int], _float, *2 * [_pointer], _int],
+        None,
+    ),
+    "caravan_gate": (
+        [_int, *2 * [_pointer, _int64], *2 * [_int64], _pointer, _int],
+        None,
+    ),
+    "caravan_add": ([*2 * [_pointer, _int64], _float, *3 * [_int]], None),
+    "caravan_take_rows": ([_pointer, *2 * [_int64], _pointer, *2 * [_int], _pointer], _int),
+    "caravan_embedding_knows": ([_int], _int),
+    "caravan_embedding": (
+        [_int, _pointer, *2 * [_int64], _pointer, *2 * [_int], _pointer],
+        _int,
+    ),
+    "caravan_replay": ([_pointer, _int64], _int64),
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),
 }
@@ -125,6 +144,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name, (arguments, result) in SIGNATURES.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, result
+        setattr(kernels, name, recordable(function))
     grids = all_grids()  # a variable, so that it exists until it is copied
     kernels.caravan_set_grids(address(grids, grids.shape, grids.dtype))
     return kernels

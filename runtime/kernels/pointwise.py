@@ -1,12 +1,13 @@
-"""Norms, rotary embeddings, activations and softcaps; rows are computed independently."""
+"""Norms, rotary embeddings, activations, sums and softcaps; rows are computed independently."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.native import address, library
+from runtime.kernels.native import address, library, row_address
 
 # The curves of caravan_gate in cpu/pointwise.c.
 _SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID = range(5)
@@ -20,12 +21,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
         return rms_norm_twin(x, weight, eps)
-    wide, n = x.float().contiguous(), x.shape[-1]
+    rows, n = _row_parts(x.float()), x.shape[-1]
     factor = None if weight is None else weight.float().contiguous()
-    result = torch.empty_like(wide)
+    result = torch.empty(x.shape)
     kernels.caravan_rms_norm(
-        address(wide, x.shape), None if factor is None else address(factor, (n,)), eps,
-        wide.numel() // n, n, result.data_ptr(), torch.get_num_threads(),
+        rows.tensor.data_ptr(), rows.stride, None if factor is None else address(factor, (n,)), eps,
+        rows.count, rows.parts, n, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -122,16 +123,82 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return result.to(x.dtype)
 
 
+def rotary_angles(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, magnitude: float
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, times `magnitude`, of position * frequency; float32 [tokens, pairs] each.
+
+    positions int64 [tokens], frequencies float32 [pairs]. With axes int64 [pairs], positions are
+    [axes, tokens], and a pair uses those of its axis.
+    """
+    if positions.device.type != "cpu" or (kernels := library()) is None:
+        return rotary_angles_twin(positions, frequencies, axes, magnitude)
+    tokens, pairs = positions.shape[-1], len(frequencies)
+    if (positions.dim() == 2) != (axes is not None):
+        raise ValueError("positions on several axes need the axis of each frequency")
+    cos, sin = torch.empty(tokens, pairs), torch.empty(tokens, pairs)
+    kernels.caravan_angles(
+        address(positions, positions.shape, torch.int64),
+        None if axes is None else address(axes, (pairs,), torch.int64),
+        address(frequencies, (pairs,)), tokens, pairs, magnitude, cos.data_ptr(), sin.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return cos, sin
+
+
+def add_(x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+    """x = x * scale + y in place. x [..., n]; y like x, or [n] for all rows."""
+    fits = x.dtype == y.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1
+    if x.device.type != "cpu" or not fits or (kernels := library()) is None:
+        return add_twin_(x, y, scale=scale)
+    rows, n = x.shape
+    shape = (n,) if y.dim() == 1 else (rows, n)
+    kernels.caravan_add(
+        x.data_ptr(), x.stride(0), row_address(y, shape, torch.float32),
+        0 if y.dim() == 1 else y.stride(0), scale, rows, n, torch.get_num_threads(),
+    )  # fmt: skip
+    return x
+
+
+def scale_(x: Tensor, scale: float) -> Tensor:
+    """x [tokens, n] * scale in place."""
+    if x.device.type != "cpu" or not x.is_contiguous() or (kernels := library()) is None:
+        return x.mul_(scale)
+    if x.dtype != torch.float32:
+        return x.mul_(scale)
+    kernels.caravan_add(
+        x.data_ptr(), x.shape[-1], None, 0, scale, x.numel() // x.shape[-1], x.shape[-1],
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return x
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x [tokens, n], rows [count] int64 -> [count, n]."""
+    fits = x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1
+    if x.device.type != "cpu" or not fits or (kernels := library()) is None:
+        return x.index_select(0, rows)
+    (tokens, n), count = x.shape, len(rows)
+    result = torch.empty(count, n)
+    if kernels.caravan_take_rows(
+        x.data_ptr(), x.stride(0), tokens, address(rows, (count,), torch.int64), count, n,
+        result.data_ptr(),
+    ):  # fmt: skip
+        raise IndexError(f"rows beyond the {tokens} of a step")
+    return result
+
+
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     if x.device.type != "cpu" or (kernels := library()) is None:
         return (rope_halves_twin if halves else rope_interleaved_twin)(x, cos, sin)
-    wide, cos, sin = (tensor.float().contiguous() for tensor in (x, cos, sin))
+    cos, sin = cos.float().contiguous(), sin.float().contiguous()
     (tokens, heads, dim), half = x.shape, cos.shape[-1]
     if 2 * half > dim:
         raise ValueError(f"{half} angles rotate {2 * half} dimensions; heads have {dim}")
-    result = torch.empty_like(wide)
+    rows, result = _row_parts(x.float()), torch.empty(x.shape)
+    stride = rows.stride if rows.count == tokens else heads * dim
     kernels.caravan_rope(
-        address(wide, x.shape), address(cos, (tokens, half)), address(sin, (tokens, half)),
+        rows.tensor.data_ptr(), stride, address(cos, (tokens, half)), address(sin, (tokens, half)),
         tokens, heads, dim, half, halves, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
@@ -140,14 +207,42 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
 def _gate(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
     if gate.device.type != "cpu" or (kernels := library()) is None:
         return _gate_twin(curve, gate, up)
-    wide = gate.float().contiguous()
-    other = None if up is None else up.float().contiguous()
-    result = torch.empty_like(wide)
+    if up is not None and up.shape != gate.shape:
+        raise ValueError(f"a gate {list(gate.shape)} for values {list(up.shape)}")
+    wide = _matrix(gate.float())
+    other = None if up is None else _matrix(up.float())
+    result = torch.empty(gate.shape)
     kernels.caravan_gate(
-        curve, address(wide, gate.shape), None if other is None else address(other, gate.shape),
-        wide.numel(), result.data_ptr(), torch.get_num_threads(),
+        curve, wide.data_ptr(), wide.stride(0), None if other is None else other.data_ptr(),
+        0 if other is None else other.stride(0), *wide.shape, result.data_ptr(),
+        torch.get_num_threads(),
     )  # fmt: skip
     return result.to(gate.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowParts:
+    """`count` rows, `stride` elements apart, of `parts` adjacent parts each."""
+
+    tensor: Tensor
+    count: int
+    stride: int
+    parts: int
+
+
+def _row_parts(x: Tensor) -> _RowParts:
+    """x float32 [..., n], copied only if neither it nor its rows are contiguous."""
+    n = x.shape[-1]
+    if not x.is_contiguous() and x.dim() in (2, 3) and x[:1].is_contiguous():
+        return _RowParts(x, x.shape[0], x.stride(0), 1 if x.dim() == 2 else x.shape[1])
+    x = x.contiguous()
+    return _RowParts(x, x.numel() // n, n, 1)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """x float32 [..., n] -> [rows, n] with adjacent elements in a row; copied if necessary."""
+    x = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
+    return x.view(-1, x.shape[-1])
 
 
 def rms_norm_twin(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -178,6 +273,22 @@ def rope_halves_twin(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
     turned = [first * cos - second * sin, first * sin + second * cos]
     return torch.cat([*(part.to(x.dtype) for part in turned), x[..., 2 * half :]], dim=-1)
+
+
+def rotary_angles_twin(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, magnitude: float
+) -> tuple[Tensor, Tensor]:
+    """The specification of `rotary_angles`."""
+    if axes is None:
+        angles = positions.unsqueeze(1) * frequencies
+    else:
+        angles = positions.index_select(0, axes).t() * frequencies
+    return angles.cos().mul_(magnitude), angles.sin().mul_(magnitude)
+
+
+def add_twin_(x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+    """The specification of `add_`."""
+    return (x if scale == 1.0 else x.mul_(scale)).add_(y)
 
 
 def softcap_twin(x: Tensor, cap: float) -> Tensor:

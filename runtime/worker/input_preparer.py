@@ -4,7 +4,7 @@ Everything that a step uploads is written to one host buffer and copied at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -239,6 +239,10 @@ def _write_rows(
     """The position and the slot of each row."""
     position_array, positions = buffer.take(rows[-1].end, _INT64)
     slot_array, slots = buffer.take(rows[-1].end, _INT32)
+    if len(chunks) == len(positions):
+        position_array[:] = [chunk.start for chunk in chunks]
+        slot_array[:] = [chunk.slot for chunk in chunks]
+        return positions, slots
     for chunk, span in zip(chunks, rows, strict=True):
         position_array[span.begin : span.end] = np.arange(chunk.start, chunk.start + chunk.length)
         slot_array[span.begin : span.end] = chunk.slot
@@ -265,7 +269,8 @@ def _write_group(
         begins, ends = kind.seen(chunk.start, stop, chunk.sequence.spans)
         begin_array[span.begin : span.end] = begins
         end_array[span.begin : span.end] = ends
-        spans.append(replace(span, seen_begin=min(begins), seen_end=max(ends)))
+        seen = min(begins), max(ends)
+        spans.append(RowSpan(span.begin, span.end, span.slot, span.start, *seen))
     images = _write_images(buffer, kind, chunks, rows) if kind.by_image else None
     return DeviceGroup(tuple(spans), begin, end, images)
 

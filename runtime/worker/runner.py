@@ -31,6 +31,7 @@ from runtime.worker.mask_worker import Failures, MaskWorker
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
+from runtime.worker.recorded_steps import RecordedSteps
 from runtime.worker.sampler import Drawn, Sampler
 
 # An image's digest -> its features on the device, [rows, width], padding rows last.
@@ -61,7 +62,7 @@ class DeviceRunner:
 
     A sequence's tokens are uploaded once, when it enters a slot. Each step reads its input from the
     slot's tokens on the device, to which the sampler appends, so a step that uses a token can be
-    launched before the host knows it.
+    launched before the host knows it. `recorded_bytes`: memory for recorded steps; 0 for none.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class DeviceRunner:
         *,
         device: torch.device,
         image_features: FeatureLookup | None = None,
+        recorded_bytes: int = 0,
     ) -> None:
         self._model = model
         self._image_features = image_features
@@ -95,6 +97,12 @@ class DeviceRunner:
             device=device,
             position_axes=model.position_axes,
         )
+        self._recorded = None
+        if recorded_bytes:
+            groups = len(layout.groups)
+            self._recorded = RecordedSteps(
+                model, pool, groups=groups, slots=limits.slots, nbytes=recorded_bytes
+            )
         self._pooler = Pooler(slots=limits.slots, hidden=model.hidden_size, device=device)
         self._fresh = True
         self._scratch: Tensor | None = None  # features during warm-up
@@ -109,7 +117,7 @@ class DeviceRunner:
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
         pending = self._masks.begin([plan.chunks[index] for index in inputs.drawing])
-        states = self._model.states(self._batch(inputs), self._pool)
+        states = self._states(self._batch(inputs))
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
         vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
@@ -176,6 +184,11 @@ class DeviceRunner:
             ) from error
         self._pool.clear_page(0)
         self._fresh, self._scratch = True, None
+
+    def _states(self, batch: Batch) -> Tensor:
+        if self._recorded is None:
+            return self._model.states(batch, self._pool)
+        return self._recorded.states(batch)
 
     def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
         """The scores of states [rows, hidden], in blocks of as many rows as a step may draw from,

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from runtime.kernels import pointwise
 from runtime.kernels.pointwise import (
+    add_,
+    add_twin_,
     layer_norm,
     layer_norm_twin,
     rms_norm,
@@ -14,9 +16,13 @@ from runtime.kernels.pointwise import (
     rope_halves_twin,
     rope_interleaved,
     rope_interleaved_twin,
+    rotary_angles,
+    rotary_angles_twin,
+    scale_,
     silu_mul,
     softcap,
     softcap_twin,
+    take_rows,
 )
 from tests.kernels.native_kernels import require_native_kernels
 
@@ -153,6 +159,50 @@ def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: to
     assert softcap(torch.full((1, 17), torch.nan), cap).isnan().all()
 
 
-def test_strided_rows_are_accepted() -> None:
-    gate, up = torch.randn(5, 96).split((48, 48), dim=1)
-    torch.testing.assert_close(silu_mul(gate, up), F.silu(gate) * up, rtol=1e-5, atol=1e-6)
+def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:
+    """Those of parts of a product, also if they are heads of rows."""
+    first, second = torch.randn(5, 96).split((48, 48), dim=1)
+    angles, weight = torch.rand(5, 4), torch.randn(48)
+    per_head = torch.randn(8)
+    for apart in (
+        lambda a, b: silu_mul(a, b),
+        lambda a, b: silu_mul(b, a.clone()),
+        lambda a, b: rms_norm(b, weight, 1e-5),
+        lambda a, b: rms_norm(b.unflatten(1, (6, 8)), per_head, 1e-5),
+        lambda a, b: rope_halves(b.unflatten(1, (6, 8)), angles.cos(), angles.sin()),
+        lambda a, b: rope_interleaved(b.unflatten(1, (6, 8)), angles.cos(), angles.sin()),
+        lambda a, b: add_(a.clone(), b),
+        lambda a, b: take_rows(b, torch.tensor([4, 0])),
+    ):
+        whole = apart(first.contiguous(), second.contiguous())
+        assert torch.equal(apart(first, second), whole)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+@pytest.mark.parametrize("shape", [(3, 70), (70,)])
+def test_sums_are_those_of_torch_to_the_bit(scale: float, shape: tuple[int, ...]) -> None:
+    x, y = torch.randn(3, 70), torch.randn(shape)
+    expected = x.clone().mul_(scale).add_(y)
+    assert torch.equal(add_twin_(x.clone(), y, scale=scale), expected)
+    assert add_(x, y, scale=scale) is x
+    assert torch.equal(x, expected)
+    assert torch.equal(scale_(x, scale), expected.mul_(scale))
+
+
+def test_rows_beyond_the_tensor_are_refused() -> None:
+    for row in (-1, 3):
+        with pytest.raises((IndexError, RuntimeError)):
+            take_rows(torch.ones(3, 4), torch.tensor([0, row]))
+
+
+@pytest.mark.parametrize("axes", [None, torch.tensor([0, 0, 1, 2, 1])], ids=str)
+def test_angles_agree_with_torch(axes: torch.Tensor | None) -> None:
+    positions = torch.tensor([[0, 1, 131071], [5, 70, 9], [1, 2, 3]])
+    positions = positions[0] if axes is None else positions
+    frequencies = 10000.0 ** -(torch.arange(5) / 5)
+    used = positions.expand(5, 3) if axes is None else positions[axes]
+    angles = (used.T.float() * frequencies).double()
+    for computed in (rotary_angles, rotary_angles_twin):
+        cos, sin = computed(positions, frequencies, axes, 1.3)
+        torch.testing.assert_close(cos.double(), angles.cos() * 1.3, rtol=0, atol=3e-7)
+        torch.testing.assert_close(sin.double(), angles.sin() * 1.3, rtol=0, atol=3e-7)

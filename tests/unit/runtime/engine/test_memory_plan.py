@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.engine import memory_plan
 from runtime.engine.memory_plan import (
     MemoryOptions,
     MemoryPlan,
@@ -57,6 +58,11 @@ def plan(
             **options,
         ),
     )
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded(monkeypatch) -> None:
+    monkeypatch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
 
 
 def test_with_room_to_spare_every_slot_gets_a_full_context():
@@ -339,3 +345,12 @@ def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
 
 def test_a_plan_is_a_value():
     assert dataclasses.replace(plan()) == plan()
+
+
+def test_recorded_steps_are_part_of_the_activations(monkeypatch):
+    before = plan()
+    monkeypatch.setattr(memory_plan, "recorded_bytes", lambda *_: 12345)
+    memory = plan()
+    assert memory.recorded_bytes == 12345
+    assert memory.activation_bytes == before.activation_bytes + 12345
+    assert memory.headroom_bytes == before.headroom_bytes - 12345

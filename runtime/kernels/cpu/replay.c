@@ -1,0 +1,34 @@
+/* Calls recorded kernels one after the other. */
+#include <stdint.h>
+
+#include "simd.h"
+
+#define INTEGERS 14
+#define FLOATS 2
+
+/* A kernel with its arguments: integers and addresses, and floats, each in the order of the declaration.
+ * `checked`: the kernel returns an int, 0 if it has succeeded. */
+typedef struct {
+    void *kernel;
+    int64_t integers[INTEGERS];
+    float floats[FLOATS];
+    int64_t checked;
+} caravan_call;
+
+/* By the calling conventions of Linux on x86-64 and arm64, integers and floats are counted apart, an int
+ * is the low half of a register or of eight bytes of the stack, and surplus arguments are ignored. So
+ * this type can call every kernel that has at most so many arguments. */
+typedef int (*any_kernel)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                          int64_t, int64_t, int64_t, int64_t, int64_t, float, float);
+
+/* Returns the index of the first call that has failed, else -1. */
+EXPORT int64_t caravan_replay(const caravan_call *calls, int64_t count) {
+    for (int64_t c = 0; c < count; c++) {
+        const int64_t *i = calls[c].integers;
+        const float *f = calls[c].floats;
+        const int result = ((any_kernel)calls[c].kernel)(i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8],
+                                                         i[9], i[10], i[11], i[12], i[13], f[0], f[1]);
+        if (calls[c].checked && result) return c;
+    }
+    return -1;
+}

@@ -1,0 +1,26 @@
+"""Rows of quantised matrices."""
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.native import address, library, row_address
+from runtime.quant.block_types import Weight, gather_rows
+
+
+def embedding_rows(weight: Weight, ids: Tensor) -> Tensor:
+    """weight (rows, in), ids [n] int64 -> float32 [n, in], bit for bit as `gather_rows`, the twin.
+
+    Raises IndexError for ids outside the rows.
+    """
+    kernels = library() if ids.device.type == "cpu" else None
+    if kernels is None or not kernels.caravan_embedding_knows(weight.type.id):
+        return gather_rows(weight, ids)
+    rows, elements = weight.shape
+    data = row_address(weight.data, (rows, weight.type.row_bytes(elements)), torch.uint8)
+    result = torch.empty(len(ids), elements)
+    if kernels.caravan_embedding(
+        weight.type.id, data, weight.data.stride(0), rows, address(ids, (len(ids),), torch.int64),
+        len(ids), elements, result.data_ptr(),
+    ):  # fmt: skip
+        raise IndexError(f"ids outside the {rows} rows of a matrix")
+    return result

@@ -1,0 +1,26 @@
+"""Rows of quantised matrices: the kernel against its twin."""
+
+import pytest
+import torch
+
+from runtime.kernels.embedding import embedding_rows
+from runtime.quant.block_types import BLOCK_TYPES, BlockType, gather_rows
+from tests.kernels.native_kernels import require_native_kernels
+from tests.kernels.random_weights import random_weight
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
+def test_rows_are_those_of_the_twin_to_the_bit(type: BlockType) -> None:
+    weight = random_weight(type, 11, 3 * max(type.block_elements, 7))
+    ids = torch.tensor([10, 0, 3, 3])
+    expected = gather_rows(weight, ids)
+    assert torch.equal(embedding_rows(weight, ids), expected)
+    assert embedding_rows(weight, ids[:0]).shape == expected[:0].shape
+
+
+@pytest.mark.parametrize("id", [-1, 11])
+def test_ids_outside_the_rows_are_refused(id: int) -> None:
+    require_native_kernels()
+    weight = random_weight(BLOCK_TYPES[8], 11, 64)
+    with pytest.raises(IndexError):
+        embedding_rows(weight, torch.tensor([1, id]))

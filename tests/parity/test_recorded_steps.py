@@ -1,0 +1,124 @@
+"""Recorded decode steps give what computed ones give, to the bit."""
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_zoo.chat_model import ChatModel
+from model_zoo.registry import load
+from runtime.engine import memory_plan
+from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
+from runtime.kernels.recording import Recording
+from runtime.worker import recorded_steps
+from tests.kernels.native_kernels import require_native_kernels
+from tests.parity.test_engine import answers, mixed_requests, running
+from tests.parity.text_families import TEXT_MODELS
+
+CPU = torch.device("cpu")
+RECORDED = (
+    "command-r gemma2 gemma3 glm4 granite llama mistral olmo2 phi3 qwen2 qwen25vl qwen3 qwen3vl"
+).split()
+COMPUTED = "gemma3n mixtral qwen3next mllama".split()
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    require_native_kernels()
+
+
+@pytest.fixture
+def recordings(monkeypatch) -> list[Recording]:
+    """What is recorded during a test."""
+    made: list[Recording] = []
+    record = recorded_steps.record
+
+    def noted(*arguments) -> Recording:
+        made.append(record(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(recorded_steps, "record", noted)
+    return made
+
+
+def model_of(family: str, folder: Path) -> ChatModel:
+    path = folder / "model.gguf"
+    TEXT_MODELS[family].write(path, "plain")
+    return load(path, device=CPU, dtype=torch.float32)
+
+
+def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> list[Delta]:
+    """With log-probabilities, which show differences of one bit."""
+    with monkeypatch.context() as patch:
+        if not recorded:
+            patch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
+        with running(model, **options) as engine:
+            requests = mixed_requests(model.tokenizer.vocab_size)
+            first = answers(engine, requests, together=True)
+            turns = [
+                GenerationRequest(
+                    f"again-{request.id}",
+                    request.prompt + delta.tokens + (5, 6),
+                    StopRules(6),
+                    SamplingParams(temperature=0, logprobs=2),
+                )
+                for request, delta in zip(requests[:6], first, strict=False)
+            ]
+            return first + answers(engine, turns, together=True)
+
+
+def contents(deltas: list[Delta]) -> list[tuple]:
+    return [(d.tokens, d.text, d.finish, d.logprobs) for d in deltas]
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_recorded_answers_are_the_computed_ones(
+    family: str, tmp_path, monkeypatch, recordings
+) -> None:
+    """Prompts share prefixes, join decoding sequences in a step, and are sampled in every way; few
+    pages make for preemption."""
+    model = model_of(family, tmp_path)
+    options = {"max_sequences": 5, "cache_tokens": 256, "monkeypatch": monkeypatch}
+    expected = answered(model, recorded=False, **options)
+    assert not recordings
+    assert contents(answered(model, recorded=True, **options)) == contents(expected)
+    assert 2 < len(recordings) <= 5  # one for each number of sequences
+    assert all("caravan_matmul" in recording.names for recording in recordings)
+
+
+@pytest.mark.parametrize("family", COMPUTED)
+def test_models_that_are_not_recordable_compute_their_steps(
+    family: str, tmp_path, monkeypatch, recordings, caplog
+) -> None:
+    model = model_of(family, tmp_path)
+    options = {"max_sequences": 5, "monkeypatch": monkeypatch}
+    expected = answered(model, recorded=False, **options)
+    caplog.set_level(logging.INFO, recorded_steps.__name__)
+    assert contents(answered(model, recorded=True, **options)) == contents(expected)
+    assert not recordings
+    reasons = [record.getMessage() for record in caplog.records if "not recorded" in record.message]
+    # Models with states of sequences or images in the cache are known beforehand.
+    assert len(reasons) == (family in ("gemma3n", "mixtral"))
+    assert all("aten" in reason for reason in reasons)
+
+
+def test_a_growing_context_crosses_pages_and_windows(tmp_path, monkeypatch, recordings) -> None:
+    model = model_of("gemma3", tmp_path)
+    ask = GenerationRequest(
+        "a",
+        tuple(random.Random(1).choices(range(300), k=30)),
+        StopRules(200),
+        SamplingParams(temperature=0, logprobs=0),
+    )
+
+    def tokens(*, recorded: bool) -> list[tuple]:
+        with monkeypatch.context() as patch:
+            if not recorded:
+                patch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
+            with running(model, max_sequences=2) as engine:
+                return contents(answers(engine, [ask], together=False))
+
+    assert tokens(recorded=True) == tokens(recorded=False)
+    assert len(recordings) == 2  # of the warm-up: both numbers of rows
