@@ -60,6 +60,7 @@ SIGNATURES = {
         [_int, _pointer, *2 * [_int64], _pointer, *2 * [_int], _pointer],
         _int,
     ),
+    "caravan_draw": ([_pointer, _int], None),
     "caravan_replay": ([_pointer, _int64], _int64),
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.kernels.draws import draw_top
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.prompt_scores import PromptScores
 
@@ -175,7 +176,8 @@ class Sampler:
         The drawn tokens are also appended to the tokens of their slots. Log-probabilities are those
         of all tokens, whatever `masks` allow.
         """
-        raw = logits[draws.scored]
+        scored = len(draws.scored) > 0
+        raw = logits[draws.scored] if scored else logits[:0]
         if draws.biased is not None:
             self._biases.apply(logits, draws.biased, draws.slots, draws.positions)
         if draws.penalised.shape[0]:
@@ -183,8 +185,7 @@ class Sampler:
         if masks is not None:
             _forbid(logits, masks)
         tokens, finite = self._draw(logits, draws)
-        self._tokens[draws.slots, draws.positions] = tokens.int()
-        scores = _score(raw, tokens[draws.scored], draws.alternatives)
+        scores = _score(raw, tokens[draws.scored] if scored else tokens[:0], draws.alternatives)
         return Drawn(tokens, finite, *scores)
 
     def score(
@@ -195,11 +196,31 @@ class Sampler:
         return PromptScores(*_score(logits, self.tokens_at(slots, positions), alternatives))
 
     def _draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Tokens [rows] int64, appended to those of their slots, and `Drawn.finite`."""
+        top = draws.counts[Path.GREEDY] + draws.counts[Path.TOP]
+        native = draw_top(
+            logits[:top], draws.slots[:top], draws.positions[:top], self._floats, self._ints,
+            self._tokens, greedy=draws.counts[Path.GREEDY],
+        )  # fmt: skip
+        if native is not None and top == len(logits):
+            return native
+        parts = [] if native is None else [native]
+        parts += self._draw_parts(logits, draws, first=0 if native is None else top)
+        tokens, finite = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        self._tokens[draws.slots, draws.positions] = tokens.int()
+        return tokens, finite
+
+    def _draw_parts(
+        self, logits: Tensor, draws: Draws, *, first: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Tokens and `Drawn.finite` of the rows from `first` on, block by block, by torch."""
         floats, ints = self._floats[draws.slots], self._ints[draws.slots]
         uniform = uniforms(ints[:, 0], draws.positions)
         temperature, top_p, min_p = (floats[:, i : i + 1] for i in range(3))
         parts: list[tuple[Tensor, Tensor]] = []
         for path, begin, end in _blocks(draws.counts):
+            if begin < first:
+                continue
             part = slice(begin, end)
             rows, noise = logits[part], uniform[part]
             if path is Path.GREEDY:
@@ -217,10 +238,7 @@ class Sampler:
                 )
                 token = ids.gather(1, column[:, None])[:, 0]
             parts.append((token, torch.isfinite(peak)))
-        if not parts:
-            return draws.slots.new_zeros(0), draws.slots.new_zeros(0, dtype=torch.bool)
-        tokens, finite = zip(*parts, strict=True)
-        return torch.cat(tokens), torch.cat(finite)
+        return parts
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:
         """Repeat, frequency and presence penalties in place, as llama.cpp defines them.
@@ -336,6 +354,9 @@ def _column(sums: Tensor, total: Tensor, noise: Tensor) -> Tensor:
 
 
 def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not len(tokens):
+        nothing = raw.new_zeros(0, alternatives)
+        return raw.new_zeros(0), nothing.long(), nothing
     normaliser = raw.logsumexp(dim=1, keepdim=True)
     logprobs = (raw.gather(1, tokens[:, None]) - normaliser)[:, 0]
     if alternatives == 0:

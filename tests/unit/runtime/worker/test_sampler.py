@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from runtime.engine.request import SamplingParams
+from runtime.worker import sampler
 from runtime.worker.sampler import (
     TOP_LIMIT,
     Drawn,
@@ -32,6 +33,13 @@ from runtime.worker.sampler import (
 
 CPU = torch.device("cpu")
 CONTEXT = 128
+
+
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def drawing(request, monkeypatch) -> None:
+    """Both ways to draw the most likely tokens."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler, "draw_top", lambda *_, **__: None)
 
 
 def sample(

@@ -1,0 +1,130 @@
+/* Drawing tokens from logits: greedily, or from the most likely ones; see runtime/worker/sampler.py. */
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "simd.h"
+
+#define MOST 256  /* tokens of a row that are ordered */
+#define CHUNK 64  /* logits compared at a time */
+#define ONE 0x1p40 /* weight of the most likely token */
+
+enum { TEMPERATURE, TOP_P, MIN_P, FLOATS = 6 };
+enum { SEED, TOP_K, INTS = 4 };
+
+typedef struct {
+    const float *logits;  /* [rows][vocab] */
+    const int64_t *slots, *positions; /* [rows] */
+    const float *floats;  /* [slots][FLOATS] */
+    const int64_t *ints;  /* [slots][INTS] */
+    int32_t *history;     /* [slots], history_stride apart: the tokens of each position */
+    int64_t *tokens;      /* [rows] */
+    uint8_t *finite;      /* [rows]: whether the largest logit is finite */
+    int64_t history_stride;
+    int32_t rows, greedy, vocab; /* the first `greedy` rows draw the most likely token */
+} caravan_draw_job;
+
+typedef caravan_draw_job job;
+
+/* Numbers in the order of (value, smaller id first), NaN above all; minus zero equals zero. */
+INLINE int64_t rank_of(float value, int64_t id) {
+    const float sum = value + 0.0f;
+    int32_t bits;
+    memcpy(&bits, &sum, 4);
+    const int64_t ordered = value != value ? 0x7fffffff : bits < 0 ? bits ^ 0x7fffffff : bits;
+    return ordered * ((int64_t)1 << 32) + (0xffffffff - id);
+}
+
+INLINE int64_t id_of(int64_t rank) { return 0xffffffff - (rank & 0xffffffff); }
+
+/* Restores the heap, whose smallest rank comes first, below `at`. */
+static void sift(int64_t *heap, int count, int at) {
+    const int64_t moved = heap[at];
+    for (int child; (child = 2 * at + 1) < count; at = child) {
+        child += child + 1 < count && heap[child + 1] < heap[child];
+        if (heap[child] >= moved) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = moved;
+}
+
+/* The `count` highest ranks of a row, unordered; only ids behind the first `count` have to be larger
+ * than the smallest value, since equal ones rank below it. */
+static void select_top(const float *logits, int vocab, int count, int64_t *heap) {
+    for (int i = 0; i < count; i++) heap[i] = rank_of(logits[i], i);
+    for (int i = count / 2 - 1; i >= 0; i--) sift(heap, count, i);
+    float least = logits[id_of(heap[0])];
+    for (int begin = count; begin < vocab; begin += CHUNK) {
+        const int end = vocab - begin < CHUNK ? vocab : begin + CHUNK;
+        int larger = 0;
+        for (int i = begin; i < end; i++) larger |= !(logits[i] <= least);
+        if (!larger) continue;
+        for (int i = begin; i < end; i++) {
+            const int64_t rank = logits[i] <= least ? INT64_MIN : rank_of(logits[i], i);
+            if (rank <= heap[0]) continue;
+            heap[0] = rank;
+            sift(heap, count, 0);
+            least = logits[id_of(heap[0])];
+        }
+    }
+}
+
+static int descending(const void *a, const void *b) {
+    const int64_t first = *(const int64_t *)a, second = *(const int64_t *)b;
+    return (first < second) - (first > second);
+}
+
+static uint64_t mixed(uint64_t state) {
+    state = (state ^ state >> 30) * 0xbf58476d1ce4e5b9;
+    state = (state ^ state >> 27) * 0x94d049bb133111eb;
+    return state ^ state >> 31;
+}
+
+/* In [0, 1): output number `position` of splitmix64 from the mixed seed. */
+static double uniform(int64_t seed, int64_t position) {
+    const uint64_t golden = 0x9e3779b97f4a7c15;
+    const uint64_t state = mixed((uint64_t)seed + golden) + ((uint64_t)position + 1) * golden;
+    return (double)(mixed(state) >> 11) * 0x1p-53;
+}
+
+/* The column that a row draws from its `count` largest logits, in descending order, whose first is
+ * finite. Each filter keeps a prefix, so that one sum serves all of them. */
+static int pick(const float *logits, const int64_t *ranks, int count, const float *floats, double noise) {
+    int64_t sums[MOST], weights[MOST], total = 0, kept = 0;
+    float odds[MOST];
+    const float top = logits[id_of(ranks[0])];
+    for (int i = 0; i < count; i++) {
+        odds[i] = expf((logits[id_of(ranks[i])] - top) / floats[TEMPERATURE]);
+        weights[i] = (int64_t)(odds[i] * (float)ONE);
+        sums[i] = total += weights[i];
+    }
+    const int64_t limit = (int64_t)((double)total * (double)floats[TOP_P]);
+    for (int i = 0; i < count; i++)
+        if (sums[i] - weights[i] <= limit && odds[i] >= floats[MIN_P]) kept = sums[i];
+    int64_t target = (int64_t)(noise * (double)kept);
+    if (target > kept - 1) target = kept - 1;
+    for (int i = 0; i < count; i++)
+        if (sums[i] > target) return i;
+    return count - 1;
+}
+
+static void draw_row(const job *j, int row) {
+    const float *logits = j->logits + (ptrdiff_t)row * j->vocab;
+    const int64_t slot = j->slots[row], position = j->positions[row], *ints = j->ints + slot * INTS;
+    int64_t ranks[MOST];
+    int count = row < j->greedy ? 1 : (int)ints[TOP_K];
+    count = count < j->vocab ? count : j->vocab;
+    select_top(logits, j->vocab, count, ranks);
+    qsort(ranks, count, sizeof *ranks, descending);
+    const int finite = isfinite(logits[id_of(ranks[0])]);
+    const int column = !finite || row < j->greedy ? 0
+                       : pick(logits, ranks, count, j->floats + slot * FLOATS, uniform(ints[SEED], position));
+    j->tokens[row] = id_of(ranks[column]);
+    j->finite[row] = (uint8_t)finite;
+    j->history[slot * j->history_stride + position] = (int32_t)j->tokens[row];
+}
+
+/* Every row has a top_k of at most MOST. The bits of a row do not depend on other rows. */
+EXPORT void caravan_draw(const job *j, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (j->rows > 1 && j->vocab > 4096)
+    for (int row = 0; row < j->rows; row++) draw_row(j, row);
+}
