@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _INTEGERS, _FLOATS = 14, 2
 _ALIGNMENT = 64  # bytes
 # Functions whose int depends on their arguments alone; others return 0 if they have succeeded.
-_PURE = frozenset({"caravan_matmul_knows", "caravan_embedding_knows"})
+_PURE = frozenset({"caravan_matmul_knows", "caravan_embedding_knows", "caravan_has_integers"})
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 # These may return views; with copied elements, they are not recordable either.
 _VIEWS = frozenset(

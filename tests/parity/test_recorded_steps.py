@@ -13,9 +13,9 @@ from runtime.engine import memory_plan
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.kernels.recording import Recording
 from runtime.worker import recorded_steps
+from tests.families.text_families import TEXT_MODELS
 from tests.kernels.native_kernels import require_native_kernels
 from tests.parity.test_engine import answers, mixed_requests, running
-from tests.parity.text_families import TEXT_MODELS
 
 CPU = torch.device("cpu")
 RECORDED = (
