@@ -28,8 +28,8 @@ def done(monkeypatch) -> list[str]:
     done: list[str] = []
     warm_up, start = DeviceRunner.warm_up, StreamServer.start
 
-    def warming_up(runner, *arguments):
-        warm_up(runner, *arguments)
+    def warming_up(runner, *arguments, **options):
+        warm_up(runner, *arguments, **options)
         done.append("warmed up")
 
     async def starting(server, host):
