@@ -4,11 +4,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from runtime.errors import RequestError
 
 Schema = dict[str, Any]
+
+# Of parts within each other and of what they refer to. llguidance recurses: 3,000 and more levels
+# overflow the stack of a thread.
+MAX_LEVELS = 1000
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
 _SINGLE = (
@@ -22,6 +26,13 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 # As in llama.cpp: small models do not stop writing white space by themselves.
 _OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
+# With separators instead of white space, it may stand beside other rules that begin alike.
+_MERGED = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "lenient": False,
+}
 
 
 def parts(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -35,8 +46,41 @@ def parts(schema: Schema) -> Iterator[tuple[str, Any]]:
             yield from ((f"/{key}/{_escaped(name)}", each) for name, each in value.items())
 
 
-def check_references(field: str, schema: Any, pointer: str = "") -> None:
-    """Raises RequestError for a reference to another document."""
+def check_references(field: str, schema: Any) -> None:
+    """Raises RequestError for a reference to another document, and for parts that refer to each
+    other too deeply."""
+    targets: set[str] = set()
+    _check_targets(field, schema, "", targets)
+    depths: dict[int, int] = {}
+    levels = _depth(schema, depths)
+    for target in targets:
+        part = schema
+        for step in steps_of(target):
+            part = part.get(step) if isinstance(part, dict) else None
+        levels += depths.get(id(part), MAX_LEVELS if part else 1)
+    if levels > MAX_LEVELS:
+        raise RequestError(
+            f'field "{field}" has parts that refer to each other {levels:,} levels deep; at most '
+            f"{MAX_LEVELS:,} are accepted"
+        )
+
+
+def steps_of(reference: str) -> list[str]:
+    """The steps of a JSON pointer in a reference (RFC 6901)."""
+    steps = unquote(reference[1:]).split("/")[1:]
+    return [step.replace("~1", "/").replace("~0", "~") for step in steps]
+
+
+def _depth(schema: Any, depths: dict[int, int]) -> int:
+    """The levels of a schema; `depths`: those of each part by its `id`."""
+    if not isinstance(schema, dict):
+        return 1
+    within = [_depth(part, depths) for _, part in parts(schema)]
+    depths[id(schema)] = 1 + max(within, default=0)
+    return depths[id(schema)]
+
+
+def _check_targets(field: str, schema: Any, pointer: str, targets: set[str]) -> None:
     if not isinstance(schema, dict):
         return
     for key in _REFERENCES:
@@ -46,20 +90,34 @@ def check_references(field: str, schema: Any, pointer: str = "") -> None:
                 f'field "{field}": "{key}" at "{pointer}" is {str(target)[:80]!r}; only references '
                 'within the schema, which begin with "#", are accepted'
             )
+        if target is not None:
+            targets.add(target)
     for place, part in parts(schema):
-        check_references(field, part, pointer + place)
+        _check_targets(field, part, pointer + place, targets)
 
 
-def compilable(schema: Any) -> Any:
+def refers(schema: Any) -> bool:
+    """Whether a part of the schema refers to another one."""
+    if not isinstance(schema, dict):
+        return False
+    return any(key in schema for key in _REFERENCES) or any(
+        refers(part) for _, part in parts(schema)
+    )
+
+
+def compilable(schema: Any, *, merged: bool = False) -> Any:
     """The schema as llguidance takes it: with our options, without annotations that it refuses.
+    `merged`: other rules may begin at the same place and in the same way.
 
     As in llama.cpp, an object with properties has no others, unless the schema says so: models
     would invent more and more of them.
     """
     changed = _mapped(schema, _without_annotations)
     if not _combines(changed):
-        changed = _mapped(changed, _closed)
-    return {**changed, "x-guidance": _OPTIONS} if isinstance(changed, dict) else changed
+        changed = _mapped(changed, closed)
+    if not isinstance(changed, dict):
+        return changed
+    return {**changed, "x-guidance": _MERGED if merged else _OPTIONS}
 
 
 def rebased(schema: Any, pointer: str) -> Any:
@@ -137,7 +195,8 @@ def _combines(schema: Any) -> bool:
     return several or beside or any(_combines(part) for _, part in parts(schema))
 
 
-def _closed(schema: Schema) -> Schema:
+def closed(schema: Schema) -> Schema:
+    """An object with properties and no word of others has no others."""
     properties = schema.get("properties")
     others = ("additionalProperties", "patternProperties", "propertyNames", "minProperties")
     if not isinstance(properties, dict) or not properties or any(key in schema for key in others):

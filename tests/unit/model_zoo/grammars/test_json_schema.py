@@ -16,6 +16,7 @@ from model_zoo.grammars.json_schema import (
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, check
 from runtime.errors import GenerationFailedError, RequestError
 from tests.byte_tokenizer import ByteTokenizer
+from tests.patience import HANG_S
 
 TREE = {
     "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
@@ -50,7 +51,7 @@ def error_of(schema) -> str | None:
 )
 def test_an_error_is_located(schema, place) -> None:
     assert error_of(schema) is not None
-    assert place_of_error(schema, error_of) == place
+    assert place_of_error(schema, error_of, limit_s=HANG_S) == place
 
 
 def test_the_search_for_an_error_ends_with_its_time() -> None:
@@ -84,6 +85,20 @@ def test_references_to_other_documents_are_refused(target) -> None:
     schema = {"properties": {"a": {"anyOf": [{}, {"$ref": target}]}}}
     with pytest.raises(RequestError, match=r'field "format": "\$ref" at "/properties/a/anyOf/1"'):
         check_references("format", schema)
+
+
+def chained(links: int) -> dict:
+    """A schema whose definitions refer to the next one."""
+    parts = {f"d{n}": {"properties": {"x": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(links)}
+    return {"$ref": "#/$defs/d0", "$defs": {**parts, f"d{links}": {"type": "string"}}}
+
+
+def test_schemas_that_refer_to_each_other_too_deeply_are_refused() -> None:
+    check_references("format", chained(400))
+    assert error_of(chained(400)) is None
+    with pytest.raises(RequestError, match=r'"format" has parts .* 1,0\d\d levels deep'):
+        check_references("format", chained(510))
+    check_references("format", {"anyOf": [{"$ref": "#/$defs/d0"}] * 9, "$defs": {"d0": {}}})
 
 
 def test_names_and_values_that_look_like_references_are_not() -> None:
