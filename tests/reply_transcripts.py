@@ -317,6 +317,7 @@ MALFORMED = {
     "glm: no key": ("glm-4.6", "<tool_call>get_time\ntext</tool_call>"),
     "glm: no name": ("glm-4.6", "<tool_call>\n<arg_key>a</arg_key></tool_call>"),
     "glm: JSON": ("glm-4.6", '<tool_call>{"name": "get_time"}</tool_call>'),
+    "kimi: no call": ("kimi-k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
     "kimi: text": ("kimi-k2", "<|tool_calls_section_begin|>none"),
     "kimi: no arguments": ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>a:0"),
     "lfm2: position": ("lfm2", "<|tool_call_start|>[get_time('x')]<|tool_call_end|>"),

@@ -2,7 +2,7 @@
 
 from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls, arguments_of, json_calls, json_list
-from model_zoo.chat.formats.parameters import Parameters
+from model_zoo.chat.formats.family_parameters import QWEN
 from model_zoo.chat.formats.source import Malformed, Source, Steps
 
 DEEPSEEK_CALL, DEEPSEEK_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
@@ -14,17 +14,6 @@ KIMI_MARKERS = (KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END, KIMI_END)
 SOLAR_CALL, SOLAR_NAME = "<|tool_call:begin|>", "<|tool_call:name|>"
 SOLAR_ARGUMENTS, SOLAR_CALL_END = "<|tool_call:args|>", "<|tool_call:end|>"
 SOLAR_MARKERS = (SOLAR_CALL, SOLAR_NAME, SOLAR_ARGUMENTS, SOLAR_CALL_END)
-
-QWEN_PARAMETERS = Parameters(
-    begin="<function=",
-    name_end=">",
-    key="<parameter=",
-    key_end=">",
-    value_end="</parameter>",
-    end="</function>",
-    closer="</tool_call>",
-    padded=True,
-)
 
 
 def mistral(source: Source, calls: Calls) -> Steps[None]:
@@ -49,7 +38,7 @@ def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
     Qwen 3.5)."""
     yield from source.space()
     if (yield from source.peek()) == "<":
-        yield from QWEN_PARAMETERS.read(source, calls)
+        yield from QWEN.read(source, calls)
     else:
         yield from json_calls(source, calls)
         yield from source.space()
@@ -58,10 +47,12 @@ def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
 
 def deepseek(source: Source, calls: Calls) -> Steps[None]:
     """After `<｜tool▁calls▁begin｜>`: names with JSON, for R1 and V3 in a Markdown block."""
+    expected: tuple[str, ...] = (DEEPSEEK_CALL,)
     while True:
         yield from source.space()
-        if (yield from source.expect(DEEPSEEK_CALL, DEEPSEEK_END)) == DEEPSEEK_END:
+        if (yield from source.expect(*expected)) == DEEPSEEK_END:
             return
+        expected = (DEEPSEEK_CALL, DEEPSEEK_END)
         first = yield from _up_to(source, DEEPSEEK_SEPARATOR)
         if (yield from source.peek()) == "{" or first.strip() != "function":
             yield from arguments_of(source, calls, first.strip())
@@ -81,10 +72,9 @@ def deepseek(source: Source, calls: Calls) -> Steps[None]:
 
 def kimi(source: Source, calls: Calls) -> Steps[None]:
     """After `<|tool_calls_section_begin|>`: ids such as `functions.NAME:0` with JSON."""
+    yield from source.space()
+    yield from source.expect(KIMI_CALL)
     while True:
-        yield from source.space()
-        if (yield from source.expect(KIMI_CALL, KIMI_END)) == KIMI_END:
-            return
         identity = (yield from _up_to(source, KIMI_ARGUMENTS)).strip()
         name = identity.removeprefix("functions.").rsplit(":", 1)[0]
         yield from arguments_of(source, calls, name, identity)
@@ -92,6 +82,8 @@ def kimi(source: Source, calls: Calls) -> Steps[None]:
         yield from source.starts_with((KIMI_CALL_END,))
         yield from source.space()
         if (yield from source.peek()) != "<":
+            return
+        if (yield from source.expect(KIMI_CALL, KIMI_END)) == KIMI_END:
             return
 
 

@@ -56,6 +56,7 @@ def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
         yield from (_object if first == "{" else _list)(source, emit, depth + 1)
         return
     text = yield from source.while_in(lambda char: char not in ",}]<")
+    text = "null" if text == "None" else text  # as the template renders it
     decoded(text)
     emit(text)
 

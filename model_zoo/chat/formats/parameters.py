@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps, decoded
+from model_zoo.chat.formats.schema_place import Place, Reading
+from model_zoo.chat.formats.source import Emit, Extent, Malformed, Source, Steps, decoded
 
-_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+CDATA, CDATA_END = "<![CDATA[", "]]>"
 MAX_LITERAL = 1 << 14  # characters of a list or dict of Python: reading one is slow
 # What some models write for JSON's constants.
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -78,7 +79,8 @@ class Parameters:
         pieces: list[str] = []
         if (yield from source.until((self.key_end,), pieces.append)) is None:
             raise Malformed
-        key, _, attributes = "".join(pieces).strip().partition('"')
+        quote = '"' if self.key_end.startswith('"') else ""
+        key, _, attributes = ("".join(pieces) + quote).strip().partition('"')
         return key, attributes
 
     def _read_value(
@@ -88,26 +90,33 @@ class Parameters:
         if self.value:
             yield from source.space()
             yield from source.expect(self.value)
-        value = _Value(emit, padded=self.padded, passes=convert is None)
-        cdata = yield from source.starts_with((_CDATA,))
-        end = self.value_end if cdata is None else _CDATA_END
-        if (yield from source.until((end,), value.add)) is None:
-            raise Malformed
+        value = _Value(emit, padded=self.padded, convert=convert)
+        cdata = yield from source.starts_with((CDATA,))
+        end = self.value_end if cdata is None else CDATA_END
+        while True:
+            if (yield from source.until((end,), value.add)) is None:
+                raise Malformed
+            if not value.ends_within_string():
+                break
+            value.add(end)
         if cdata is not None:
             yield from source.expect(self.value_end)
-        value.finish(convert or str)
+        value.finish()
 
 
 class _Value:
-    """The text of a value; with `passes`, it is emitted as a JSON string while it arrives."""
+    """The text of a value. A text (`convert` is None) is emitted as a JSON string while it
+    arrives."""
 
-    def __init__(self, emit: Emit, *, padded: bool, passes: bool) -> None:
+    def __init__(self, emit: Emit, *, padded: bool, convert: Callable[[str], Any] | None) -> None:
         self._emit = emit
         self._padded = padded
-        self._passes = passes
+        self._convert = convert
         self._begun = False
         self._held = ""
-        if passes:
+        self._extent: Extent | None = None
+        self._scanned = 0
+        if convert is None:
             emit('"')
 
     def add(self, piece: str) -> None:
@@ -115,49 +124,41 @@ class _Value:
             piece = piece.removeprefix("\n")
             self._begun = True
         self._held += piece
-        if self._passes:
+        if self._convert is None:
             kept = self._held.removesuffix("\n") if self._padded else self._held
             self._emit(_text(kept)[1:-1])
             self._held = self._held[len(kept) :]
 
-    def finish(self, convert: Callable[[str], Any]) -> None:
-        if self._passes:
+    def ends_within_string(self) -> bool:
+        """Whether this is the beginning of a JSON value that ends within a string."""
+        if self._convert is not _json or not self._held.lstrip().startswith(("{", "[", '"')):
+            return False
+        if self._extent is None:
+            text = self._held.strip()
+            if _literal(text) is not text:
+                return False  # Python's, whose strings have other quotation marks
+            self._extent = Extent()
+            self._scanned = len(self._held) - len(self._held.lstrip())
+        self._scanned += self._extent.advance(self._held[self._scanned :])
+        return self._extent.in_string and not self._extent.broken
+
+    def finish(self) -> None:
+        if self._convert is None:
             self._emit('"')
         else:
             held = self._held.removesuffix("\n") if self._padded else self._held
-            self._emit(json.dumps(convert(held), ensure_ascii=False))
+            self._emit(json.dumps(self._convert(held), ensure_ascii=False))
 
 
 def _reader(schema: Mapping[str, Any], key: str, attributes: str) -> Callable[[str], Any] | None:
     if attributes:
         return None if 'string="true"' in attributes or 'type="string"' in attributes else _json
-    properties = schema.get("properties")
-    return reader_of(properties.get(key) if isinstance(properties, Mapping) else None)
+    return reader_of(Place.whole(schema).member(key))
 
 
-def reader_of(schema: object) -> Callable[[str], Any] | None:
-    """How to read the text of a value with this schema; None: it is the value."""
-    types = _types(schema)
-    if not types:
-        return None
-    if "string" not in types:
-        return _json
-    return _text_or_null if "null" in types else None
-
-
-def _types(declared: object, depth: int = 0) -> frozenset[str]:
-    """The types that the schema of a parameter allows; empty if it does not say."""
-    if not isinstance(declared, Mapping) or depth > 4:
-        return frozenset()
-    kind = declared.get("type")
-    if isinstance(kind, str):
-        return frozenset((kind,))
-    if isinstance(kind, list):
-        return frozenset(each for each in kind if isinstance(each, str))
-    options = declared.get("anyOf", declared.get("oneOf"))
-    if not isinstance(options, list):
-        return frozenset()
-    return frozenset().union(*(_types(option, depth + 1) for option in options))
+def reader_of(place: Place) -> Callable[[str], Any] | None:
+    """How to read the text of a value of this schema; None: it is the value."""
+    return _READERS[place.reading()]
 
 
 def _json(text: str) -> Any:
@@ -184,6 +185,13 @@ def _literal(text: str) -> Any:
 
 def _text_or_null(text: str) -> str | None:
     return None if text.strip() in ("null", "None") else text
+
+
+_READERS: Mapping[Reading, Callable[[str], Any] | None] = {
+    Reading.TEXT: None,
+    Reading.TEXT_OR_NULL: _text_or_null,
+    Reading.JSON: _json,
+}
 
 
 def _in_name(char: str) -> bool:

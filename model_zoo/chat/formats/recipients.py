@@ -4,22 +4,13 @@ from functools import partial
 
 from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
 from model_zoo.chat.formats.events import Text, Thinking
-from model_zoo.chat.formats.parameters import Parameters
+from model_zoo.chat.formats.family_parameters import MUSE
 from model_zoo.chat.formats.source import Source, Steps
 
 NEXT, EVERYONE = ">>>", "all\n"
 START, MESSAGE, MUSE_ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 MUSE_CALLS = "<atem:function_calls>"
 MUSE_MARKERS = (START, MESSAGE, *MUSE_ENDS)
-_MUSE_PARAMETERS = Parameters(
-    begin='<atem:invoke name="',
-    name_end='">',
-    key='<atem:parameter name="',
-    key_end='">',
-    value_end="</atem:parameter>",
-    end="</atem:invoke>",
-    closer="</atem:function_calls>",
-)
 
 
 def read_functionary(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
@@ -52,7 +43,7 @@ def read_muse(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
             return
         thinking = "to=self" in "".join(header)
         if not thinking and tools and (yield from source.starts_with((MUSE_CALLS,))):
-            yield from calls.read(MUSE_CALLS, _MUSE_PARAMETERS.read)
+            yield from calls.read(MUSE_CALLS, MUSE.read)
         say = partial(_think if thinking else _say, source)
         yield from source.until(ends, say)
 

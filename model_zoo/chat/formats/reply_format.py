@@ -1,10 +1,18 @@
 """The reply format of a model, chosen from the text of its chat template."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from model_zoo.chat.formats import family_calls, gemma4, harmony, minimax_m3, pythonic, recipients
+from model_zoo.chat.formats import (
+    family_calls,
+    family_parameters,
+    gemma4,
+    harmony,
+    minimax_m3,
+    pythonic,
+    recipients,
+)
 from model_zoo.chat.formats.calls import (
     Grammar,
     Tools,
@@ -14,7 +22,7 @@ from model_zoo.chat.formats.calls import (
     json_list,
     json_sequence,
 )
-from model_zoo.chat.formats.family_calls import QWEN_PARAMETERS, tool_call_tag
+from model_zoo.chat.formats.family_calls import tool_call_tag
 from model_zoo.chat.formats.parameters import Parameters
 from model_zoo.chat.formats.parser import ReplyParser
 from model_zoo.chat.formats.source import Steps
@@ -82,23 +90,6 @@ def _written(
     return CallSyntax(name, signs, {opener: parameters.read}, None, markup, dropped)
 
 
-def _invocations(prefix: str, closer: str) -> Parameters:
-    """`<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`, with `prefix` before
-    each tag's name."""
-    begin, key = f'<{prefix}invoke name="', f'<{prefix}parameter name="'
-    value_end, end = f"</{prefix}parameter>", f"</{prefix}invoke>"
-    return Parameters('">', key, '">', value_end, end, begin, closer=closer)
-
-
-def _pairs(suffix: str = "", name_end: str = "", begin: str = "", closer: str = "") -> Parameters:
-    """`NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`, with `suffix` after
-    each tag's name."""
-    key, key_end = f"<arg_key{suffix}>", f"</arg_key{suffix}>"
-    value, value_end = f"<arg_value{suffix}>", f"</arg_value{suffix}>"
-    end = f"</tool_call{suffix}>"
-    return Parameters(name_end, key, key_end, value_end, end, begin, value, closer)
-
-
 _TAG, _LIST, _CODE = "<tool_call>", "<|tool_call|>", "```tool_code"
 _ACTION, _PREFIX = "<|START_ACTION|>", "<|tools_prefix|>"
 _KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
@@ -117,15 +108,12 @@ _SYNTAXES = (
                {"<｜tool▁calls▁begin｜>": family_calls.deepseek},
                markup=family_calls.DEEPSEEK_MARKERS),
     _written("deepseek-v3.2", ("｜DSML｜", "function_calls"), "<｜DSML｜function_calls>",
-             _invocations("｜DSML｜", "</｜DSML｜function_calls>")),
+             family_parameters.DEEPSEEK_V3_2),
     _written("deepseek-v4", ("｜DSML｜",), "<｜DSML｜tool_calls>",
-             _invocations("｜DSML｜", "</｜DSML｜tool_calls>")),
+             family_parameters.DEEPSEEK_V4),
     CallSyntax("kimi-k2", (_KIMI,), {_KIMI: family_calls.kimi}, markup=family_calls.KIMI_MARKERS),
     _written("kimi-k3", ("<|open|>", "<|end_of_msg|>"), "<|open|>tools<|sep|>",
-             Parameters("<|sep|>", '<|open|>argument key="', "<|sep|>",
-                        "<|close|>argument<|sep|>", "<|close|>call<|sep|>",
-                        '<|open|>call tool="', closer="<|close|>tools<|sep|>"),
-             ("<|open|>", "<|close|>", "<|sep|>"),
+             family_parameters.KIMI_K3, ("<|open|>", "<|close|>", "<|sep|>"),
              ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")),
     CallSyntax("solar", (_SOLAR, family_calls.SOLAR_CALL), {_SOLAR: family_calls.solar},
                markup=family_calls.SOLAR_MARKERS,
@@ -147,15 +135,14 @@ _SYNTAXES = (
     CallSyntax("nemotron", ("<TOOLCALL>",),
                {"<TOOLCALL>": closed_by("</TOOLCALL>", json_calls)}),
     _written("minimax-m2", ("<minimax:tool_call>",), "<minimax:tool_call>",
-             _invocations("", "</minimax:tool_call>")),
+             family_parameters.MINIMAX_M2),
     _written("seed", ("<seed:tool_call>",), "<seed:tool_call>",
-             replace(QWEN_PARAMETERS, closer="</seed:tool_call>", padded=False)),
+             family_parameters.SEED),
     _written("hunyuan-3", ("<tool_calls{}>", ":opensource"), "<tool_calls:opensource>",
-             _pairs(":opensource", "<tool_sep:opensource>", "<tool_call:opensource>",
-                    "</tool_calls:opensource>")),
+             family_parameters.HUNYUAN_3),
     _written("minicpm5", ('<function name="', '<param name="'), '<function name="',
-             Parameters('">', '<param name="', '">', "</param>", "</function>")),
-    _written("glm", (_TAG, "<arg_key>"), _TAG, _pairs()),
+             family_parameters.MINICPM5),
+    _written("glm", (_TAG, "<arg_key>"), _TAG, family_parameters.GLM),
     CallSyntax("minimax-m3", ("]<]minimax[>[",), {minimax_m3.OPEN: minimax_m3.read_calls},
                markup=(minimax_m3.TOKEN,)),
     CallSyntax("tag", (_TAG,), {_TAG: tool_call_tag}),
@@ -216,6 +203,11 @@ class ReplyFormat:
     def thinks(self) -> bool:
         messages = _MESSAGES_BY_NAME.get(self.name)
         return self.thinking is not None if messages is None else messages.thinks
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Markers without meaning, which may stand beside the text and the calls."""
+        return () if self.of_messages else _BY_NAME[self.name].dropped
 
     @property
     def of_messages(self) -> bool:

@@ -157,7 +157,7 @@ class Extent:
         self.complete = False
         self.broken = False
         self._closers: list[str] = []
-        self._in_string = False
+        self.in_string = False
         self._escaped = False
 
     def advance(self, text: str) -> int:
@@ -171,18 +171,18 @@ class Extent:
         return len(text)
 
     def _step(self, char: str) -> None:
-        if self._in_string:
+        if self.in_string:
             if self._escaped:
                 self._escaped = False
             elif char == "\\":
                 self._escaped = True
             elif char == '"':
-                self._in_string = False
+                self.in_string = False
                 self.complete = not self._closers
             elif char < " ":
                 self.broken = True  # a control character must be escaped
         elif char == '"':
-            self._in_string = True
+            self.in_string = True
         elif char in "{[":
             self._closers.append("}" if char == "{" else "]")
         elif char in "}]":

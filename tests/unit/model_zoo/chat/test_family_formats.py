@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_zoo.chat.formats import minimax_m3
 from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from tests.reply_parsing import TOOLS, Parsed, parsed, replied
@@ -119,12 +120,62 @@ def test_gemma_4s_arguments_are_passed_on_as_they_arrive():
         ({"enum": ["3"]}, "3", "3"),
         ({}, "3", "3"),
         ("nonsense", "3", "3"),
+        ({"const": 3}, "3", 3),
+        ({"$ref": "#/$defs/count"}, "3", 3),
+        ({"allOf": [{"$ref": "#/$defs/count"}], "description": "d"}, "3", 3),
+        ({"anyOf": [{"$ref": "#/$defs/count"}, {"$ref": "#/$defs/name"}]}, "3", "3"),
+        ({"$ref": "#/$defs/missing"}, "3", "3"),
+        ({"$ref": "#/$defs/loop"}, "3", "3"),
+        ({"type": "array"}, '["a</arg_value>b"]', ["a</arg_value>b"]),
+        ({"type": "array"}, "['\"']", ['"']),
     ],
 )
 def test_the_schema_says_whether_a_value_is_text(kind: Any, written: str, value: Any):
-    tools = {"get_time": {"type": "object", "properties": {"city": kind}}}
+    definitions = {
+        "count": {"type": "integer"},
+        "name": {"type": "string"},
+        "loop": {"anyOf": [{"$ref": "#/$defs/loop"}] * 20},
+    }
+    schema = {"type": "object", "properties": {"city": kind}, "$defs": definitions}
+    tools = {"get_time": schema}
     reply = (
         f"<tool_call>get_time<arg_key>city</arg_key><arg_value>{written}</arg_value></tool_call>"
     )
     (call,) = parsed(replied(form_of("glm-4.6"), [reply], tools=tools)).calls
     assert call[1] == {"city": value}
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("deepseek-v4", 'parameter name="city" string="true">3</｜DSML｜parameter>', "3"),
+        ("deepseek-v4", 'parameter name="city" string="false">3</｜DSML｜parameter>', 3),
+    ],
+)
+def test_attributes_say_whether_a_value_is_text(name: str, written: str, value: Any):
+    reply = (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_time">\n'
+        f"<｜DSML｜{written}\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+    )
+    (call,) = parsed(replied(form_of(name), [reply])).calls
+    assert call[1] == {"city": value}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"), [({"type": "array"}, []), ({"type": "object"}, {}), ({}, "")]
+)
+def test_an_element_without_content_is_an_empty_list_or_object_if_it_must_be(schema, value):
+    tools = {"get_time": {"properties": {"city": schema}}}
+    tag = minimax_m3.TAG
+    reply = (
+        f'{minimax_m3.OPEN}{tag}invoke name="get_time">{tag}city>{tag}/city>{tag}/invoke>'
+        f"{minimax_m3.CLOSE}"
+    )
+    (call,) = parsed(replied(form_of("minimax-m3"), [reply], tools=tools)).calls
+    assert call[1] == {"city": value}
+
+
+def test_gemma_4s_null_is_read_as_its_template_renders_it():
+    reply = "<|tool_call>call:get_time{city:None}<tool_call|>"
+    (call,) = parsed(replied(format_of("tools <|tool_call>"), [reply])).calls
+    assert call[1] == {"city": None}

@@ -1,0 +1,165 @@
+"""A part of a tool's JSON schema, and what it says of values, for parsers and for grammars alike.
+
+Parsers read the text of a value by these rules, so a grammar may only allow what they read as a
+value of the schema.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from model_zoo.grammars.json_schema import steps_of
+
+MAX_DEPTH = 8  # of references and alternatives within each other
+MAX_PARTS = 200  # of them that are read to find out about one value
+
+_TYPE_OF = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+
+
+class Reading(Enum):
+    """How the text of a value is read."""
+
+    TEXT = "text"  # it is the value
+    TEXT_OR_NULL = "text or null"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The part `schema` of the schema `root`, at a JSON pointer."""
+
+    root: Any
+    schema: Any
+    pointer: str = ""
+
+    @classmethod
+    def whole(cls, schema: Any) -> "Place":
+        return cls(schema, schema)
+
+    def part(self, *steps: str) -> "Place":
+        """The part at `steps` from here, which exists."""
+        schema, pointer = self.schema, self.pointer
+        for step in steps:
+            schema = schema[int(step) if isinstance(schema, list) else step]
+            pointer += "/" + step.replace("~", "~0").replace("/", "~1")
+        return Place(self.root, schema, pointer)
+
+    def target(self) -> "Place | None":
+        """What `$ref` refers to; None if there is no such part."""
+        reference = self._mapping.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        place = Place.whole(self.root)
+        for step in steps_of(reference):
+            within = place.schema
+            known = isinstance(within, Mapping) and step in within
+            if not known and isinstance(within, list):
+                known = step.isdecimal() and int(step) < len(within)
+            if not known:
+                return None
+            place = place.part(step)
+        return place
+
+    def options(self, keyword: str) -> "list[Place]":
+        """The schemas in the list `keyword`."""
+        found = self._mapping.get(keyword)
+        listed = found if isinstance(found, list) else []
+        return [self.part(keyword, str(index)) for index in range(len(listed))]
+
+    def types(self) -> frozenset[str] | None:
+        """The types that values may have, integers being numbers; None if it does not say."""
+        return _types(self, 0, [MAX_PARTS])
+
+    def reading(self) -> Reading:
+        types = self.types()
+        if types is None:
+            return Reading.TEXT
+        if "string" not in types:
+            return Reading.JSON
+        return Reading.TEXT_OR_NULL if "null" in types else Reading.TEXT
+
+    def member(self, key: str) -> "Place":
+        """The schema of the member `key` of an object; an empty one if it is not declared."""
+        for place in self._all_parts():
+            properties = place._mapping.get("properties")
+            if isinstance(properties, Mapping) and key in properties:
+                return place.part("properties", key)
+        return self._first("additionalProperties")
+
+    def items(self) -> "Place":
+        """The schema of the items of an array; an empty one if it does not say."""
+        return self._first("items")
+
+    @property
+    def _mapping(self) -> Mapping[str, Any]:
+        return self.schema if isinstance(self.schema, Mapping) else {}
+
+    def _first(self, keyword: str) -> "Place":
+        for place in self._all_parts():
+            if isinstance(place._mapping.get(keyword), Mapping):
+                return place.part(keyword)
+        return Place(self.root, {})
+
+    def _all_parts(self) -> "Iterator[Place]":
+        """This part and those that it combines or refers to."""
+        pending, budget = [(self, 0)], MAX_PARTS
+        while pending and budget:
+            place, depth = pending.pop(0)
+            budget -= 1
+            yield place
+            if depth < MAX_DEPTH:
+                target = place.target()
+                found = [] if target is None else [target]
+                for keyword in ("allOf", "anyOf", "oneOf"):
+                    found += place.options(keyword)
+                pending += [(each, depth + 1) for each in found]
+
+
+def type_of(value: Any) -> str | None:
+    return _TYPE_OF.get(type(value))
+
+
+def _types(place: Place, depth: int, budget: list[int]) -> frozenset[str] | None:
+    schema = place.schema
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH or not budget[0]:
+        return frozenset() if schema is False else None
+    budget[0] -= 1
+    target = place.target()
+    parts = [*place.options("allOf"), *([] if target is None else [target])]
+    found = [_declared(schema), *(_types(part, depth + 1, budget) for part in parts)]
+    for keyword in ("anyOf", "oneOf"):
+        options = [_types(part, depth + 1, budget) for part in place.options(keyword)]
+        known = [each for each in options if each is not None]
+        found.append(frozenset().union(*known) if known and len(known) == len(options) else None)
+    said = [each for each in found if each is not None]
+    return frozenset.intersection(*said) if said else None
+
+
+def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
+    """By the keywords of the schema itself. One with properties or items is meant to be of an
+    object or array even if it does not say so."""
+    kind = schema.get("type")
+    kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
+    types = None
+    if kinds is not None:
+        names = (each for each in kinds if isinstance(each, str))
+        types = frozenset("number" if each == "integer" else each for each in names)
+    values = schema.get("enum")
+    values = [schema["const"]] if "const" in schema else values
+    if isinstance(values, list):
+        of_values = frozenset(filter(None, map(type_of, values)))
+        return of_values if types is None else types & of_values
+    if types is None and "properties" in schema:
+        return frozenset(("object",))
+    if types is None and ("items" in schema or "prefixItems" in schema):
+        return frozenset(("array",))
+    return types
