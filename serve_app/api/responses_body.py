@@ -45,12 +45,18 @@ class ResponseTool(ResponseFunction):
     tools: Items[ResponseFunction] = Field(default_factory=list)
 
 
+Summary = Literal["auto", "concise", "detailed"]
+
+
 class ReasoningSettings(Body):
     effort: str | None = None
-    summary: Any = harmless()  # reasoning is returned as it is
-    generate_summary: Any = harmless()
+    summary: Summary | None = None  # what is reported as one is the reasoning as it is
+    generate_summary: Summary | None = None  # the former name
     context: Any = harmless()
     mode: Any = harmless()
+
+    def shown(self) -> dict[str, Any]:
+        return {"effort": self.effort, "summary": self.summary or self.generate_summary}
 
 
 class TextSettings(Body):
@@ -190,7 +196,7 @@ class ResponsesBody(Body):
             "parallel_tool_calls": self.parallel_tool_calls,
             "presence_penalty": options.presence_penalty or 0.0,
             "previous_response_id": self.previous_response_id,
-            "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "reasoning": self.reasoning.shown(),
             "service_tier": "default",
             "store": self.store,
             "temperature": options.temperature,

@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -33,7 +34,8 @@ class ResponseEncoder(StreamEncoder):
         self.final: dict[str, Any] | None = None
         self._facts = facts
         self._reader = reader
-        self._output = Output(facts["id"], namespaces)
+        summarised = facts["reasoning"]["summary"] is not None
+        self._output = Output(facts["id"], namespaces, summarised=summarised)
         self._created_at = int(time.time())
         self._sent = 0  # events
 
@@ -101,13 +103,14 @@ class Output:
     """The output items of the response `id`, and the events that report them.
 
     A tool call is reported when it is complete: an item cannot be withdrawn, and a malformed call
-    is text.
+    is text. `summarised`: the thinking is reported as its summary, instead of as its text.
     """
 
-    def __init__(self, id: str, namespaces: Mapping[str, str]) -> None:
+    def __init__(self, id: str, namespaces: Mapping[str, str], *, summarised: bool) -> None:
         self.items: list[Item] = []
         self._id = id
         self._namespaces = namespaces
+        self._summarised = summarised
         self._collected = Collected()
         self._open: _TextItem | None = None
         self._logprobs = _Logprobs()
@@ -123,7 +126,8 @@ class Output:
                     events += self._text("message", text, self._logprobs.take(text))
                 case Thinking(text):
                     self._logprobs.take(text)
-                    events += self._text("reasoning", text, [])
+                    kind = "summary" if self._summarised else "reasoning"
+                    events += self._text(kind, text, [])
             if call is not None:
                 events += self.close("completed") + self._call(call)
         return events
@@ -137,7 +141,7 @@ class Output:
 
     def _text(self, kind: str, text: str, logprobs: list[TokenLogprob]) -> list[StreamEvent]:
         events = []
-        if self._open is None or self._open.item["type"] != kind:
+        if self._open is None or self._open.kind != kind:
             events += self.close("completed")
             self._open = _TextItem(kind, self._id, len(self.items))
             self.items.append(self._open.item)
@@ -187,42 +191,70 @@ class _Logprobs:
         return taken
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """How the part of a text is named: its type, in the item, in events about its text, and in
+    those about the part."""
+
+    type: str
+    field: str
+    text: str
+    part: str
+    index: str
+
+
+_PARTS = {
+    "message": _Part("output_text", "content", "output_text", "content_part", "content_index"),
+    "reasoning": _Part(
+        "reasoning_text", "content", "reasoning_text", "content_part", "content_index"
+    ),
+    "summary": _Part(
+        "summary_text",
+        "summary",
+        "reasoning_summary_text",
+        "reasoning_summary_part",
+        "summary_index",
+    ),
+}
+
+
 class _TextItem:
-    """An item of one text: a message or reasoning."""
+    """An item of one text: a message, reasoning, or reasoning with a summary alone."""
 
     def __init__(self, kind: str, response_id: str, index: int) -> None:
+        self.kind = kind
         self._index = index
         self._texts: list[str] = []
         self._message = kind == "message"
         self._logprobs: list[dict[str, Any]] = []
+        self._names = _PARTS[kind]
         if self._message:
-            self._name = "response.output_text"
             fields: Item = {"id": item_id("msg", response_id, index), "role": "assistant"}
         else:
-            self._name = "response.reasoning_text"
             fields = {"id": item_id("rs", response_id, index), "summary": []}
-        self.item: Item = {**fields, "type": kind, "status": "in_progress", "content": []}
+        type = "message" if self._message else "reasoning"
+        self.item: Item = {**fields, "type": type, "status": "in_progress", "content": []}
 
     def begin(self) -> list[StreamEvent]:
         added = {"output_index": self._index, "item": dict(self.item)}
         return [
             {"type": "response.output_item.added", **added},
-            self._event("response.content_part.added", part=self._part()),
+            self._event(f"{self._names.part}.added", part=self._part()),
         ]
 
     def add(self, text: str, logprobs: list[TokenLogprob]) -> StreamEvent:
         self._texts.append(text)
         entries = [logprob_entry(each) for each in logprobs]
         self._logprobs += entries
-        return self._event(f"{self._name}.delta", delta=text, **self._with_logprobs(entries))
+        return self._event(f"{self._names.text}.delta", delta=text, **self._with_logprobs(entries))
 
     def end(self, status: str) -> list[StreamEvent]:
         part = self._part()
-        self.item |= {"status": status, "content": [part]}
+        self.item |= {"status": status, self._names.field: [part]}
         logprobs = self._with_logprobs(self._logprobs)
         return [
-            self._event(f"{self._name}.done", text=part["text"], **logprobs),
-            self._event("response.content_part.done", part=part),
+            self._event(f"{self._names.text}.done", text=part["text"], **logprobs),
+            self._event(f"{self._names.part}.done", part=part),
             {
                 "type": "response.output_item.done",
                 "output_index": self._index,
@@ -231,8 +263,7 @@ class _TextItem:
         ]
 
     def _part(self) -> dict[str, Any]:
-        kind = self._name.removeprefix("response.")
-        part: dict[str, Any] = {"type": kind, "text": "".join(self._texts)}
+        part: dict[str, Any] = {"type": self._names.type, "text": "".join(self._texts)}
         if self._message:
             part |= {"annotations": [], **self._with_logprobs(self._logprobs)}
         return part
@@ -242,8 +273,8 @@ class _TextItem:
         return {"logprobs": list(entries)} if self._message else {}
 
     def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        place = {"item_id": self.item["id"], "output_index": self._index, "content_index": 0}
-        return {"type": kind, **place, **fields}
+        place = {"item_id": self.item["id"], "output_index": self._index, self._names.index: 0}
+        return {"type": f"response.{kind}", **place, **fields}
 
 
 def _usage(usage: Usage | None) -> dict[str, Any] | None:

@@ -162,6 +162,40 @@ async def test_a_stream_of_reasoning_text_and_calls_adds_up_to_the_whole_reply()
     assert first["call_id"] != second["call_id"]
 
 
+@pytest.mark.parametrize("asked", [{"summary": "auto"}, {"generate_summary": "detailed"}])
+async def test_reasoning_is_reported_once_as_its_summary_if_one_is_requested(asked):
+    (summary,) = asked.values()
+    async with openai_client(PretendReplica(CALLING, QWEN3)) as client:
+        given = {"model": "demo", "input": "Hi", "reasoning": asked, "tools": [TOOL]}
+        whole = await client.responses.create(**given)
+        stream = await client.responses.create(**given, stream=True)
+        found = [event async for event in stream]
+    for reply in (whole, found[-1].response):
+        item = reply.output[0]
+        assert isinstance(item, types.ResponseReasoningItem)
+        assert ([part.text for part in item.summary], item.content) == (["I call."], [])
+        assert reply.reasoning is not None and reply.reasoning.summary == summary
+    kinds = [event.type.removeprefix("response.") for event in found]
+    assert [kind for kind, _ in groupby(kinds)][2:8] == [
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+    ]
+    thought = [e for e in found if isinstance(e, types.ResponseReasoningSummaryTextDeltaEvent)]
+    assert "".join(event.delta for event in thought) == "I call."
+    assert not any("reasoning_text" in kind for kind in kinds)
+    events((await post(PretendReplica(CALLING, QWEN3), stream=True, reasoning=asked)).text)
+
+
+async def test_an_unknown_summary_is_refused_by_name():
+    response = await post(reasoning={"summary": "long"})
+    assert response.status_code == 400
+    assert "reasoning.summary" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_functions_of_a_namespace_keep_their_own_names(stream):
     calling = '<tool_call>{"name": "sky.weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -197,7 +231,8 @@ async def test_a_reply_without_text_has_no_items():
 
 
 def encoder() -> ResponseEncoder:
-    return ResponseEncoder({"id": "resp_" + "0" * 32}, ReplyReader(), {})
+    facts = {"id": "resp_" + "0" * 32, "reasoning": {"summary": None}}
+    return ResponseEncoder(facts, ReplyReader(), {})
 
 
 def test_a_reply_that_reaches_its_limit_is_incomplete():
@@ -258,7 +293,7 @@ async def test_truncation_leaves_out_turns(truncation, turns):
 
 async def test_fields_without_effect_here_are_accepted():
     await task_of(
-        reasoning={"effort": "none", "summary": "auto"},
+        reasoning={"effort": "none", "context": "auto"},
         text={"format": {"type": "text"}, "verbosity": "low"},
         include=["reasoning.encrypted_content"],
         parallel_tool_calls=True,
