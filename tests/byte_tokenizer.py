@@ -5,22 +5,28 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 END = "<|im_end|>"
+# Markers of formats that vocabularies have as tokens.
+TOKEN = re.compile(r"<[^<>]{4,}>|\[[A-Z_/]+\]|\]<\]minimax\[>\[")
 
 
 class ByteTokenizer:
-    """Token n is byte n for n < 256; then the control tokens, of which the first ends replies."""
+    """Token n is byte n for n < 256; then the control tokens, of which the first ends replies; then
+    `texts`, which `encode` does not use."""
 
-    def __init__(self, *markers: str) -> None:
-        texts = (END, *markers)
-        control = {text: 256 + index for index, text in enumerate(texts)}
+    def __init__(self, *markers: str, texts: Sequence[str] = ()) -> None:
+        markers = (END, *markers)
+        control = {text: 256 + index for index, text in enumerate(markers)}
+        self._texts = [text.encode() for text in texts]
         self.vocabulary = SimpleNamespace(control=control)
-        self.vocab_size = 256 + len(texts)
+        self.vocab_size = 256 + len(markers) + len(texts)
         self.end_tokens = frozenset({256})
         self.bos_id = None
         self._markers = {token: text for text, token in control.items()}
 
     def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else b""
+        if token < 256:
+            return bytes([token])
+        return b"" if token in self._markers else self._texts[token - 256 - len(self._markers)]
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         control = self.vocabulary.control
@@ -33,5 +39,7 @@ class ByteTokenizer:
 
     def text(self, tokens: Sequence[int]) -> str:
         """With the texts of control tokens, as replies have them if they are markup."""
-        pieces = [self._markers.get(token, "").encode() or bytes([token]) for token in tokens]
+        pieces = [
+            self._markers.get(token, "").encode() or self.token_bytes(token) for token in tokens
+        ]
         return b"".join(pieces).decode(errors="replace")

@@ -32,6 +32,19 @@ def check(grammar: str) -> None:
         raise GrammarError(_brief(messages[0]))
 
 
+def check_terminal(expression: str) -> None:
+    """Raises GrammarError unless a terminal of a Lark grammar is valid and matches some text."""
+    bytes_alone = LLTokenizer("byte")
+    grammar = f"start: T\nT: {expression}"
+    matcher = LLMatcher(bytes_alone, grammar, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+        if not matcher.is_error():
+            return
+        raise GrammarError("no text is allowed there")
+    raise GrammarError(_brief(matcher.get_error()))
+
+
 class TokenGrammars:
     """Compiles grammars for one tokenizer. The first one prepares the vocabulary, which takes about
     a second per 100,000 tokens."""

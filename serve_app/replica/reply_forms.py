@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from model_zoo.chat.formats.reply_grammar import AllowedCalls, ReplyGrammar
+from model_zoo.chat.formats.allowed_calls import AllowedCalls, UnwritableArguments
+from model_zoo.chat.formats.reply_grammar import reply_grammar
 from model_zoo.chat_model import Prompt
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from model_zoo.grammars.json_schema import compilable, place_of_error
@@ -21,6 +23,9 @@ from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatTask, Conversation
 
 THREADS = 2
+# llguidance recurses from rule to rule, of which it accepts up to 65,000 at some 3 KB each. Only
+# what is used becomes memory.
+STACK_BYTES = 256 * 2**20
 MAX_WAITING = 64
 COMPILE_S = 10.0
 
@@ -36,7 +41,7 @@ class ReplyForms:
         self._tokenizer = tokenizer
         self._grammars = TokenGrammars(tokenizer)
         self._limit_s = limit_s
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        self._threads = _threads()
         self._gate = FairGate(THREADS, max_waiting=MAX_WAITING, things="forms of replies")
 
     async def grammar(self, task: ChatTask, prompt: Prompt) -> TokenGrammar | None:
@@ -78,34 +83,44 @@ class ReplyForms:
             raise RequestError(f"{_field(task)} cannot be compiled: {error}") from None
 
     def _reply(self, task: ChatTask, prompt: Prompt, answer: dict[str, Any] | None) -> str:
-        source, reply_format, form = task.prompt, prompt.reply_format, prompt.call_form
+        source, reply_format = task.prompt, prompt.reply_format
         if not isinstance(source, Conversation) or reply_format is None:
             return json.dumps({"grammars": [answer]})
-        if reply_format.of_messages and reply_format.name != "harmony":
-            raise RequestError(
-                f"{_field(task)}: the form of replies cannot be enforced for this model, which "
-                f'writes them in the format "{reply_format.name}"'
-            )
         calls = None
         if task.calls is not None or source.tools:
-            rule = task.calls or _any_call(source, task.output)
-            if form is None and reply_format.name != "harmony":
-                raise RequestError(
-                    f'field "{rule.field}": the form of replies with tools cannot be enforced for '
-                    f'this model, whose tool calls have the format "{reply_format.name}"'
-                )
-            calls = _allowed(rule, source)
-        grammar = ReplyGrammar(self._tokenizer.vocabulary.control)
-        if reply_format.name == "harmony":
-            return grammar.harmony(answer, calls)
-        may_think = prompt.thinks or source.thinking is not False
-        return grammar.tagged(
-            thinking=reply_format.thinking if may_think else None,
-            thinks=prompt.thinks,
-            answer=answer,
-            calls=calls,
-            form=form,
-        )
+            calls = _allowed(task.calls or _any_call(source, task.output), source)
+        try:
+            return reply_grammar(
+                self._tokenizer.vocabulary.control,
+                reply_format,
+                may_think=source.thinking is not False,
+                thinks=prompt.thinks,
+                answer=answer,
+                calls=calls,
+                form=prompt.call_form,
+            )
+        except UnwritableArguments as error:
+            index = next(
+                index
+                for index, tool in enumerate(source.tools)
+                if tool["function"]["name"] == error.tool
+            )
+            raise RequestError(
+                f'field "tools[{index}]" cannot be enforced at "{error.pointer}" in the form of '
+                f'this model\'s calls ("{reply_format.name}"): {error.reason}'
+            ) from None
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Threads with large stacks, all of which are running."""
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+    before, begun = threading.stack_size(STACK_BYTES), threading.Barrier(THREADS)
+    try:
+        for starting in [threads.submit(begun.wait) for _ in range(THREADS)]:
+            starting.result()
+    finally:
+        threading.stack_size(before)
+    return threads
 
 
 def _checked(output: OutputForm) -> dict[str, Any]:

@@ -3,12 +3,18 @@
 Sources: the families' published chat templates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-ID = "[a-zA-Z0-9]{9}"
-_ID = {"type": "string", "pattern": f"^{ID}$"}
-_DIGITS = {"type": "string", "pattern": "^[0-9]{1,3}$"}
+from model_zoo.chat.formats import family_calls, family_parameters, gemma4, minimax_m3
+from model_zoo.chat.formats.arguments import Arguments, JsonArguments, ParameterArguments
+from model_zoo.chat.formats.elements import ElementArguments
+from model_zoo.chat.formats.lark import LINE_END, Match, Maybe, Pieces
+from model_zoo.chat.formats.literals import GemmaArguments, PythonArguments, PythonLiteral
+from model_zoo.chat.formats.parameters import Parameters
+
+_ID, _DIGITS = "[a-zA-Z0-9]{9}", "[0-9]{1,3}"
+_JSON = JsonArguments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +30,12 @@ class JsonCall:
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A call as the name, then the JSON object of the arguments. `identity`: what precedes an
-    id after the name, which may be missing."""
+    """A call as the name, then the arguments."""
 
-    before: str = ""
-    between: str = ""
-    after: str = ""
-    identity: str = ""
+    before: Pieces = ()
+    between: Pieces = ()
+    after: Pieces = ()
+    arguments: Arguments = _JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,54 +43,225 @@ class CallForm:
     """`begin`, the calls with `separator` between them, and `end`.
 
     `separator` None: a reply has one call. `listed`: the calls are items of one JSON list. `begin`
-    also tells calls from text; without it, only a whole reply may be a call.
+    also tells calls from text; without it, only a whole reply may be calls, and `opener` precedes
+    them.
     """
 
     call: JsonCall | NamedCall
     begin: str = ""
-    end: str = ""
-    separator: str | None = None
+    end: Pieces = ()
+    separator: Pieces | None = None
     listed: bool = False
+    opener: str = ""
 
 
-_TAG = CallForm(JsonCall(), "<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n")
-_DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+def _of_type(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{pattern}$"}
+
+
+def _invoked(parameters: Parameters, opener: str, text: str = "", other: str = "") -> CallForm:
+    """Calls as `<invoke>` elements. `text`, `other`: what follows the name of an argument whose
+    value is a text, or JSON."""
+    types = ("string", "number", "boolean", "null", "array", "object")
+    attributes = dict.fromkeys(types, other) | {"string": text} if text else {}
+    arguments = ParameterArguments(parameters, value_gap=("\n",), attributes=attributes)
+    call = NamedCall(
+        (parameters.begin,), (f"{parameters.name_end}\n",), (parameters.end,), arguments
+    )
+    return CallForm(call, f"{opener}\n", (f"\n{parameters.closer}",), ("\n",))
+
+
+_TAG = CallForm(
+    JsonCall(), "<tool_call>\n", ("\n</tool_call>",), ("\n</tool_call>", LINE_END, "<tool_call>\n")
+)
+_PYTHON = NamedCall(between=("(",), after=(")",), arguments=PythonArguments())
+_COMMA = (",", Maybe((" ",)))
+_CONSTANTS = frozenset(("boolean", "null"))
+_VALUES = _CONSTANTS | {"number", "array", "object"}
+_QWEN = NamedCall(
+    ("<function=",),
+    (">\n",),
+    ("</function>",),
+    ParameterArguments(
+        family_parameters.QWEN,
+        value_gap=("\n",),
+        literal=PythonLiteral(family_parameters.QWEN.value_end),
+        literal_types=_CONSTANTS,
+    ),
+)
+_SEED = replace(
+    _QWEN,
+    arguments=ParameterArguments(
+        family_parameters.SEED,
+        value_gap=("\n",),
+        literal=PythonLiteral(family_parameters.SEED.value_end),
+        literal_types=_VALUES,
+    ),
+)
+_GLM = NamedCall(
+    (),
+    (LINE_END,),
+    ("</tool_call>",),
+    ParameterArguments(family_parameters.GLM, (LINE_END,), (LINE_END,)),
+)
+_HUNYUAN_3 = NamedCall(
+    ("<tool_call:opensource>",),
+    ("<tool_sep:opensource>\n",),
+    ("</tool_call:opensource>",),
+    ParameterArguments(family_parameters.HUNYUAN_3, ("\n",), ("\n",)),
+)
+_MINICPM5 = NamedCall(
+    (),
+    ('">',),
+    ("</function>",),
+    ParameterArguments(
+        family_parameters.MINICPM5,
+        cdata=True,
+        literal=PythonLiteral(family_parameters.MINICPM5.value_end),
+        literal_types=_VALUES,
+    ),
+)
+_KIMI_K2 = NamedCall(
+    (f"{family_calls.KIMI_CALL}functions.",),
+    (":", Match(_DIGITS), family_calls.KIMI_ARGUMENTS),
+    (family_calls.KIMI_CALL_END,),
+)
+_KIMI_K3 = NamedCall(
+    ('<|open|>call tool="',),
+    ('" index="', Match(_DIGITS), '"<|sep|>'),
+    ("<|close|>call<|sep|>",),
+    ParameterArguments(
+        family_parameters.KIMI_K3,
+        value_gap=(),
+        attributes={
+            each: f'" type="{each}"'
+            for each in ("string", "number", "boolean", "null", "array", "object")
+        },
+    ),
+)
+_SOLAR = NamedCall(
+    (family_calls.SOLAR_CALL, Match("[a-zA-Z0-9_-]{1,40}"), family_calls.SOLAR_NAME),
+    (family_calls.SOLAR_ARGUMENTS,),
+    (family_calls.SOLAR_CALL_END,),
+)
+_GEMMA_4 = NamedCall(("call:",), (), (gemma4.CLOSE,), GemmaArguments())
+_MINIMAX_M3 = NamedCall(
+    (f'{minimax_m3.TAG}invoke name="',),
+    ('">',),
+    (f"{minimax_m3.TOKEN}</invoke>\n",),
+    ElementArguments(),
+)
+_DEEPSEEK_END, _LISTED_ID = "<｜tool▁calls▁end｜>", (("id", {"type": "string", "maxLength": 40}),)
 _FORMS = {
-    "mistral": CallForm(JsonCall(last=(("id", _ID),)), "[TOOL_CALLS]", listed=True),
+    "mistral": CallForm(JsonCall(last=(("id", _of_type(_ID)),)), "[TOOL_CALLS]", listed=True),
+    "deepseek": CallForm(
+        NamedCall(
+            (family_calls.DEEPSEEK_CALL,),
+            (family_calls.DEEPSEEK_SEPARATOR,),
+            (family_calls.DEEPSEEK_CALL_END,),
+        ),
+        "<｜tool▁calls▁begin｜>",
+        (_DEEPSEEK_END,),
+        (),
+    ),
+    "deepseek-v3.2": _invoked(
+        family_parameters.DEEPSEEK_V3_2,
+        "<｜DSML｜function_calls>",
+        '" string="true',
+        '" string="false',
+    ),
+    "deepseek-v4": _invoked(
+        family_parameters.DEEPSEEK_V4, "<｜DSML｜tool_calls>", '" string="true', '" string="false'
+    ),
     "command-a": CallForm(
-        JsonCall("tool_name", "parameters", (("tool_call_id", _DIGITS),)),
+        JsonCall("tool_name", "parameters", (("tool_call_id", _of_type(_DIGITS)),)),
         "<|START_ACTION|>",
-        "<|END_ACTION|>",
+        ("<|END_ACTION|>",),
         listed=True,
     ),
-    "nemotron": CallForm(JsonCall(), "<TOOLCALL>", "</TOOLCALL>", listed=True),
+    "nemotron": CallForm(JsonCall(), "<TOOLCALL>", ("</TOOLCALL>",), listed=True),
     "gigachat": CallForm(JsonCall(), "<|function_call|>"),
-    "list": CallForm(JsonCall(), "<|tool_call|>", "<|/tool_call|>", listed=True),
+    "gigachat-3": CallForm(JsonCall(), "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+    "list": CallForm(JsonCall(), "<|tool_call|>", (Maybe(("<|/tool_call|>",)),), listed=True),
     "command-r": CallForm(
-        JsonCall("tool_name", "parameters"), "Action: ```json\n", "\n```", listed=True
+        JsonCall("tool_name", "parameters"), "Action: ```json\n", ("\n```",), listed=True
     ),
+    "apertus": CallForm(
+        NamedCall(('{"',), ('": ',), ("}",)), "<|tools_prefix|>[", ("]<|tools_suffix|>",), _COMMA
+    ),
+    "tool-calls": CallForm(JsonCall(), "<tool_calls>\n", ("\n</tool_calls>",), ("\n",)),
+    "functionary-3.1": CallForm(
+        NamedCall((), (">",), ("</function>",)), "<function=", (), ("<function=",)
+    ),
+    "functools": CallForm(JsonCall(), "functools", listed=True),
+    "kimi-k2": CallForm(
+        _KIMI_K2, "<|tool_calls_section_begin|>", (family_calls.KIMI_END,), ()
+    ),
+    "kimi-k3": CallForm(_KIMI_K3, "<|open|>tools<|sep|>", ("<|close|>tools<|sep|>",), ()),
+    "solar": CallForm(_SOLAR, "<|tool_calls|>", (), ()),
+    "lfm2": CallForm(_PYTHON, "<|tool_call_start|>[", ("]<|tool_call_end|>",), _COMMA),
+    "tool-code": CallForm(_PYTHON, "```tool_code\n", ("\n```",)),
+    "pythonic": CallForm(_PYTHON, end=("]",), separator=_COMMA, opener="["),
+    "minimax-m2": _invoked(family_parameters.MINIMAX_M2, "<minimax:tool_call>"),
+    "minimax-m3": CallForm(
+        _MINIMAX_M3, f"{minimax_m3.OPEN}\n", (minimax_m3.CLOSE,), ()
+    ),
+    "seed": CallForm(
+        _SEED,
+        "<seed:tool_call>\n",
+        ("\n</seed:tool_call>",),
+        ("\n</seed:tool_call>\n<seed:tool_call>\n",),
+    ),
+    "hunyuan-3": CallForm(
+        _HUNYUAN_3, "<tool_calls:opensource>\n", ("\n</tool_calls:opensource>",), ("\n",)
+    ),
+    "minicpm5": CallForm(_MINICPM5, '<function name="', (), ('\n<function name="',)),
+    "glm": CallForm(_GLM, "<tool_call>", (), (LINE_END, "<tool_call>")),
+    "gemma4": CallForm(_GEMMA_4, gemma4.OPEN, (), (gemma4.OPEN,)),
     "llama": CallForm(JsonCall(arguments="parameters")),
-    "glm4": CallForm(NamedCall(between="\n")),
+    "llama4": CallForm(JsonCall(arguments="parameters")),
+    "glm4": CallForm(NamedCall(between=("\n",))),
     "tag": _TAG,
     "generic": _TAG,
+}  # fmt: skip
+# Other forms of a format: a text of the templates that have them.
+_VARIANTS = {
+    "mistral": (
+        "[ARGS]",
+        CallForm(
+            NamedCall(between=(Maybe(("[CALL_ID]", Match(_ID))), "[ARGS]")),
+            "[TOOL_CALLS]",
+            (),
+            ("[TOOL_CALLS]",),
+        ),
+    ),
+    "deepseek": (
+        "```json",
+        CallForm(
+            NamedCall(
+                (f"{family_calls.DEEPSEEK_CALL}function{family_calls.DEEPSEEK_SEPARATOR}",),
+                ("\n```json\n",),
+                (f"\n```{family_calls.DEEPSEEK_CALL_END}",),
+            ),
+            "<｜tool▁calls▁begin｜>",
+            (_DEEPSEEK_END,),
+            ("\n",),
+        ),
+    ),
+    "tag": ("<function=", replace(_TAG, call=_QWEN)),
+    "tool-calls": (
+        "<tool_calls>[",
+        CallForm(JsonCall(last=_LISTED_ID), "<tool_calls>", ("</tool_calls>",), listed=True),
+    ),
+    "pythonic": (
+        "<|python_start|>",
+        CallForm(_PYTHON, "<|python_start|>[", ("]<|python_end|>",), _COMMA),
+    ),
 }
 
 
 def call_form(name: str, template: str) -> CallForm | None:
-    """The form of calls in the format `name` of this template; None if none is known here."""
-    if name == "mistral" and "[ARGS]" in template:
-        call = NamedCall(between="[ARGS]", identity="[CALL_ID]")
-        return CallForm(call, "[TOOL_CALLS]", separator="[TOOL_CALLS]")
-    if name == "deepseek":
-        begin, between, after = _DEEPSEEK
-        in_markdown = "```json" in template
-        call = (
-            NamedCall(f"{begin}function{between}", "\n```json\n", f"\n```{after}")
-            if in_markdown
-            else NamedCall(begin, between, after)
-        )
-        separator = "\n" if in_markdown else ""
-        return CallForm(call, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", separator)
-    if name == "tag" and "<function=" in template:
-        return None
-    return _FORMS.get(name)
+    """The form of calls in the format `name` of this template; None if its replies consist of
+    messages."""
+    sign, variant = _VARIANTS.get(name, ("", None))
+    return variant if variant is not None and sign in template else _FORMS.get(name)

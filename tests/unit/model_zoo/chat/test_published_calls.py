@@ -2,12 +2,13 @@
 
 import pytest
 
+from model_zoo.chat.formats.allowed_calls import AllowedCalls
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from model_zoo.chat.formats.reply_grammar import AllowedCalls, ReplyGrammar
+from model_zoo.chat.formats.reply_grammar import reply_grammar
 from model_zoo.chat.messages import ChatTemplate
 from model_zoo.grammars.token_grammar import TokenGrammar, TokenGrammars
-from tests.byte_tokenizer import ByteTokenizer
+from tests.byte_tokenizer import TOKEN, ByteTokenizer
 from tests.chat_templates import every_template, template_source
 from tests.reply_parsing import parsed, replied
 from tests.unit.model_zoo.chat.test_published_templates import (
@@ -27,20 +28,21 @@ def longest_reply(grammar: TokenGrammar, tokenizer: ByteTokenizer, text: str) ->
         (end,) = tokenizer.end_tokens
         if mask[end // 8] >> end % 8 & 1:
             reply = tokenizer.text(tokens[:count])
-        if not mask[token // 8] >> token % 8 & 1:
+        if token == end or not mask[token // 8] >> token % 8 & 1:
             break
         matcher.accept(token)
     return reply
 
 
 def grammar_of(form: ReplyFormat, source: str, tokenizer: ByteTokenizer, *, thinks: bool) -> str:
-    builder = ReplyGrammar(tokenizer.vocabulary.control)
-    calls = AllowedCalls(DECLARED, required=True, parallel=True)
-    if form.name == "harmony":
-        return builder.harmony(None, calls)
-    written = call_form(form.name, source)
-    return builder.tagged(
-        thinking=form.thinking, thinks=thinks, answer=None, calls=calls, form=written
+    return reply_grammar(
+        tokenizer.vocabulary.control,
+        form,
+        may_think=True,
+        thinks=thinks,
+        answer=None,
+        calls=AllowedCalls(DECLARED, required=True, parallel=True),
+        form=call_form(form.name, source),
     )
 
 
@@ -49,15 +51,17 @@ def test_what_a_published_template_renders_of_a_call_is_allowed(name: str) -> No
     source = template_source(name)
     form = format_of(source)
     harmony = form.name == "harmony"
-    if name in WITHOUT_CALLS or not (harmony or call_form(form.name, source)):
-        pytest.skip("no calls, or none that a grammar can express")
-    tokenizer = ByteTokenizer(*sorted(form.markup))
+    if name in WITHOUT_CALLS:
+        pytest.skip(WITHOUT_CALLS[name])
+    tokenizer = ByteTokenizer(
+        *sorted({token for text in form.markup for token in TOKEN.findall(text)})
+    )
     grammars = TokenGrammars(tokenizer)  # type: ignore[arg-type]
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
     for calls, text, thinks in rendered_replies(template, form):
         grammar = grammars.compile(grammar_of(form, source, tokenizer, thinks=thinks))
         # White space that the template writes before the reply.
-        rendered = text if thinks or harmony else text.lstrip()
+        rendered = text if thinks or form.of_messages else text.lstrip()
         allowed = longest_reply(grammar, tokenizer, rendered)
         reply = parsed(replied(form, [allowed], tools=DECLARED, thinks=thinks))
         expected = [(call.name, dict(call.arguments)) for call in calls if call.name in text]

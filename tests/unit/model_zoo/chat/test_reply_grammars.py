@@ -8,6 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from model_zoo.chat.formats.allowed_calls import AllowedCalls
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.events import (
     CallArguments,
@@ -18,9 +19,11 @@ from model_zoo.chat.formats.events import (
     Thinking,
 )
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from model_zoo.chat.formats.reply_grammar import AllowedCalls, ReplyGrammar
-from model_zoo.grammars.token_grammar import TokenGrammars
-from tests.byte_tokenizer import ByteTokenizer
+from model_zoo.chat.formats.reply_grammar import reply_grammar
+from model_zoo.grammars.token_grammar import TokenGrammar, TokenGrammars
+from tests.byte_tokenizer import TOKEN, ByteTokenizer
+from tests.reply_parsing import TOOLS as SAMPLE_TOOLS
+from tests.reply_transcripts import REPLIES
 
 CITY = {
     "type": "object",
@@ -34,6 +37,13 @@ CLOCK |= {"additionalProperties": False}
 TOOLS = {"weather": CITY, "clock": CLOCK}
 ANSWER = {"json_schema": {"type": "object", "properties": {"n": {"enum": [1, 2]}},
                           "required": ["n"], "additionalProperties": False}}  # fmt: skip
+# Families of which the transcripts have the words of a template.
+WRITTEN = (
+    "glm-4.6", "kimi-k2", "kimi-k3", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code",
+    "minimax-m1", "minimax-m2", "minimax-m3", "seed", "hunyuan-3", "deepseek-v3.2", "apertus",
+    "gigachat-3", "solar", "minicpm5", "functionary-3.1", "functionary-3.2", "firefunction", "muse",
+    "qwen3-coder",
+)  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
     "mistral list": "tools [TOOL_CALLS]",
@@ -50,14 +60,27 @@ TEMPLATES = {
     "glm4": "tools [gMASK] <|observation|>",
     "generic": "",
     "harmony": "tools <|channel|> <|message|>",
+    "llama4 pythonic": "tools [func_name1(param1=value1)] <|python_start|>",
+    "apriel list": "tools <tool_calls>[",
+    **{name: REPLIES[name][0] for name in WRITTEN},
+    "gemma4": "tools <|tool_call> <|channel>thought",
 }
-MARKERS = (
-    "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-    "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>",
-    "<|tool_call|>", "<|/tool_call|>", "<|function_call|>", "<|python_tag|>",
-    "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>",
-)  # fmt: skip
+MARKERS = sorted(
+    {
+        token
+        for template in TEMPLATES.values()
+        for marker in format_of(template).markup
+        for token in TOKEN.findall(marker)
+    }
+)
+# How an answer and a call of the clock begin where replies are messages.
+MESSAGES = {
+    "harmony": ("<|channel|>final<|message|>", "<|channel|>commentary to=functions.clock"),
+    "functionary": ("all\n", "clock\n"),
+    "muse": (" to=user<|message|>", " to=clock<|message|>"),
+}
+# Families whose markers are always control tokens, and those that are like others.
+CONTROL_ONLY = {"harmony", "muse", *WRITTEN} - {"qwen3-coder", "lfm2", "minimax-m3"}
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}
 GRAMMARS = {name: TokenGrammars(tokenizer) for name, tokenizer in VOCABULARIES.items()}  # type: ignore[arg-type]
@@ -77,17 +100,15 @@ class Family:
         return VOCABULARIES[self.vocabulary]
 
     def grammar(self, *, answer=None, calls=None, thinks=False, thinking=True):
-        builder = ReplyGrammar(self.tokenizer.vocabulary.control)
-        if self.format.name == "harmony":
-            source = builder.harmony(answer, calls)
-        else:
-            source = builder.tagged(
-                thinking=self.format.thinking if thinking or thinks else None,
-                thinks=thinks,
-                answer=answer,
-                calls=calls,
-                form=call_form(self.format.name, self.template),
-            )
+        source = reply_grammar(
+            self.tokenizer.vocabulary.control,
+            self.format,
+            may_think=thinking,
+            thinks=thinks,
+            answer=answer,
+            calls=calls,
+            form=call_form(self.format.name, self.template),
+        )
         return GRAMMARS[self.vocabulary].compile(source)
 
     def reply(self, grammar, seed: int, begin: str = "") -> str | None:
@@ -125,7 +146,7 @@ FAMILIES = [
     pytest.param(Family(template, vocabulary), id=f"{name}, {vocabulary}")
     for name, template in TEMPLATES.items()
     for vocabulary in VOCABULARIES
-    if (name, vocabulary) != ("harmony", "text")  # its markers are always control tokens
+    if vocabulary == "control" or name not in CONTROL_ONLY
 ]
 
 
@@ -149,7 +170,7 @@ def test_required_calls_are_calls_that_follow_their_schemas(family: Family, para
     calls = AllowedCalls(TOOLS, required=True, parallel=parallel)
     grammar = family.grammar(calls=calls, thinking=False)
     seen = set()
-    for seed in range(6):
+    for seed in range(4):
         reply = family.reply(grammar, seed)
         if reply is None:  # harmony's analysis may be long
             continue
@@ -215,17 +236,82 @@ def test_thinking_may_mention_the_marker_of_calls(family: Family) -> None:
 def test_text_is_free_until_a_call_begins(family: Family) -> None:
     calls = AllowedCalls({"clock": CLOCK}, required=False, parallel=True)
     grammar = family.grammar(calls=calls)
-    harmony = family.format.name == "harmony"
-    final = "<|channel|>final<|message|>" if harmony else ""
+    form = call_form(family.format.name, family.template)
+    answers, begin = MESSAGES.get(family.format.name, ("", form.begin if form else ""))
     said = "Well, { [ it <b> is"
     for seed in range(3):
-        free = family.reply(grammar, seed, f"{final}{said}")
+        free = family.reply(grammar, seed, f"{answers}{said}")
         assert free is None or said in text_in(family.read(free))
-    form = call_form(family.format.name, family.template)
-    begin = "<|channel|>commentary to=functions.clock" if harmony else form.begin if form else ""
     if begin or family.format.name == "llama":
         reply = family.reply(grammar, 7, begin or '{"name"')
         assert reply is not None
         [*_, (name, arguments)] = calls_in(family.read(reply))
         assert name == "clock"
         jsonschema.validate(arguments, CLOCK)
+
+
+# Transcripts of calls that the schema does not declare, or of forms that the words of the template
+# in the transcripts do not imply.
+OTHER_FORMS = {"lfm2.5", "llama4-pythonic", "llama4", "apriel", "magistral", "qwen3-coder"}
+
+
+@pytest.mark.parametrize("name", [n for n in REPLIES if REPLIES[n][2].calls])
+def test_replies_as_published_templates_render_them_are_allowed(name: str) -> None:
+    if name in OTHER_FORMS:
+        pytest.skip("calls of other schemas or forms")
+    template, text, _ = REPLIES[name]
+    family = Family(template, "control")
+    grammar = family.grammar(calls=AllowedCalls(SAMPLE_TOOLS, required=False, parallel=True))
+    assert_allowed(family, grammar, text.rstrip().removesuffix("<|eot|>"))
+
+
+CODER, GLM = "tools <tool_call> <function=", "tools <tool_call> <arg_key>"
+WRONG = {
+    "coder: missing": (CODER, "<tool_call>\n<function=clock>\n</function>\n</tool_call>"),
+    "coder: value": (
+        CODER,
+        "<tool_call>\n<function=clock>\n<parameter=zone>\nX\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm: undeclared": (
+        GLM,
+        "<tool_call>clock<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>",
+    ),
+    "glm: twice": (
+        GLM,
+        "<tool_call>clock<arg_key>zone</arg_key><arg_value>UTC</arg_value><arg_key>zone</arg_key>"
+        "<arg_value>UTC</arg_value></tool_call>",
+    ),
+    "gemma: number": ("tools <|tool_call>", "<|tool_call>call:clock{zone:1}<tool_call|>"),
+    "gemma: pattern": (
+        "tools <|tool_call>",
+        '<|tool_call>call:weather{city:<|"|>bern<|"|>}<tool_call|>',
+    ),
+    "lfm2: bound": (
+        "tools <|tool_list_start|>",
+        "<|tool_call_start|>[weather(city='Bern', days=10)]<|tool_call_end|>",
+    ),
+    "minimax-m3: other tool": (
+        "tools ]<]minimax[>[",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="time">]<]minimax[>[</invoke>',
+    ),
+    "functionary": (">>>all >>>${recipient}", 'clock\n{"zone": "X"}'),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_calls_that_do_not_follow_the_schema_are_not_allowed(case: str) -> None:
+    template, text = WRONG[case]
+    family = Family(template, "control")
+    grammar = family.grammar(calls=AllowedCalls(TOOLS, required=True, parallel=False))
+    with pytest.raises(AssertionError):
+        assert_allowed(family, grammar, text)
+
+
+def assert_allowed(family: Family, grammar: TokenGrammar, text: str) -> None:
+    matcher = grammar.matcher()
+    (end,) = family.tokenizer.end_tokens
+    for token in [*family.tokenizer.encode(text, parse_special=True), end]:
+        mask = bytearray(4 * grammar.words)
+        matcher.allowed(memoryview(mask))
+        assert mask[token // 8] >> token % 8 & 1, family.tokenizer.text([token])
+        matcher.accept(token)

@@ -1,0 +1,86 @@
+"""Grammars of replies that consist of several messages."""
+
+from collections.abc import Callable, Mapping
+
+from model_zoo.chat.formats import harmony, recipients
+from model_zoo.chat.formats.allowed_calls import AllowedCalls, argument_rules
+from model_zoo.chat.formats.arguments import JsonArguments, ParameterArguments
+from model_zoo.chat.formats.family_parameters import MUSE
+from model_zoo.chat.formats.lark import LarkGrammar
+
+# Lark for a reply, of Lark for its text and of the calls that it may have.
+MessageGrammar = Callable[[LarkGrammar, str, AllowedCalls | None], str]
+
+
+def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
+    """After `<|start|>assistant`: messages in channels."""
+    spelled = lark.spelled
+    next_one = spelled(f"{harmony.ENDS[0]}{harmony.START}assistant")
+    message = spelled(harmony.MESSAGE)
+    json_content = f"({spelled(' <|constrain|>json')} | {spelled(' json')})?"
+    commentary = spelled(f"{harmony.CHANNEL}commentary")
+    analysis = lark.rule(f"{spelled(f'{harmony.CHANNEL}analysis')} {message} TEXT {next_one}")
+    before, options = f"{analysis}*", []
+    if calls is not None:
+        preamble = lark.rule(f"{commentary} {message} TEXT {next_one}")
+        before = f"({analysis} | {preamble})*"
+        for name, arguments in argument_rules(lark, JsonArguments(), calls).items():
+            recipient = spelled(f" to=functions.{name}")
+            options.append(
+                f"({commentary} {recipient} | {recipient} {commentary}) {json_content} "
+                f"{message} {arguments}"
+            )
+    if calls is None or not calls.required:
+        final = spelled(f"{harmony.CHANNEL}final")
+        options.append(f"{final} {json_content} {message} {text}")
+    return f"{before} ({' | '.join(options)})"
+
+
+def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
+    """After `>>>`: a line with a recipient before each message."""
+    said = f"{lark.spelled(recipients.EVERYONE)} {text}"
+    if calls is None:
+        return said
+    first: list[str] = []
+    further: list[str] = []
+    for name, arguments in argument_rules(lark, JsonArguments(), calls).items():
+        line = f"{name}\n"
+        called = lark.spelled(recipients.NEXT + line)
+        # After text, where it has precedence over more of it.
+        heard = f"{lark.spelled(recipients.EVERYONE)} TEXT {called}"
+        after_text = lark.first(f"heard_{len(first)}", heard)
+        opening = lark.spelled(line)
+        opening = opening if calls.required else f"({opening} | {after_text})"
+        first.append(f"{opening} {arguments}")
+        further.append(f"{called} {arguments}")
+    more = f"({' | '.join(further)})*" if calls.parallel else ""
+    called = f"({' | '.join(first)}) {more}"
+    return called if calls.required else f"{said} | {called}"
+
+
+def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
+    """After `<|start|>assistant`: messages to the model itself, to the user, or to tools."""
+    end, start, message = recipients.MUSE_ENDS[0], recipients.START, recipients.MESSAGE
+    next_one = lark.spelled(f"{end}{start}assistant")
+    thought = lark.rule(f"{lark.spelled(f' to=self{message}')} TEXT {next_one}")
+    said = lark.spelled(f" to=user{message}")
+    if calls is None:
+        return f"{thought}* {said} {text}"
+    options = []
+    arguments_form = ParameterArguments(MUSE, value_gap=("\n",))
+    for name, arguments in argument_rules(lark, arguments_form, calls).items():
+        opening = f" to={name}{message}{recipients.MUSE_CALLS}\n{MUSE.begin}{name}{MUSE.name_end}\n"
+        closing = lark.spelled(f"{MUSE.end}\n{MUSE.closer}")
+        options.append(f"{lark.spelled(opening)} {arguments} {closing}")
+    call = lark.rule(" | ".join(options))
+    called = f"{call} ({next_one} {call})*" if calls.parallel else call
+    if calls.required:
+        return f"{thought}* {called}"
+    return f"{thought}* ({said} {text} | ({said} TEXT {next_one})? {called})"
+
+
+MESSAGE_GRAMMARS: Mapping[str, MessageGrammar] = {
+    "harmony": _harmony,
+    "functionary": _functionary,
+    "muse": _muse,
+}

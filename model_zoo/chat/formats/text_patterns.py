@@ -1,0 +1,136 @@
+"""Strings that a JSON schema allows, as regular expressions over their characters.
+
+They are llguidance's terminals: regular expressions of Rust without look-around, combined with `|`,
+`&` and `~`.
+"""
+
+import json
+from collections.abc import Mapping
+
+from model_zoo.chat.formats.lark import Unwritable
+from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, Place
+
+ANY = "/(?s:.*)/"
+# Subsets of what RFC 3339, 5321, 1123, 2673, 4291, 4122 and 3986 and ISO 8601 allow.
+_DATE = r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"  # noqa: E501
+_TIME = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_WORD = "[a-zA-Z0-9_+-]{1,20}"
+_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": "P([0-9]{1,9}W|[0-9]{1,9}D(T[0-9]{1,9}S)?|T[0-9]{1,9}[HMS])",
+    "email": rf"{_WORD}(\.{_WORD}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,3}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,3}}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "ipv6": "[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,4}){7}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[a-zA-Z0-9.-]{1,250}(:[0-9]{1,5})?(/[a-zA-Z0-9._~!$&'()*+,;=:@/?-]{0,2000})?",
+}
+_UNSERVED = ("not", "if", "$dynamicRef", "$recursiveRef")
+
+
+def strings_of(place: Place) -> str | None:
+    """A terminal expression; None if the schema allows no string. Raises Unwritable."""
+    return _strings(place, 0, [MAX_PARTS])
+
+
+def _strings(place: Place, depth: int, budget: list[int]) -> str | None:
+    schema = place.schema
+    budget[0] -= 1
+    if not isinstance(schema, Mapping):
+        return None if schema is False else ANY
+    refuse(place, _UNSERVED)
+    if depth > MAX_DEPTH or budget[0] < 0:
+        raise Unwritable(place.pointer, "too many schemas refer to each other")
+    kinds = schema.get("type", "string")
+    if "string" not in ([kinds] if isinstance(kinds, str) else kinds):
+        return None
+    terms: list[str | None] = _constraints(place)
+    target = place.target()
+    parts = [*place.options("allOf"), *([] if target is None else [target])]
+    terms += [_strings(part, depth + 1, budget) for part in parts]
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema:
+            options = [_strings(part, depth + 1, budget) for part in place.options(keyword)]
+            found = [f"({each})" for each in options if each is not None]
+            terms.append(" | ".join(found) or None)
+    known = [each for each in terms if each is not None]
+    if len(known) < len(terms):
+        return None
+    return " & ".join(f"({each})" for each in known if each != ANY) or ANY
+
+
+def refuse(place: Place, keywords: tuple[str, ...]) -> None:
+    """Raises Unwritable if the schema has one of the keywords."""
+    found = next((each for each in keywords if each in place.schema), None)
+    if found is not None:
+        raise Unwritable(place.pointer, f'"{found}" cannot be expressed there')
+
+
+def _constraints(place: Place) -> list[str | None]:
+    schema = place.schema
+    terms: list[str | None] = []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        texts = [json.dumps(each, ensure_ascii=False) for each in values if isinstance(each, str)]
+        terms.append(" | ".join(texts) or None)
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    if least is not None or most is not None:
+        terms.append(f"/(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})/")
+    if "pattern" in schema:
+        terms.append(_searched(place, schema["pattern"]))
+    if schema.get("format") in _FORMATS:
+        terms.append(_regex(_FORMATS[schema["format"]]))
+    return terms
+
+
+def _searched(place: Place, pattern: str) -> str:
+    """Texts in which a pattern is found, which may be tied to their beginning and end."""
+    body = pattern.removeprefix("^")
+    from_begin = body != pattern
+    to_end = body.endswith("$") and (len(body) - len(body[:-1].rstrip("\\"))) % 2 == 1
+    body = body[:-1] if to_end else body
+    if (from_begin or to_end) and _has_alternatives(body):
+        raise Unwritable(place.pointer, '"pattern" has "^" or "$" in one of several alternatives')
+    before, after = "" if from_begin else "(?s:.*)", "" if to_end else "(?s:.*)"
+    return _regex(f"{before}(?:{body}){after}")
+
+
+def _has_alternatives(regex: str) -> bool:
+    """Whether a regular expression has `|` outside of groups."""
+    depth, in_class, escaped = 0, False, False
+    for char in regex:
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and depth == 0:
+            return True
+    return False
+
+
+def _regex(pattern: str) -> str:
+    """A regular expression as Lark writes it: without line ends and with escaped slashes."""
+    written: list[str] = []
+    for char in pattern:
+        escaped = bool(written) and written[-1] == "\\"
+        if char == "/" and not escaped:
+            written.append("\\/")
+        elif char == "\n":
+            written.append("n" if escaped else "\\n")
+        elif escaped:
+            written[-1] += char
+        else:
+            written.append(char)
+    return f"/{''.join(written)}/"
