@@ -1,8 +1,11 @@
 """Forms of replies on the demo model and a real engine, and what is refused."""
 
 import asyncio
+import contextlib
 import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,10 @@ from model_zoo.chat_model import Prompt
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import FinishReason, ResumeState, SamplingParams
 from runtime.errors import RequestError
+from serve_app.api.output_forms import MAX_GRAMMAR_CHARACTERS
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
 from serve_app.replica.replica import ModelReplica, model_card
 from serve_app.replica.reply_forms import ReplyForms
@@ -53,11 +58,12 @@ def asked(output: OutputForm | None, *, tools=(), **more) -> ChatTask:
 JSON_TASK = asked(form(OutputKind.JSON_SCHEMA, SCHEMA))
 
 
-@pytest.fixture(scope="module")
-def replica() -> Iterator[ModelReplica]:
+@contextmanager
+def serving(context_tokens: int = 512, **more: Any) -> Iterator[tuple[ModelReplica, AsyncEngine]]:
+    """`more`: options of the engine."""
     cpu = torch.device("cpu")
     model = load(Path(DEMO_MODEL), device=cpu, dtype=torch.float32)
-    options = EngineOptions(context_tokens=512, max_sequences=4, depth=2)
+    options = EngineOptions(context_tokens, max_sequences=4, depth=2, **more)
     engine, memory = assemble(
         model.decoder, model.tokenizer.token_bytes, device=cpu, options=options
     )
@@ -65,13 +71,19 @@ def replica() -> Iterator[ModelReplica]:
     card = model_card(
         model,
         name="demo",
-        context_tokens=512,
+        context_tokens=context_tokens,
         device="cpu",
         reserved_bytes=memory.reserved_bytes,
     )
     replica = ModelReplica(model, engine, card)
-    yield replica
+    yield replica, engine
     replica.close()
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[ModelReplica]:
+    with serving() as (replica, _):
+        yield replica
 
 
 async def deltas(replica: ModelReplica, task: ChatTask) -> list[ChatDelta]:
@@ -122,6 +134,22 @@ async def test_a_reply_continued_on_another_replica_is_the_same(replica) -> None
         assert rest.tokens == whole.tokens[count:]
 
 
+async def test_replies_with_forms_are_the_same_after_preemption(replica) -> None:
+    digits = form(OutputKind.REGEX, "([0-9] ?){60}")
+    tasks = [
+        replace(asked(digits), max_tokens=60, sampling=SamplingParams(temperature=2.0, seed=seed))
+        for seed in range(3)
+    ]
+    tasks.append(replace(tasks[0], output=None))
+    alone = [await reply(replica, task) for task in tasks]
+    with serving(160, cache_tokens=160, prefix_cache=False) as (crowded, engine):
+        together = await asyncio.gather(*(reply(crowded, task) for task in tasks))
+        assert engine.statistics().preemptions_total > 0
+    for one, other in zip(alone, together, strict=True):
+        assert (one.text, one.tokens) == (other.text, other.tokens)
+    assert all(re.fullmatch("([0-9] ?)+", each.text) for each in together[:3])
+
+
 async def test_stop_strings_and_max_tokens_end_a_form_early(replica) -> None:
     stopped = await reply(replica, replace(JSON_TASK, stop=('"n"',)))
     assert stopped.finish is FinishReason.STOP and '"color"' in stopped.text
@@ -164,30 +192,63 @@ async def test_strict_calls_are_checked_before_they_are_compiled(replica) -> Non
 
 
 def pretend_prompt(template: str) -> Prompt:
-    return Prompt((1,), reply_format=format_of(template))
+    replies = format_of(template)
+    return Prompt((1,), reply_format=replies, call_form=call_form(replies.name, template))
 
 
 def forms_of(tokenizer: ByteTokenizer, **more) -> ReplyForms:
     return ReplyForms(tokenizer, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("template", ["tools <|tool_call>", "tools <tool_call> <function="])
-async def test_families_whose_calls_have_no_grammar_are_refused_by_name(template: str) -> None:
+CODER, GEMMA = "tools <tool_call> <function=", "tools <|tool_call>"
+
+
+def tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+@pytest.mark.parametrize(
+    ("template", "schema", "place", "reason"),
+    [
+        (CODER, {"a": {"type": "string", "pattern": "^a|b$"}}, "/properties/a", '"pattern"'),
+        (CODER, {"a": {"const": "x</parameter>"}}, "/properties/a", "no text is allowed there"),
+        (CODER, {"<a>": {"type": "string"}}, "/properties/<a>", 'the name "<a>"'),
+        (GEMMA, {"a": {"allOf": [{"type": "string"}, {"minLength": 2}]}}, "/properties/a", "allOf"),
+        (GEMMA, {"a": {"items": {"const": '<|"|>'}}}, "/properties/a/items", "a text with"),
+    ],
+)
+async def test_what_a_familys_form_of_calls_cannot_express_is_refused_with_its_place(
+    template, schema, place, reason
+) -> None:
     forms, prompt = forms_of(ByteTokenizer()), pretend_prompt(template)
-    rule = CallRule(("add",), ("add",), required=True, parallel=True, field="tool_choice")
-    message = f'field "tool_choice".*format "{format_of(template).name}"'
-    task = asked(None, tools=(ADD,), calls=rule)
-    assert call_form(format_of(template).name, template) is None
-    with pytest.raises(RequestError, match=message):
+    rule = CallRule(("f",), ("f",), required=True, parallel=True, field="tool_choice")
+    task = asked(None, tools=(ADD, tool("f", {"properties": schema})), calls=rule)
+    with pytest.raises(RequestError) as raised:
         await forms.grammar(task, prompt)
-    with pytest.raises(RequestError, match=r'field "format".*with tools'):
-        await forms.grammar(replace(JSON_TASK, prompt=task.prompt), prompt)
+    assert str(raised.value).startswith(f'field "tools[1]" cannot be enforced at "{place}" in')
+    assert reason in str(raised.value)
+    forms.close()
 
 
-async def test_replies_of_messages_without_a_grammar_are_refused_by_name() -> None:
-    prompt = pretend_prompt(">>>all >>>${recipient}")
-    with pytest.raises(RequestError, match=r'field "format": .*the format "functionary"'):
-        await forms_of(ByteTokenizer()).grammar(JSON_TASK, prompt)
+@pytest.mark.parametrize("template", [CODER, GEMMA, ">>>all >>>${recipient}"])
+async def test_a_form_of_the_text_works_beside_tools_of_every_family(template: str) -> None:
+    forms, prompt = forms_of(ByteTokenizer()), pretend_prompt(template)
+    task = asked(JSON_TASK.output, tools=(ADD,))
+    assert await forms.grammar(task, prompt) is not None
+    forms.close()
+
+
+async def test_rules_within_each_other_do_not_overflow_the_stack() -> None:
+    rules = [f'r{n}:r{n + 1}|"a"r{n + 1}' for n in range(3000)]
+    grammar = "\n".join(["start:r0", *rules, 'r3000:"x"'])
+    forms, task = (
+        forms_of(ByteTokenizer()),
+        replace(JSON_TASK, output=form(OutputKind.LARK, grammar)),
+    )
+    assert len(grammar) < MAX_GRAMMAR_CHARACTERS
+    with contextlib.suppress(RequestError):  # it costs too much time on slow machines
+        await forms.grammar(task, pretend_prompt(""))
+    forms.close()
 
 
 async def test_a_form_that_takes_too_long_to_compile_is_refused() -> None:
