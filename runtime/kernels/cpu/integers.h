@@ -12,6 +12,8 @@
 
 #ifdef LANES
 
+#define AHEAD 256 /* bytes of a row */
+#define FETCHES (LANES < 8 ? LANES : 8) /* of a block */
 #define ROWS_AT_ONCE 128 /* rows of activations that share unpacked weights */
 
 /* A group of activations: `planes` times 32 bytes, a float scale, then for each half the sum of its integers
@@ -54,10 +56,20 @@ INLINE void fetch(const uint8_t *p, const int bytes_count) {
     for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 0);
 }
 
-/* The eight groups of blocks of 256 elements, from group `index` on. `next`: of the next tile. */
+/* What is loaded while a tile is computed: the next tile, `next`, in order; and the first tile of a part,
+ * which no other has loaded, some bytes ahead in each row. The hardware does not foresee rows of tiles. */
+typedef struct { const uint8_t *next; int first; } foresight;
+
+INLINE void foresee(foresight *f, const uint8_t *p, ptrdiff_t stride, const int rows, const int row_bytes) {
+    fetch(f->next, rows * row_bytes);
+    f->next += rows * row_bytes;
+    if (f->first)
+        for (int l = 0; l < rows; l++) fetch(p + l * stride + AHEAD, row_bytes);
+}
+
+/* The eight groups of blocks of 256 elements, from group `index` on. */
 INLINE void add_large_block(const int type, const int planes, const uint8_t *p, ptrdiff_t stride, int index,
-                            const tile_rows *to, const uint8_t *next) {
-    const int part_bytes = LANES * block_bytes(type) / 8;
+                            const tile_rows *to, foresight *f) {
     floats scale[16], base[16];
     bytes q[8], bits[8];
     group g;
@@ -79,7 +91,9 @@ INLINE void add_large_block(const int type, const int planes, const uint8_t *p, 
         /* Q6_K stores groups 0 and 2 of a half in the same bytes. */
         const int i = type == Q6_K ? k / 4 * 4 + k % 4 / 2 + k % 2 * 2 : k;
         const int quarter = i % 4;
-        fetch(next + k * part_bytes, part_bytes);
+        /* A share of the block's rows with each group, as many loads at once delay those behind them. */
+        if (k % (8 / FETCHES) == 0)
+            foresee(f, p + k / (8 / FETCHES) * (LANES / FETCHES) * stride, stride, LANES / FETCHES, block_bytes(type));
         switch (type) {
         case Q4_K: case Q5_K:
             if (i % 2 == 0) {
@@ -134,20 +148,20 @@ INLINE void add_large_block(const int type, const int planes, const uint8_t *p, 
 
 /* LANES outputs, from rows `stride` apart at p on. */
 INLINE void add_tile(const int type, const int planes, const uint8_t *p, ptrdiff_t stride, int elements,
-                     const tile_rows *to) {
+                     int first, const tile_rows *to) {
     const int groups = elements / GROUP;
-    const uint8_t *next = p + LANES * stride; /* the next tile, which the hardware does not foresee */
+    foresight f = {p + LANES * stride, first};
+    if (first)
+        for (int l = 0; l < LANES; l++) fetch(p + l * stride, AHEAD);
     if (block_vectors(type) == 16) {
         for (int i = 0; i < groups; i += 8, p += block_bytes(type)) {
-            add_large_block(type, planes, p, stride, i, to, next);
-            next += LANES * block_bytes(type);
+            add_large_block(type, planes, p, stride, i, to, &f);
         }
         return;
     }
     for (int i = 0; i < groups; i++, p += block_bytes(type)) {
         group g;
-        fetch(next, LANES * block_bytes(type));
-        next += LANES * block_bytes(type);
+        foresee(&f, p, stride, LANES, block_bytes(type));
         simple_group(type, p, stride, &g);
         add_group(type, planes, &g, i, to);
     }
@@ -166,7 +180,8 @@ INLINE void integer_part(const int type, const int planes, const job *j, int par
             /* The last tile ends with the last output; it stores only those after the other tiles. */
             const int first = out + LANES <= j->outs ? out : j->outs - LANES, skipped = out - first;
             memset(y, 0, (size_t)rows * LANES * sizeof *y);
-            add_tile(type, planes, j->weight + first * j->row_bytes, j->row_bytes, j->elements, &to);
+            add_tile(type, planes, j->weight + first * j->row_bytes, j->row_bytes, j->elements,
+                     out == begin, &to);
             for (int r = 0; r < rows; r++)
                 memcpy(results_of(j, row + r) + out, y + r * LANES + skipped,
                        (LANES - skipped) * sizeof *y);
