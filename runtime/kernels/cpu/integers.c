@@ -30,42 +30,39 @@ integer_product integer_product_of(int type) {
 }
 
 /* 32 floats at x times `factor`; with an infinity or NaN among them, the scale is NaN. */
-INLINE void write_group(const int planes, int type, const float *x, float factor, uint8_t *to) {
+INLINE void write_group(const int planes, int offset, int halves, int base, const float *x, float factor,
+                        uint8_t *to) {
     const int largest = planes == 2 ? 127 * 128 : 127, parts = GROUP / LANES;
-    floats scaled[GROUP / LANES], most = f_all(0), invalid = f_all(0);
-    float tops[LANES], invalids[LANES], top = 0, nothing = 0;
+    floats scaled[GROUP / LANES];
+    ints most = i_all(0);
+    /* The bits of magnitudes are in the order of the magnitudes; those of infinities and NaN are the largest. */
+    UNROLL(8)
     for (int i = 0; i < parts; i++) {
         scaled[i] = f_load(x + i * LANES) * f_all(factor);
-        most = f_max(most, f_max(scaled[i], -scaled[i]));
-        invalid += scaled[i] * f_all(0);
+        most = i_max(most, (ints)scaled[i] & 0x7fffffff);
     }
-    f_store(tops, most);
-    f_store(invalids, invalid);
-    for (int l = 0; l < LANES; l++) {
-        top = tops[l] > top ? tops[l] : top;
-        nothing += invalids[l];
-    }
-    const int valid = nothing == 0;
+    const int32_t top_bits = i_top(most);
+    const int valid = top_bits < 0x7f800000;
+    const float top = float_at(&top_bits);
     /* Below this, the reciprocal would overflow; such activations count as zero. */
     const float inverse = valid && top > 1e-30f ? (float)largest / top : 0;
     const float scale = !valid ? NAN : inverse ? top / (float)largest : 0;
-    int32_t q[GROUP], sums[2] = {0, 0};
+    ints sums[2] = {i_all(0), i_all(0)};
+    UNROLL(8)
     for (int i = 0; i < parts; i++) {
-        const ints each = valid ? i_round(scaled[i] * f_all(inverse)) : i_all(0);
-        memcpy(q + i * LANES, &each, sizeof each);
+        const ints q = valid ? i_round(scaled[i] * f_all(inverse)) : i_all(0);
+        const ints high = planes == 2 ? (q + 64) >> 7 : q;
+        i_store_bytes(to + i * LANES, high);
+        if (planes == 2) i_store_bytes(to + GROUP + i * LANES, q - (high << 7));
+        sums[i * LANES / 16] += q;
     }
-    for (int i = 0; i < GROUP; i++) {
-        const int high = planes == 2 ? (q[i] + 64) >> 7 : q[i];
-        to[i] = (uint8_t)high;
-        if (planes == 2) to[GROUP + i] = (uint8_t)(q[i] - 128 * high);
-    }
-    for (int i = 0; i < GROUP; i++) sums[i / 16] += q[i];
-    if (group_scales(type) == 1) sums[0] += sums[1];
+    int32_t both[2] = {i_sum(sums[0]), i_sum(sums[1])};
+    if (halves == 1) both[0] += both[1];
     memcpy(to + planes * GROUP, &scale, 4);
     for (int h = 0; h < 2; h++) {
-        const int32_t moved = -code_offset(type) * sums[h];
-        const float sum = (float)sums[h];
-        memcpy(to + planes * GROUP + 4 + 4 * h, has_base(type) ? (const void *)&sum : &moved, 4);
+        const int32_t moved = -offset * both[h];
+        const float sum = (float)both[h];
+        memcpy(to + planes * GROUP + 4 + 4 * h, base ? (const void *)&sum : &moved, 4);
     }
 }
 
@@ -74,8 +71,9 @@ INLINE void pack(const int planes, int type, const float *x, float factor, int e
     const int groups = elements / GROUP, first = row / ROWS_AT_ONCE * ROWS_AT_ONCE;
     const int some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
     uint8_t *to = (uint8_t *)packed + ((ptrdiff_t)first * groups + row - first) * group_bytes(planes);
+    const int offset = code_offset(type), halves = group_scales(type), base = has_base(type);
     for (int i = 0; i < groups; i++, to += some * group_bytes(planes))
-        write_group(planes, type, x + i * GROUP, factor, to);
+        write_group(planes, offset, halves, base, x + i * GROUP, factor, to);
 }
 
 static void pack_fine(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {

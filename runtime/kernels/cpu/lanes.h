@@ -48,7 +48,6 @@ INLINE floats f_fma(floats a, floats b, floats c) {
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 
-INLINE floats f_max(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
 /* To the nearest integer, half to even; within 32 bits. */
 INLINE ints i_round(floats f) { return (ints)_mm512_cvtps_epi32((__m512)f); }
 
@@ -113,7 +112,6 @@ INLINE bytes from_signed(bytes b) { return b; }
 INLINE floats f_fma(floats a, floats b, floats c) {
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
-INLINE floats f_max(floats a, floats b) { return (floats)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE ints i_round(floats f) { return (ints)_mm256_cvtps_epi32((__m256)f); }
 
 INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
@@ -187,7 +185,6 @@ INLINE bytes from_signed(bytes b) { return b; }
 INLINE floats f_fma(floats a, floats b, floats c) {
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
-INLINE floats f_max(floats a, floats b) { return (floats)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
 INLINE ints i_round(floats f) { return (ints)vcvtnq_s32_f32((float32x4_t)f); }
 
 INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
@@ -225,6 +222,31 @@ INLINE bytes spread(bytes b, const int which) {
 }
 
 #endif
+
+INLINE ints i_max(ints a, ints b) {
+    const ints first = a > b;
+    return (a & first) | (b & ~first);
+}
+INLINE int32_t i_top(ints i) {
+    int32_t lanes[LANES];
+    memcpy(lanes, &i, sizeof i);
+    UNROLL(4)
+    for (int width = LANES / 2; width; width /= 2)
+        for (int l = 0; l < width; l++) lanes[l] = lanes[l] > lanes[l + width] ? lanes[l] : lanes[l + width];
+    return lanes[0];
+}
+INLINE int32_t i_sum(ints i) {
+    int32_t lanes[LANES], sum = 0;
+    memcpy(lanes, &i, sizeof i);
+    for (int l = 0; l < LANES; l++) sum += lanes[l];
+    return sum;
+}
+/* The lowest byte of each lane. */
+INLINE void i_store_bytes(uint8_t *p, ints i) {
+    typedef int8_t few_bytes __attribute__((vector_size(LANES)));
+    const few_bytes b = __builtin_convertvector(i, few_bytes);
+    memcpy(p, &b, sizeof b);
+}
 
 /* Two or four bytes at p of each row. */
 INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {
