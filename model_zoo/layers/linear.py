@@ -132,18 +132,18 @@ class Embedding:
         return self.weight.shape[0] if self.held is None else self.held.parts[-1][1]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        if self.held is None:
-            return self._gathered(ids)
-        inside = ids - self.held.begin
-        foreign = (inside < 0) | (inside >= self.held.count)
-        rows = self._gathered(inside.masked_fill(foreign, 0))
-        return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
-
-    def _gathered(self, ids: Tensor) -> Tensor:
+        foreign = None
+        if self.held is not None:
+            inside = ids - self.held.begin
+            foreign = (inside < 0) | (inside >= self.held.count)
+            ids = inside.masked_fill(foreign, 0)
         rows = embedding_rows(self.weight, ids)
         for each in self.added:
             rows = rows.add_(each(ids))
-        return rows.to(self.dtype)
+        rows = rows.to(self.dtype)
+        if foreign is None:
+            return rows
+        return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
 
 
 def _with_added(result: Tensor, x: Tensor, added: Iterable[LowRank]) -> Tensor:

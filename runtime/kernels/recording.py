@@ -116,6 +116,12 @@ class _Recorder(TorchDispatchMode):
         self.names: list[str] = []
         self.kept: list[Any] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As TorchDispatchMode documents it: nothing here is compiled, and disabling the compiler
+        would import it, which takes 75 MB and a second."""
+        return False
+
     def add(self, function: Any, arguments: Sequence[Any], status: Any) -> None:
         name = function.__name__
         if status not in (None, 0):

@@ -97,12 +97,12 @@ class DeviceRunner:
             device=device,
             position_axes=model.position_axes,
         )
-        self._recorded = None
+        self._states: Callable[[Batch], Tensor] = lambda batch: model.states(batch, pool)
         if recorded_bytes:
             groups = len(layout.groups)
-            self._recorded = RecordedSteps(
+            self._states = RecordedSteps(
                 model, pool, groups=groups, slots=limits.slots, nbytes=recorded_bytes
-            )
+            ).states
         self._pooler = Pooler(slots=limits.slots, hidden=model.hidden_size, device=device)
         self._fresh = True
         self._scratch: Tensor | None = None  # features during warm-up
@@ -184,11 +184,6 @@ class DeviceRunner:
             ) from error
         self._pool.clear_page(0)
         self._fresh, self._scratch = True, None
-
-    def _states(self, batch: Batch) -> Tensor:
-        if self._recorded is None:
-            return self._model.states(batch, self._pool)
-        return self._recorded.states(batch)
 
     def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
         """The scores of states [rows, hidden], in blocks of as many rows as a step may draw from,
