@@ -28,10 +28,11 @@ from bench.sections import GRAMMARS, with_section
 from bench.vocabulary import find_vocabulary
 from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import TokenGrammars
-from model_zoo.registry import load
+from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
 from runtime.kernels.build import cache_directory
+from serve_app.replica.machine import cache_type, compute_type
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"
@@ -77,8 +78,14 @@ class Decoder:
     def __init__(self, path: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         device = torch.device("cpu")
-        model = load(path, device=device, dtype=torch.float32)
-        options = EngineOptions(context_tokens=128, max_sequences=max(CASES), step_tokens=128)
+        loading = LoadOptions(compute=compute_type("auto"))
+        model = load(path, device=device, dtype=torch.float32, options=loading)
+        options = EngineOptions(
+            context_tokens=128,
+            max_sequences=max(CASES),
+            step_tokens=128,
+            kv_dtype=cache_type("auto", device, generates=True),
+        )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)
         self._engine.start()
