@@ -33,7 +33,7 @@ class Caravan:
             max_sequences=setting.sequences,
             step_tokens=setting.step_tokens,
             cache_tokens=setting.context_tokens * setting.sequences,
-            kv_dtype=cache_type("auto", device, causal=True),
+            kv_dtype=cache_type("auto", device, generates=True),
         )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)

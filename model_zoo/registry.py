@@ -81,6 +81,11 @@ class LoadOptions:
     compute: Compute = Compute.EXACT
 
 
+def pooling_of(metadata: Metadata) -> str | None:
+    """As `ChatModel.pooling`."""
+    return _POOLINGS.get(metadata.get("pooling_type", int, _NONE))
+
+
 def load(
     path: Path | str,
     *,
@@ -189,7 +194,7 @@ def describe(
         license=metadata.get("general.license", str),
         digest=file.digest,
         modified_at=file.modified_at,
-        pooling=_POOLINGS.get(metadata.get("pooling_type", int, 0)),
+        pooling=pooling_of(metadata),
         sees=vision is not None,
         projector=None if own is None else _projector_facts(own),
         adapters=tuple(AdapterFacts(a.file.path, a.file.digest, a.scale) for a in adapters),

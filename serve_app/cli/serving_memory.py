@@ -12,7 +12,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.vision_loading import find_vision
-from model_zoo.registry import class_for, open_adapters, token_metadata
+from model_zoo.registry import class_for, open_adapters, pooling_of, token_metadata
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
@@ -106,7 +106,8 @@ def serving_memory(
     outline = _outline(files, where, wanted=projector_wanted)
     most = outline.decoder.context_length
     own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
-    options = _options(outline.decoder, context_tokens or own, slots, where)
+    generates = outline.decoder.generates and pooling_of(facts.metadata) is None
+    options = _options(context_tokens or own, slots, where, generates=generates)
     full = _plan(outline, options, where)
     least = _plan(outline, replace(options, cache_tokens=options.context_tokens), where)
     available, held, refusal = _room(outline, options, where)
@@ -133,14 +134,14 @@ def serving_memory(
 
 
 def _options(
-    decoder: DecoderModel, context_tokens: int, slots: int | None, device: torch.device
+    context_tokens: int, slots: int | None, device: torch.device, *, generates: bool
 ) -> EngineOptions:
     return EngineOptions(
         context_tokens=context_tokens,
         max_sequences=slots or _DEFAULTS["max_sequences"].default,
         step_tokens=max(slots or 0, _DEFAULTS["step_tokens"].default),
         page_tokens=_DEFAULTS["page_tokens"].default,
-        kv_dtype=cache_type(_DEFAULTS["kv_dtype"].default, device, causal=decoder.causal),
+        kv_dtype=cache_type(_DEFAULTS["kv_dtype"].default, device, generates=generates),
         memory_bytes=_NO_LIMIT,
     )
 

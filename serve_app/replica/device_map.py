@@ -107,7 +107,7 @@ def device_map_options(
         cache_tokens=settings.cache_tokens or context_tokens,
         step_tokens=settings.step_tokens,
         sequences=settings.max_sequences,
-        kv_dtype=cache_type(settings.kv_dtype, device, causal=True),
+        kv_dtype=cache_type(settings.kv_dtype, device, generates=True),
     )
 
 

@@ -348,6 +348,7 @@ def _engine_options(
     image_cache: ImageCache,
 ) -> EngineOptions:
     context_tokens = _served_context(settings, files, model)
+    generates = model.decoder.generates and model.description.pooling is None
     return EngineOptions(
         context_tokens=context_tokens,
         max_sequences=settings.max_sequences,
@@ -355,7 +356,7 @@ def _engine_options(
         step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
         cache_tokens=settings.cache_tokens,
         page_tokens=settings.page_tokens,
-        kv_dtype=cache_type(settings.kv_dtype, device, causal=model.decoder.causal),
+        kv_dtype=cache_type(settings.kv_dtype, device, generates=generates),
         prefix_cache=settings.prefix_cache,
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,

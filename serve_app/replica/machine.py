@@ -78,13 +78,13 @@ def compute_type(name: str) -> Compute:
     return Compute[name.upper()]
 
 
-def cache_type(name: str, device: torch.device, *, causal: bool) -> CacheType:
-    """`causal`: whether the model computes a prompt in several steps. The cache of one that does
-    not lives for one step, so it is small, and `auto` is float32 on a CPU."""
+def cache_type(name: str, device: torch.device, *, generates: bool) -> CacheType:
+    """`generates`: whether the model answers. One that only embeds or ranks texts needs its cache
+    for one text, so it is small, and `auto` is float32 on a CPU."""
     if name != "auto":
         return CacheType(name)
     if device.type == "cpu":
-        return CacheType.FLOAT16 if causal else CacheType.FLOAT32
+        return CacheType.FLOAT16 if generates else CacheType.FLOAT32
     return CacheType.BFLOAT16
 
 

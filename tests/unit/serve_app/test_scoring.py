@@ -61,7 +61,11 @@ def served(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     twin = write_tiny_llama(path)
     settings = ModelSettings(
-        name="demo", source=str(path), context_tokens=CONTEXT_TOKENS, max_sequences=2
+        name="demo",
+        source=str(path),
+        context_tokens=CONTEXT_TOKENS,
+        max_sequences=2,
+        kv_dtype="float32",
     )
     files = local_files(settings, {})
     assert files is not None
