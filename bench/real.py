@@ -58,7 +58,7 @@ def main() -> None:
 def text_tokens(path: Path) -> list[int]:
     """The first tokens of the text, for this file's tokenizer."""
     tokenizer = load(path, device=torch.device("cpu"), dtype=torch.float32).tokenizer
-    return tokenizer.encode_prompt(real_text())[:TEXT_TOKENS]
+    return tokenizer.encode_document(real_text())[:TEXT_TOKENS]
 
 
 def contender(name: str, path: Path, setting: Setting) -> Inspectable:

@@ -61,7 +61,7 @@ def test_answers_are_those_of_llama_cpp_where_the_choice_is_clear(
     tokenizer = load(path, device=torch.device("cpu"), dtype=torch.float32).tokenizer
     clear = 0
     with closing(contender(PEER, path, SETTING)) as peer:
-        for prompt in map(tokenizer.encode_prompt, PROMPTS):
+        for prompt in map(tokenizer.encode_document, PROMPTS):
             answer = ours.answer(prompt, ANSWER_TOKENS)
             for index, token in enumerate(answer):
                 choices = peer.most_likely([*prompt, *answer[:index]], 2)
