@@ -50,17 +50,7 @@ class _Elements:
 
     def _content(self, place: Place) -> str:
         """A reference to the content of an element and the beginning of its end tag."""
-        if place.schema is True or place.schema == {}:
-            place = Place(place.root, {}, "any")
-        name = self._names.get(place.pointer)
-        if name is None:
-            name = self.lark.name()
-            self._names[place.pointer] = name  # before its rule, which may contain it
-            options = self._options(place)
-            if not options:
-                raise Unwritable(place.pointer, "no value is allowed there")
-            self.lark.rules.append(f"{name}: {' | '.join(options)}")
-        return name
+        return self.lark.rule_of(place, self._names, self._options)
 
     def _options(self, place: Place) -> list[str]:
         reading, types = place.reading(), place.types()

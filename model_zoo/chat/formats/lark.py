@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -79,6 +79,25 @@ class LarkGrammar:
         """The name of one more rule."""
         self._named += 1
         return f"rule_{self._named}"
+
+    def rule_of(
+        self, place: Place, names: dict[str, str], options: Callable[[Place], list[str]]
+    ) -> str:
+        """A reference to the rule of a part of the schema, whose alternatives `options` writes.
+
+        `names`: of the rules so far by place; a rule may refer to itself.
+        """
+        if place.schema is True or place.schema == {}:
+            place = Place(place.root, {}, "any")
+        name = names.get(place.pointer)
+        if name is None:
+            name = self.name()
+            names[place.pointer] = name  # before its rule, which may contain it
+            written = options(place)
+            if not written:
+                raise Unwritable(place.pointer, "no value is allowed there")
+            self.rules.append(f"{name}: {' | '.join(written)}")
+        return name
 
     def terminal(self, place: Place, expression: str) -> str:
         """A reference to what a regular expression with Lark's operators matches. `place`: the part

@@ -57,17 +57,7 @@ class ValueRules:
 
     def value(self, place: Place) -> str:
         """A reference to the rule of a part of the schema."""
-        if place.schema is True or place.schema == {}:
-            place = Place(place.root, {}, "any")
-        name = self._names.get(place.pointer)
-        if name is None:
-            name = self.lark.name()
-            self._names[place.pointer] = name  # before its rule, which may contain it
-            options = self._options(place)
-            if not options:
-                raise Unwritable(place.pointer, "no value is allowed there")
-            self.lark.rules.append(f"{name}: {' | '.join(options)}")
-        return name
+        return self.lark.rule_of(place, self._names, self._options)
 
     def members(self, members: Members, name: NameOf, other: OtherName, colon: str) -> str:
         """The members of an object and their separators, in order."""

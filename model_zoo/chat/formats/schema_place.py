@@ -145,8 +145,8 @@ def _types(place: Place, depth: int, budget: list[int]) -> frozenset[str] | None
 
 
 def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """By the keywords of the schema itself. One with properties or items is meant to be of an
-    object or array even if it does not say so."""
+    """By the keywords of the schema itself. A schema with properties or items but without
+    a type is taken as that of an object or array."""
     kind = schema.get("type")
     kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     types = None

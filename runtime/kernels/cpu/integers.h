@@ -2,7 +2,7 @@
  *
  * Each group of 32 activations of a row becomes integers and one scale. Integers of 15 bits are two
  * planes of bytes: high * 128 + low. Invariant: the result of an output adds its groups in the order of
- * add_block by float operations that do not depend on other rows or outputs, and all other sums are exact;
+ * add_tile by float operations that do not depend on other rows or outputs, and all other sums are exact;
  * so the bits of a row depend on nothing else, not even on the instruction set. */
 #ifndef CARAVAN_INTEGERS_H
 #define CARAVAN_INTEGERS_H
