@@ -1,0 +1,39 @@
+"""Launches of Triton kernels, which compute on CUDA devices what their torch twins specify.
+
+The modules beside this one are imported where there is such a device only: a process that computes
+on a CPU does not load Triton.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+# The first with bfloat16 in tensor cores and asynchronous copies to shared memory (Ampere).
+LEAST_CAPABILITY = (8, 0)
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels compute for this device; else the torch twins do."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: object, device: torch.device, **options: object
+) -> None:
+    """Start `kernel[grid](*arguments, **options)` on `device`, whichever is the current one.
+
+    Every launch goes through this function, so that a test can count launches and the bytes of
+    their tensors. An empty grid launches nothing.
+    """
+    if not all(grid):
+        return
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            kernel[grid](*arguments, **options)
+    else:  # Triton's interpreter, in tests
+        kernel[grid](*arguments, **options)

@@ -1,0 +1,120 @@
+"""Triton kernels compiled ahead of time for CUDA devices, on a machine without one.
+
+Triton brings NVIDIA's assembler and disassembler. What a device does with the code (achieved
+bandwidth, occupancy, races) cannot be seen here.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+# A100, L4 and RTX 4090, H100 and H200, B200.
+CAPABILITIES = (80, 89, 90, 100)
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A kernel with the types of its arguments ("*fp32", "i32", ...) and its constants.
+
+    Pointers, and the integers in `multiples`, are multiples of 16, as they are at run time.
+    """
+
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, object]
+    multiples: tuple[str, ...] = ()
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """registers: per thread; stack: bytes per thread, for spilled registers too; shared: bytes per
+    block; instructions: number of each in the code, by its full name, such as LDG.E.128."""
+
+    registers: int
+    stack: int
+    shared: int
+    instructions: Mapping[str, int] = field(repr=False)
+
+    def count(self, prefix: str) -> int:
+        """Instructions whose name starts so."""
+        return sum(n for name, n in self.instructions.items() if name.startswith(prefix))
+
+
+def compile_all(module: str, capability: int) -> dict[str, Compiled]:
+    """Everything in `SPECIMENS`, a dict by name, of this module, compiled by another process: here
+    kernels are interpreted."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", __name__, module, str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {name: Compiled(**parts) for name, parts in json.loads(done.stdout).items()}
+
+
+def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
+    """Only where TRITON_INTERPRET was not set when the kernel was imported."""
+    names = specimen.kernel.arg_names
+    signature = {name: specimen.types.get(name, "constexpr") for name in names}
+    aligned = [
+        index
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in specimen.multiples
+    ]
+    source = ASTSource(
+        specimen.kernel,
+        signature=signature,
+        constexprs=dict(specimen.constants),
+        attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
+    )
+    built = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": specimen.warps, "num_stages": specimen.stages},
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        code = _run("nvdisasm", "-c", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
+    assert found is not None, usage
+    registers, stack, shared, local = map(int, found.groups())
+    return Compiled(
+        registers, stack + local, max(shared, built.metadata.shared), _instructions(code)
+    )
+
+
+def _instructions(code: str) -> Counter[str]:
+    """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`."""
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M))
+
+
+def _run(tool: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    command = [os.fspath(path), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def main(module: str, capability: str) -> None:
+    """Print what `compile_all` returns, as JSON."""
+    specimens = import_module(module).SPECIMENS
+    compiled = {name: compile_specimen(s, int(capability)) for name, s in specimens.items()}
+    print(json.dumps({name: asdict(result) for name, result in compiled.items()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
