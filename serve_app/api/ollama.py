@@ -29,7 +29,8 @@ from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, Unread, check_total
 from serve_app.api.tenant import tenant_id
-from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared
+from serve_app.api.tool_choice import call_rule, openai_choice
+from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared, strict_names
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS
 from serve_app.gateway.backend import ChatBackend
@@ -95,6 +96,7 @@ class ChatBody(_Generation):
     holds_images: ClassVar[bool] = True
     messages: Items[ChatMessage] = Field(default_factory=list)
     tools: Items[Tool] = Field(default_factory=list)
+    tool_choice: Any = None  # not Ollama's; some of its clients send it, in OpenAI's form
 
     def image_bytes(self) -> int:
         return sum(message.image_bytes() for message in self.messages)
@@ -127,13 +129,16 @@ class OllamaChat:
 
     async def chat(self, request: Request) -> Response:
         body = await self._bodies.read(ChatBody, request)
-        tools = await self._bodies.convert(request, declared, body.tools)
+        choice = openai_choice(body.tool_choice)
+        given = () if choice.names == () else body.tools
+        tools = await self._bodies.convert(request, declared, given)
+        calls = call_rule(tools, choice, strict=strict_names(body.tools), parallel=True)
         encoder = NativeEncoder("message", tools)
         model = await self._served(body, allowed_models(request))
         if not body.messages:
             return await self._loaded(model, body, encoder, tenant_id(request))
         unread = await self._bodies.convert(request, _unread_of, body.messages, self._images)
-        task = self._task(model, body, request)
+        task = dataclasses.replace(self._task(model, body, request), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
         prompt = Conversation(messages, _thinking(body), tools=tools)
         return self._reply(task, body, prompt, encoder)
