@@ -12,10 +12,17 @@ from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
 
 OPEN_PATHS = frozenset({"/healthz"})
+# The chat page, which asks for a key, is below this path and at "/".
+PAGE_PATH = "/page"
+
+
+def needs_no_key(path: str) -> bool:
+    """Whether a path of the application shows nothing that a key protects."""
+    return path in OPEN_PATHS or path == "/" or path.startswith(f"{PAGE_PATH}/")
 
 
 class RequireKey:
-    """Middleware: answers 401 unless the request has a known key. `/healthz` needs none.
+    """Middleware: answers 401 unless the request has a known key or `needs_no_key`.
 
     The key is a bearer token or, as Anthropic's clients send it, the header `x-api-key`. The name
     of the key becomes the tenant of the request.
@@ -27,7 +34,7 @@ class RequireKey:
         self._keys = {key.sha256: key for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
+        if scope["type"] == "http" and not needs_no_key(route_path(scope)):
             key = self._key(Headers(scope=scope))
             if key is None:
                 refusal = Refusal(

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from runtime.errors import CaravanError
@@ -37,6 +37,7 @@ from serve_app.api.openai import OpenAIModels
 from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.openapi import encoded_document
+from serve_app.api.pages import page_routes
 from serve_app.api.prompt_tokens import PromptTokens
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
@@ -111,6 +112,7 @@ def ingress_app(
     secret = options.proxy_secret
     return Starlette(
         routes=[
+            *page_routes(),
             *_plain_routes(),
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
@@ -162,7 +164,6 @@ def _middleware(
 
 def _plain_routes() -> list[Route]:
     return [
-        Route("/", _running),
         Route("/healthz", _healthy),
         Route("/api/version", _version),
         Route("/openapi.json", _openapi),
@@ -245,10 +246,6 @@ def _anthropic_routes(backend: ChatBackend, images: ImageReader, bodies: BodyRea
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
     ]
-
-
-async def _running(request: Request) -> Response:
-    return PlainTextResponse("Ollama is running")
 
 
 async def _healthy(request: Request) -> Response:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.auth import OPEN_PATHS
+from serve_app.api.auth import needs_no_key
 from serve_app.api.errors import error_response, route_path
 from serve_app.api.limits import Bucket, Limiter, Reached, TenantLimits
 from serve_app.api.refusals import RETRY_AFTER_S, Refusal
@@ -40,7 +40,7 @@ class LimitRequests:
         self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or route_path(scope) in OPEN_PATHS:
+        if scope["type"] != "http" or needs_no_key(route_path(scope)):
             await self._app(scope, receive, send)
             return
         tenant = scope["state"]["tenant"]

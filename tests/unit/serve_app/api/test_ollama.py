@@ -425,7 +425,7 @@ async def test_a_key_is_required_where_keys_are_configured():
     async with http_client(
         PretendReplica(), api_keys=(api_key("secret"), api_key("other"))
     ) as client:
-        for path in ("/api/tags", "/v1/models", "/"):
+        for path in ("/api/tags", "/v1/models", "/api/version"):
             for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
                 assert (await client.get(path, headers=header)).status_code == 401
             for key in ("secret", "other"):

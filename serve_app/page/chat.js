@@ -1,0 +1,456 @@
+// The chat page: connects the elements of index.html with chats, their store and the server.
+
+import * as conversation from "./conversation.js";
+import { messageNode, updateAnswer } from "./messages.js";
+import * as server from "./server.js";
+import { allChats, deleteChat, saveChat } from "./store.js";
+
+const $ = (id) => document.getElementById(id);
+const IMAGES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]);
+const MODEL = "caravan-model"; // keys of localStorage
+const THEME = "caravan-theme";
+const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
+
+let chats = [];
+let chat = null;
+let attached = [];
+let running = null; // the AbortController of the answer that is being generated
+let capabilities = new Set();
+let models = null; // settled when the list of models has been requested
+
+async function start() {
+  document.documentElement.dataset.theme = localStorage.getItem(THEME) ?? "";
+  chats = await allChats();
+  open(chats[0] ?? conversation.newChat("", {}));
+  $("text").focus();
+  models = loadModels();
+}
+
+// ---- models
+
+async function loadModels() {
+  let names;
+  try {
+    const { models } = await server.get("/api/tags");
+    names = models.map((model) => model.name.replace(/:latest$/, ""));
+  } catch (error) {
+    report(error);
+    return;
+  }
+  const wanted = chat.model || localStorage.getItem(MODEL);
+  $("model").replaceChildren(...names.map((name) => new Option(name, name)));
+  if (wanted && !names.includes(wanted)) $("model").add(new Option(`${wanted} (not served)`, wanted));
+  $("model").value = wanted || names[0] || "";
+  if (!names.length) problem("The server has no models.");
+  await choose($("model").value);
+}
+
+async function choose(name) {
+  chat.model = name;
+  capabilities = new Set();
+  if (name) {
+    localStorage.setItem(MODEL, name);
+    try {
+      capabilities = new Set((await server.show(name)).capabilities);
+    } catch (error) {
+      report(error);
+    }
+  }
+  const told = ["vision", "tools", "thinking"].filter((each) => capabilities.has(each));
+  $("capabilities").textContent = told.join(", ");
+  $("attach").disabled = !capabilities.has("vision");
+  $("think-label").hidden = !capabilities.has("thinking");
+}
+
+// ---- chats
+
+function open(opened) {
+  running?.abort();
+  chat = opened;
+  problem("");
+  if (chat.model && $("model").value !== chat.model && $("model").length) {
+    if (![...$("model").options].some((option) => option.value === chat.model)) {
+      $("model").add(new Option(`${chat.model} (not served)`, chat.model));
+    }
+    $("model").value = chat.model;
+    choose(chat.model);
+  }
+  draw();
+  drawChats();
+  $("side").classList.remove("open");
+}
+
+function draw() {
+  $("messages").replaceChildren(
+    ...conversation.path(chat).map((node) => messageNode(chat, node, actions, running !== null)),
+  );
+  follow(true);
+}
+
+function drawChats() {
+  $("chats").replaceChildren(
+    ...chats.map((each) => {
+      const item = document.createElement("li");
+      const button = plain(each.title, () => open(each));
+      button.className += " open";
+      item.setAttribute("aria-current", String(each.id === chat.id));
+      const remove = plain("✕", () => forget(each));
+      remove.setAttribute("aria-label", `Delete the chat ${each.title}`);
+      item.append(button, remove);
+      return item;
+    }),
+  );
+}
+
+function plain(text, action) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "plain";
+  button.textContent = text;
+  button.addEventListener("click", action);
+  return button;
+}
+
+async function forget(removed) {
+  if (!confirm(`Delete the chat "${removed.title}"?`)) return;
+  await deleteChat(removed.id);
+  chats = chats.filter((each) => each !== removed);
+  if (removed === chat) open(chats[0] ?? fresh());
+  else drawChats();
+}
+
+function fresh() {
+  const { system, options, tools, think } = chat ?? {};
+  return conversation.newChat($("model").value, { system, options, tools, think });
+}
+
+async function store() {
+  if (!chats.includes(chat)) chats.unshift(chat);
+  drawChats();
+  try {
+    await saveChat(chat);
+  } catch (error) {
+    problem(`The chat could not be stored in this browser: ${error?.message ?? error}`);
+  }
+}
+
+// ---- messages
+
+const actions = {
+  edit(node, content) {
+    const { role, images, tool } = node;
+    conversation.add(chat, node.parent, { role, content, images, tool });
+    answer();
+  },
+  retry(node) {
+    chat.leaf = node.parent;
+    answer();
+  },
+  branch(node) {
+    conversation.showBranch(chat, node);
+    store();
+    draw();
+  },
+  result(node, name, content) {
+    conversation.add(chat, chat.leaf, { role: "tool", tool: name, content });
+    const results = conversation.path(chat).slice(conversation.path(chat).indexOf(node) + 1);
+    if (results.length >= node.calls.length) answer();
+    else {
+      store();
+      draw();
+    }
+  },
+};
+
+function send() {
+  const content = $("text").value;
+  if (running || (!content.trim() && !attached.length)) return;
+  conversation.add(chat, chat.leaf, { role: "user", content, images: attached });
+  $("text").value = "";
+  attached = [];
+  drawAttached();
+  grow();
+  answer();
+}
+
+async function answer() {
+  const asked = chat;
+  const messages = conversation.messages(asked, asked.leaf);
+  const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "" });
+  const abort = new AbortController();
+  running = abort;
+  problem("");
+  busy(true);
+  store();
+  draw();
+  const shown = $("messages").lastChild;
+  try {
+    await models;
+    const { model, options, tools, think } = asked;
+    const body = { model, messages, options, think, tools: tools?.length ? tools : undefined };
+    for await (const part of server.chat(body, abort.signal)) {
+      take(node, part);
+      if (chat === asked) redraw(shown, node);
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      if (!node.content && !node.thinking && !node.calls) remove(asked, node);
+      report(error);
+    } else node.stopped = true;
+  }
+  running = null;
+  busy(false);
+  asked.changed = Date.now();
+  await store();
+  if (chat === asked) draw();
+  $("announce").textContent = node.stopped ? "The answer was stopped." : "The answer is complete.";
+}
+
+function take(node, { message, done, ...rest }) {
+  if (message?.content) node.content += message.content;
+  if (message?.thinking) node.thinking = (node.thinking ?? "") + message.thinking;
+  if (message?.tool_calls) node.calls = [...(node.calls ?? []), ...message.tool_calls];
+  if (!done) return;
+  node.statistics = {
+    prompt: rest.prompt_eval_count,
+    tokens: rest.eval_count,
+    seconds: rest.eval_duration / 1e9,
+    reason: rest.done_reason,
+  };
+}
+
+function remove(from, node) {
+  delete from.nodes[node.id];
+  from.leaf = node.parent;
+}
+
+let drawing = false;
+function redraw(shown, node) {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    const following = atEnd();
+    updateAnswer(shown, node);
+    if (following) follow();
+  });
+}
+
+function atEnd() {
+  const main = $("main");
+  return main.scrollHeight - main.scrollTop - main.clientHeight < BOTTOM;
+}
+
+function follow() {
+  $("main").scrollTop = $("main").scrollHeight;
+}
+
+function busy(is) {
+  $("messages").setAttribute("aria-busy", String(is));
+  $("send").hidden = is;
+  $("stop").hidden = !is;
+}
+
+// ---- images
+
+async function attach(files) {
+  for (const file of files) {
+    if (!file.type.startsWith("image/")) continue;
+    if (!capabilities.has("vision")) {
+      problem(`${chat.model} cannot see images.`);
+      return;
+    }
+    try {
+      const data = await base64(IMAGES.has(file.type) ? file : await asPng(file));
+      attached.push({ name: file.name || "image", data });
+    } catch {
+      problem(`${file.name} cannot be read as an image.`);
+    }
+  }
+  drawAttached();
+  $("text").focus();
+}
+
+function base64(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}
+
+// For types that the browser knows and the server does not.
+async function asPng(file) {
+  const bitmap = await createImageBitmap(file);
+  const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  return canvas.convertToBlob({ type: "image/png" });
+}
+
+function drawAttached() {
+  $("attached").replaceChildren(
+    ...attached.map((image) => {
+      const item = document.createElement("li");
+      const picture = document.createElement("img");
+      picture.className = "picture";
+      picture.src = `data:image/*;base64,${image.data}`;
+      picture.alt = image.name;
+      const button = plain("✕", () => {
+        attached = attached.filter((other) => other !== image);
+        drawAttached();
+      });
+      button.setAttribute("aria-label", `Remove ${image.name}`);
+      item.append(picture, button);
+      return item;
+    }),
+  );
+}
+
+// ---- settings, key, export
+
+const NUMBERS = ["temperature", "top_k", "top_p", "seed", "num_predict"];
+const THINK = { on: true, off: false };
+
+function openSettings() {
+  const fields = $("settings").querySelector("form").elements;
+  fields.system.value = chat.system ?? "";
+  for (const name of NUMBERS) fields[name].value = chat.options?.[name] ?? "";
+  const named = Object.entries(THINK).find(([, value]) => value === chat.think)?.[0];
+  fields.think.value = named ?? chat.think ?? "";
+  fields.tools.value = chat.tools?.length ? JSON.stringify(chat.tools, null, 2) : "";
+  $("settings").querySelector(".problem").textContent = "";
+  $("settings").showModal();
+}
+
+function saveSettings(event) {
+  if (event.submitter?.value !== "save") return;
+  const fields = event.target.elements;
+  let tools = [];
+  try {
+    tools = fields.tools.value.trim() ? JSON.parse(fields.tools.value) : [];
+    if (!Array.isArray(tools)) throw new SyntaxError("a list is expected");
+  } catch (error) {
+    event.preventDefault();
+    $("settings").querySelector(".problem").textContent = `Tools: ${error.message}`;
+    return;
+  }
+  const think = fields.think.value;
+  chat.system = fields.system.value;
+  chat.tools = tools;
+  chat.think = think ? (THINK[think] ?? think) : undefined;
+  chat.options = Object.fromEntries(
+    NUMBERS.filter((name) => fields[name].value !== "").map((name) => [name, Number(fields[name].value)]),
+  );
+  if (chats.includes(chat)) store();
+}
+
+function askKey(reason) {
+  const fields = $("key").querySelector("form").elements;
+  $("key-reason").textContent = reason;
+  fields.key.value = server.apiKey();
+  $("key").showModal();
+}
+
+function saveKey(event) {
+  if (event.submitter?.value !== "save") return;
+  const { key, remember } = event.target.elements;
+  server.setApiKey(key.value.trim(), remember.checked);
+  problem("");
+  models = loadModels();
+}
+
+function save() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([conversation.asMarkdown(chat)], { type: "text/markdown" }));
+  link.download = `${chat.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "chat"}.md`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+function report(error) {
+  if (error.status === 401) askKey("This server needs an API key.");
+  else if (error instanceof server.ServerError) problem(error.message);
+  else problem(`The server cannot be reached: ${error.message}`);
+}
+
+function problem(text) {
+  $("problem").textContent = text;
+}
+
+function grow() {
+  $("text").style.height = "auto";
+  $("text").style.height = `${$("text").scrollHeight + 2}px`;
+}
+
+// ---- events
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+$("text").addEventListener("input", grow);
+$("text").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send();
+  }
+});
+$("text").addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length) return;
+  event.preventDefault();
+  attach(files);
+});
+$("attach").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", async () => {
+  await attach([...$("files").files]);
+  $("files").value = "";
+});
+$("frame").addEventListener("dragover", (event) => {
+  event.preventDefault();
+  $("frame").classList.add("drop");
+});
+$("frame").addEventListener("dragleave", () => $("frame").classList.remove("drop"));
+$("frame").addEventListener("drop", (event) => {
+  event.preventDefault();
+  $("frame").classList.remove("drop");
+  attach([...event.dataTransfer.files]);
+});
+$("stop").addEventListener("click", () => running?.abort());
+$("model").addEventListener("change", () => choose($("model").value));
+$("new-chat").addEventListener("click", () => {
+  open(fresh());
+  $("text").focus();
+});
+$("export").addEventListener("click", save);
+$("open-settings").addEventListener("click", openSettings);
+$("settings").querySelector("form").addEventListener("submit", saveSettings);
+$("open-key").addEventListener("click", () => askKey("Needed only if the server asks for one."));
+$("key").querySelector("form").addEventListener("submit", saveKey);
+$("open-side").addEventListener("click", () => {
+  $("side").classList.add("open");
+  $("close-side").focus();
+});
+$("close-side").addEventListener("click", () => {
+  $("side").classList.remove("open");
+  $("open-side").focus();
+});
+$("theme").addEventListener("click", () => {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme || (dark ? "dark" : "light");
+  document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+  localStorage.setItem(THEME, document.documentElement.dataset.theme);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if ($("side").classList.contains("open")) $("close-side").click();
+    else running?.abort();
+  }
+  if (event.altKey && event.code === "KeyN") {
+    event.preventDefault();
+    $("new-chat").click();
+  }
+});
+
+start();

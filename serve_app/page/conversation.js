@@ -1,0 +1,78 @@
+// A chat as a tree of messages: an edited message or another answer is a sibling of the first. What is
+// shown is the path from the root to `leaf`.
+
+export function newChat(model, settings) {
+  return {
+    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`,
+    title: "New chat",
+    model,
+    ...settings, // system, options, tools, think
+    changed: Date.now(),
+    nodes: {},
+    next: 1,
+    leaf: 0,
+  };
+}
+
+// Adds a message below `parent` (0: the root) and makes it the end of the shown path.
+export function add(chat, parent, message) {
+  const id = chat.next++;
+  chat.nodes[id] = { id, parent, ...message };
+  chat.leaf = id;
+  chat.changed = Date.now();
+  if (chat.title === "New chat" && message.role === "user" && message.content.trim()) {
+    chat.title = message.content.trim().split("\n")[0].slice(0, 60);
+  }
+  return chat.nodes[id];
+}
+
+export function path(chat, leaf = chat.leaf) {
+  const nodes = [];
+  for (let node = chat.nodes[leaf]; node; node = chat.nodes[node.parent]) nodes.push(node);
+  return nodes.reverse();
+}
+
+export function siblings(chat, node) {
+  return Object.values(chat.nodes).filter((other) => other.parent === node.parent);
+}
+
+// Shows the newest path through `node`.
+export function showBranch(chat, node) {
+  let last = node;
+  for (;;) {
+    const below = Object.values(chat.nodes).filter((other) => other.parent === last.id);
+    if (!below.length) break;
+    last = below.at(-1);
+  }
+  chat.leaf = last.id;
+}
+
+// What Ollama's /api/chat takes: the messages of the path up to `leaf`.
+export function messages(chat, leaf) {
+  const result = chat.system?.trim() ? [{ role: "system", content: chat.system }] : [];
+  for (const node of path(chat, leaf)) {
+    const message = { role: node.role, content: node.content };
+    if (node.images?.length) message.images = node.images.map((image) => image.data);
+    if (node.thinking) message.thinking = node.thinking;
+    if (node.calls?.length) message.tool_calls = node.calls;
+    if (node.role === "tool") message.tool_name = node.tool;
+    result.push(message);
+  }
+  return result;
+}
+
+// As a Markdown document.
+export function asMarkdown(chat) {
+  const names = { user: "You", assistant: chat.model, tool: "Result of a tool" };
+  const parts = [`# ${chat.title}`];
+  if (chat.system?.trim()) parts.push("## System", chat.system);
+  for (const node of path(chat)) {
+    parts.push(`## ${names[node.role]}`);
+    for (const image of node.images ?? []) parts.push(`(image: ${image.name})`);
+    for (const call of node.calls ?? []) {
+      parts.push(`Calls \`${call.function.name}\`: \`${JSON.stringify(call.function.arguments)}\``);
+    }
+    if (node.content) parts.push(node.content);
+  }
+  return `${parts.join("\n\n")}\n`;
+}

@@ -1,0 +1,160 @@
+// Nodes of messages.
+
+import { siblings } from "./conversation.js";
+import { renderMarkdown } from "./markdown.js";
+
+const NAMES = { user: "You", tool: "Result" };
+
+// `actions`: what the buttons do: edit, retry, branch, result. `frozen`: an answer is being generated.
+export function messageNode(chat, node, actions, frozen) {
+  const article = create("article", node.role);
+  article.append(create("h2", "", NAMES[node.role] ?? node.model ?? chat.model));
+  const body = create("div", "body");
+  article.append(body);
+  if (node.role === "assistant") {
+    updateAnswer(article, node);
+    if (!frozen) for (const form of callForms(chat, node, actions)) body.append(form);
+  } else {
+    if (node.images?.length) body.append(pictures(node.images));
+    if (node.role === "tool") body.append(create("p", "", `Result of ${node.tool}`));
+    body.append(create("div", "text", node.content));
+  }
+  if (!frozen) article.append(toolbar(chat, node, actions, article));
+  return article;
+}
+
+// Shows what has arrived of an answer.
+export function updateAnswer(article, node) {
+  const body = article.querySelector(".body");
+  if (node.thinking) {
+    const details = part(body, "details", "thoughts");
+    if (!details.firstChild) {
+      details.append(create("summary", "", "Thinking"), create("div", "thinking"));
+    }
+    details.lastChild.textContent = node.thinking;
+  }
+  renderMarkdown(part(body, "div", "markdown"), node.content);
+  const calls = part(body, "div", "calls");
+  for (const call of (node.calls ?? []).slice(calls.childElementCount)) {
+    const shown = create("div", "call");
+    const code = create("pre");
+    code.tabIndex = 0;
+    code.textContent = JSON.stringify(call.function.arguments, null, 2);
+    shown.append(create("strong", "", `Calls ${call.function.name}`), code);
+    calls.append(shown);
+  }
+}
+
+function part(body, tag, name) {
+  let element = body.querySelector(`:scope > .${name}`);
+  if (!element) {
+    element = create(tag, name);
+    const later = { thoughts: ".markdown", markdown: ".calls" }[name];
+    body.insertBefore(element, later ? body.querySelector(`:scope > ${later}`) : null);
+  }
+  return element;
+}
+
+// A form for the result of each call that has none yet.
+function callForms(chat, node, actions) {
+  if (chat.leaf !== node.id && chat.nodes[chat.leaf]?.role !== "tool") return [];
+  let given = 0;
+  for (let at = chat.nodes[chat.leaf]; at && at !== node; at = chat.nodes[at.parent]) given++;
+  return (node.calls ?? []).slice(given, given + 1).map((call) => {
+    const form = create("form");
+    const label = create("label", "", `Result of ${call.function.name}`);
+    const field = create("textarea");
+    field.rows = 2;
+    label.append(field);
+    form.append(label, submit("Send the result"));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      actions.result(node, call.function.name, field.value);
+    });
+    return form;
+  });
+}
+
+function toolbar(chat, node, actions, article) {
+  const bar = create("div", "tools");
+  const all = siblings(chat, node);
+  if (all.length > 1) {
+    const at = all.indexOf(node);
+    const turn = (text, label, to) => {
+      const button = plain(text, () => actions.branch(all[to]));
+      button.setAttribute("aria-label", label);
+      button.disabled = !all[to];
+      return button;
+    };
+    bar.append(
+      turn("‹", "Previous version", at - 1),
+      create("span", "", `${at + 1} / ${all.length}`),
+      turn("›", "Next version", at + 1),
+    );
+  }
+  if (node.role === "assistant") {
+    bar.append(
+      plain("Retry", () => actions.retry(node)),
+      plain("Copy", () => navigator.clipboard.writeText(node.content)),
+      create("span", "", statistics(node)),
+    );
+  } else bar.append(plain("Edit", () => edit(article, node, actions)));
+  return bar;
+}
+
+function statistics({ statistics: made, stopped }) {
+  if (!made) return stopped ? "stopped" : "";
+  const speed = made.seconds > 0 ? `, ${(made.tokens / made.seconds).toFixed(1)} tokens/s` : "";
+  const cut = made.reason === "length" ? ", cut at the limit" : "";
+  return `${made.tokens ?? 0} tokens${speed}${cut}`;
+}
+
+function edit(article, node, actions) {
+  const form = create("form");
+  const field = create("textarea");
+  field.value = node.content;
+  field.rows = Math.min(12, node.content.split("\n").length + 1);
+  field.setAttribute("aria-label", "Edit the message");
+  const row = create("div", "row end");
+  row.append(plain("Cancel", () => form.replaceWith(...hidden)), submit("Send"));
+  form.append(field, row);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    actions.edit(node, field.value);
+  });
+  const hidden = [...article.querySelectorAll(".body, .tools")];
+  hidden[0].before(form);
+  for (const element of hidden) element.remove();
+  field.focus();
+}
+
+function pictures(images) {
+  const row = create("div", "pictures");
+  for (const image of images) {
+    const picture = create("img", "picture");
+    picture.src = `data:image/*;base64,${image.data}`;
+    picture.alt = image.name;
+    row.append(picture);
+  }
+  return row;
+}
+
+function submit(text) {
+  const button = create("button", "", text);
+  button.type = "submit";
+  return button;
+}
+
+function plain(text, action) {
+  const button = create("button", "plain", text);
+  button.type = "button";
+  button.addEventListener("click", action);
+  return button;
+}
+
+function create(tag, name = "", text = "") {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  if (text) element.textContent = text;
+  return element;
+}

@@ -1,0 +1,73 @@
+// Requests to the server that the page came from.
+
+const KEY = "caravan-key";
+
+export function apiKey() {
+  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+}
+
+// `remember`: also after the browser is closed.
+export function setApiKey(key, remember) {
+  localStorage.removeItem(KEY);
+  sessionStorage.removeItem(KEY);
+  if (key) (remember ? localStorage : sessionStorage).setItem(KEY, key);
+}
+
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export async function request(path, body, signal) {
+  const headers = {};
+  if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  // Relative to this file, since an application may be mounted below a prefix.
+  const response = await fetch(new URL(`..${path}`, import.meta.url), {
+    method: body === undefined ? "GET" : "POST",
+    headers,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw new ServerError(response.status, await reason(response));
+  return response;
+}
+
+export async function get(path) {
+  return (await request(path)).json();
+}
+
+export async function show(model) {
+  return (await request("/api/show", { model })).json();
+}
+
+// The objects of an answer of /api/chat, one by one as they arrive.
+export async function* chat(body, signal) {
+  const response = await request("/api/chat", body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.trim()) continue;
+      const part = JSON.parse(line);
+      if (part.error) throw new ServerError(500, part.error);
+      yield part;
+    }
+  }
+}
+
+async function reason(response) {
+  const text = await response.text();
+  try {
+    const { error } = JSON.parse(text);
+    return error?.message ?? error ?? text;
+  } catch {
+    return text.slice(0, 500) || `The server answered with status ${response.status}.`;
+  }
+}
