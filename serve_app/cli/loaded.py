@@ -1,0 +1,45 @@
+"""`caravan ps` and `caravan stop`: the models that a server has loaded."""
+
+import click
+
+from serve_app.cli.server import Server, server_options
+from serve_app.cli.shared_options import json_option
+from serve_app.cli.terminal import byte_size, print_json, print_table
+
+_COLUMNS = ("name", "id", "size>", "quantisation", "context>", "until")
+_SHOWN_DIGITS = 12
+# Dates beyond this year mean that a model stays loaded.
+_FOREVER = "2300"
+
+
+@click.command()
+@server_options
+@json_option
+def ps(server: Server, as_json: bool) -> None:
+    """List the models that a server has loaded."""
+    models = server.get("/api/ps")["models"]
+    if as_json:
+        print_json(models)
+        return
+    print_table(
+        _COLUMNS,
+        (
+            (
+                model["name"],
+                model["digest"][:_SHOWN_DIGITS],
+                byte_size(model["size"]),
+                model["details"]["quantization_level"],
+                f"{model['context_length']:,}",
+                "stays" if model["expires_at"] > _FOREVER else model["expires_at"][:19],
+            )
+            for model in models
+        ),
+    )
+
+
+@click.command()
+@server_options
+@click.argument("model")
+def stop(server: Server, model: str) -> None:
+    """Unload a model that the server loads on demand."""
+    server.post("/api/generate", {"model": model, "keep_alive": 0, "stream": False})

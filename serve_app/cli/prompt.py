@@ -1,0 +1,203 @@
+"""The prompt of `caravan run`: lines, commands that begin with "/", and pictures by their paths."""
+
+import atexit
+import os
+import re
+import readline
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from runtime.errors import CaravanError
+from serve_app.cli.conversation import Conversation, parse_option, parse_think
+from serve_app.cli.terminal import harmless, print_error, print_pairs
+
+FIRST, NEXT = ">>> ", "... "
+_QUOTES = '"""'
+_HISTORY_LINES = 1_000
+# A path in the text, perhaps quoted or with escaped spaces, as terminals write dropped files.
+_PICTURE = re.compile(
+    r"""(?P<q>['"])(?P<quoted>[^'"\n]+\.(?:png|jpe?g|webp|gif|bmp))(?P=q)"""
+    r"""|(?<!\S)(?P<plain>(?:\\.|[^\s\\'"])+\.(?:png|jpe?g|webp|gif|bmp))(?!\S)""",
+    re.IGNORECASE,
+)
+HELP = (
+    ("/set system TEXT", "use a system prompt; without TEXT none"),
+    ("/set parameter NAME VALUE", "set an option such as temperature; without VALUE the default"),
+    ("/set format json|off", "answer in JSON"),
+    ("/set think on|off|LEVEL", "think before answering"),
+    ("/set verbose on|off", "show numbers of tokens and speed"),
+    ("/show", "show the model and the settings"),
+    ("/clear", "forget the conversation"),
+    ("/bye", "end; also Ctrl-D"),
+    ('"""', "begins and ends a message of several lines"),
+    ("path/of/a/picture.png", "in a message: adds the picture"),
+)
+
+
+def chat(conversation: Conversation) -> None:
+    """Read and answer messages until the end of the input. Raises ServerError if the model cannot
+    be loaded; later errors are printed."""
+    conversation.load()
+    _keep_history()
+    click.echo(harmless(f"{conversation.model}: /? shows the commands."), err=True)
+    while (text := read_message()) is not None:
+        if text.startswith("/"):
+            words = text[1:].split(None, 1)
+            name = words[0] if words else "?"
+            if name in ("bye", "exit", "quit"):
+                return
+            COMMANDS.get(name, _unknown)(conversation, words[1] if len(words) > 1 else "")
+        elif text.strip():
+            _ask(conversation, text)
+
+
+def read_message() -> str | None:
+    """One message, without its quotes; None at the end of the input. Ctrl-C discards a message."""
+    while True:
+        try:
+            text = input(FIRST)
+            if not text.lstrip().startswith(_QUOTES):
+                return text
+            lines = [text.lstrip().removeprefix(_QUOTES)]
+            while not lines[-1].rstrip().endswith(_QUOTES):
+                lines.append(input(NEXT))
+            return "\n".join(lines).rstrip().removesuffix(_QUOTES)
+        except KeyboardInterrupt:
+            click.echo("\nUse Ctrl-D or /bye to leave.", err=True)
+        except EOFError:
+            click.echo()
+            return None
+
+
+def pictures_in(text: str) -> tuple[str, list[Path]]:
+    """The text without the paths of existing pictures, and these paths."""
+    found = []
+
+    def taken(match: re.Match[str]) -> str:
+        name = match["quoted"] or re.sub(r"\\(.)", r"\1", match["plain"])
+        path = Path(name).expanduser()
+        if not path.is_file():
+            return match[0]
+        found.append(path)
+        return ""
+
+    return _PICTURE.sub(taken, text).strip() if text else "", found
+
+
+def _ask(conversation: Conversation, text: str) -> None:
+    content, images = pictures_in(text)
+    for image in images:
+        click.echo(harmless(f"(with {image})"), err=True)
+    try:
+        conversation.ask(content, images)
+    except KeyboardInterrupt:
+        click.echo()
+    except CaravanError as error:
+        print_error(str(error))
+    except OSError as error:
+        print_error(f"{error.filename}: {error.strerror}")
+
+
+def _set(conversation: Conversation, text: str) -> None:
+    what, _, value = (part.strip() for part in text.partition(" "))
+    setter = SETTERS.get(what)
+    if setter is None:
+        print_error(f"/set knows {', '.join(SETTERS)}")
+    else:
+        setter(conversation, value.strip('"') if what == "system" else value)
+
+
+def _set_option(conversation: Conversation, text: str) -> None:
+    name, _, value = (part.strip() for part in text.partition(" "))
+    if not name:
+        print_error("/set parameter needs a name")
+    elif value:
+        conversation.options |= [parse_option(name, value)]
+    else:
+        conversation.options.pop(name, None)
+
+
+def _set_format(conversation: Conversation, value: str) -> None:
+    if value not in ("json", "off"):
+        print_error("/set format knows json and off")
+        return
+    conversation.form = "json" if value == "json" else None
+
+
+def _set_verbose(conversation: Conversation, value: str) -> None:
+    conversation.verbose = value != "off"
+
+
+def _set_think(conversation: Conversation, value: str) -> None:
+    conversation.think = parse_think(value) if value else None
+
+
+def _set_system(conversation: Conversation, value: str) -> None:
+    conversation.system = value or None
+
+
+def _show(conversation: Conversation, text: str) -> None:
+    try:
+        shown = conversation.server.post("/api/show", {"model": conversation.model})
+    except CaravanError as error:
+        print_error(str(error))
+        return
+    details = shown["details"]
+    print_pairs(
+        (
+            ("model", conversation.model),
+            ("server", conversation.server.host),
+            ("family", str(details.get("family", "?"))),
+            ("parameters", str(details.get("parameter_size", "?"))),
+            ("quantisation", str(details.get("quantization_level", "?"))),
+            ("capabilities", ", ".join(shown.get("capabilities", ()))),
+            ("system", conversation.system or "-"),
+            ("options", ", ".join(f"{k}={v}" for k, v in conversation.options.items()) or "-"),
+            ("messages", str(len(conversation.messages))),
+        )
+    )
+
+
+def _clear(conversation: Conversation, text: str) -> None:
+    conversation.messages.clear()
+
+
+def _help(conversation: Conversation, text: str) -> None:
+    print_pairs(HELP)
+
+
+def _unknown(conversation: Conversation, text: str) -> None:
+    print_error("no such command; /? shows those that exist")
+
+
+SETTERS: dict[str, Callable[[Conversation, str], None]] = {
+    "system": _set_system,
+    "parameter": _set_option,
+    "format": _set_format,
+    "think": _set_think,
+    "verbose": _set_verbose,
+}
+COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
+    "set": _set,
+    "show": _show,
+    "clear": _clear,
+    "?": _help,
+    "help": _help,
+}
+
+
+def _keep_history() -> None:
+    """Lines of earlier conversations, readable by this user only; none where no file can be
+    written."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(state).expanduser() / "caravan" / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        readline.read_history_file(path)
+    except OSError:
+        return
+    readline.set_history_length(_HISTORY_LINES)
+    atexit.register(readline.write_history_file, path)

@@ -1,0 +1,200 @@
+"""`caravan run`, `ps` and `stop` against the whole ingress with a fake model."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from model_zoo.chat.formats.reply_format import format_of
+from runtime.errors import GenerationFailedError
+from serve_app.cli.prompt import pictures_in
+from serve_app.cli.server import with_scheme
+from serve_app.gateway.tasks import ReplyOpening
+from tests.patience import until
+from tests.unit.serve_app.api.api_keys import api_key
+from tests.unit.serve_app.cli.cli_runs import CARAVAN, run
+from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, ingress
+from tests.unit.serve_app.sockets import listening
+
+PICTURE = Path("models/demo.png")
+SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
+QWEN3 = ReplyOpening(format_of("tools <tool_call> <think> </think>"))
+
+
+@asynccontextmanager
+async def served(replica: PretendReplica, **access: Any) -> AsyncIterator[str]:
+    async with ingress(replica, **access) as app, listening(app) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+async def caravan(host: str, command: str, *arguments: object, **options: Any) -> Result:
+    return await asyncio.to_thread(run, command, "--host", host, *arguments, **options)
+
+
+async def test_an_answer_is_printed():
+    replica = PretendReplica()
+    async with served(replica) as host:
+        result = await caravan(
+            host, "run", "demo", "How", "are you?", "--system", "Be brief.", "--set", "top_k=3",
+            "--format", "json", "--verbose",
+        )  # fmt: skip
+    assert result.stdout == "Hello, world\n"
+    assert "answer: 3 tokens" in result.stderr
+    (task,) = replica.tasks
+    assert [(m.role, m.text) for m in task.prompt.messages] == [
+        ("system", "Be brief."),
+        ("user", "How are you?"),
+    ]
+    assert task.sampling.top_k == 3
+    assert task.output is not None
+
+
+async def test_pictures_and_schemas_come_from_files(tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    replica = PretendReplica()
+    async with served(replica, max_body_bytes=2**20, card=SEEING) as host:
+        await caravan(host, "run", "demo", "See", "--image", PICTURE, "--format", schema)
+    (task,) = replica.tasks
+    assert len(task.prompt.messages[0].images) == 1
+    assert json.loads(task.output.source) == {"type": "object"}
+
+
+async def test_thinking_goes_to_standard_error():
+    async with served(PretendReplica(("<think>\nhm\n</think>\n\n", "So."), QWEN3)) as host:
+        result = await caravan(host, "run", "demo", "Hi")
+        hidden = await caravan(host, "run", "demo", "Hi", "--hide-thinking")
+    assert result.stdout == hidden.stdout == "So.\n"
+    assert "hm" in result.stderr
+    assert "hm" not in hidden.stderr
+
+
+async def test_errors_are_one_line_and_a_status():
+    replica = PretendReplica()
+    replica.error = GenerationFailedError("the engine broke")
+    async with served(replica) as host:
+        assert (await caravan(host, "run", "demo", "Hi", status=1)).stderr == (
+            "caravan: the engine broke\n"
+        )
+        unknown = await caravan(host, "run", "nope", "Hi", status=1)
+        assert "model 'nope' not found" in unknown.stderr
+        assert "NAME=VALUE" in (await caravan(host, "run", "demo", "--set", "x", status=2)).stderr
+    assert "no server answers at" in (await caravan(host, "ps", status=1)).stderr
+
+
+async def test_a_key_is_read_from_the_environment(monkeypatch):
+    async with served(PretendReplica(), api_keys=(api_key("secret"),)) as host:
+        refused = await caravan(host, "run", "demo", "Hi", status=1)
+        assert "set CARAVAN_API_KEY" in refused.stderr
+        monkeypatch.setenv("CARAVAN_API_KEY", "secret")
+        assert (await caravan(host, "run", "demo", "Hi")).stdout == "Hello, world\n"
+
+
+async def test_loaded_models_are_listed():
+    async with served(PretendReplica()) as host:
+        assert "demo" in (await caravan(host, "ps")).stdout
+        (model,) = json.loads((await caravan(host, "ps", "--json")).stdout)
+    assert model["context_length"] == 512
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("example.org", "http://example.org:8000"),
+        ("example.org:80", "http://example.org:80"),
+        ("[::1]", "http://[::1]:8000"),
+        ("[::1]:9", "http://[::1]:9"),
+        ("https://example.org/prefix/", "https://example.org/prefix"),
+    ],
+)
+def test_hosts_may_lack_scheme_and_port(host, url):
+    assert with_scheme(host) == url
+
+
+@pytest.mark.parametrize("name", ["a b.png", "c.JPG"])
+@pytest.mark.parametrize("written", ["'{}'", '"{}"', "{}"])
+def test_paths_of_existing_pictures_are_taken_from_the_text(tmp_path, name, written):
+    path = tmp_path / name
+    path.write_bytes(b"")
+    escaped = str(path).replace(" ", "\\ ") if written == "{}" else str(path)
+    assert pictures_in(f"See {written.format(escaped)} now, not x.png") == (
+        "See  now, not x.png",
+        [path],
+    )
+
+
+async def test_a_conversation_in_a_terminal(tmp_path):
+    replica = PretendReplica()
+    picture = tmp_path / "p.png"
+    picture.write_bytes(PICTURE.read_bytes())
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
+    async with served(replica, max_body_bytes=2**20, card=SEEING) as host:
+        leader, follower = os.openpty()
+        command = [*CARAVAN, "run", "--host", host, "demo"]
+        process = subprocess.Popen(
+            command, stdin=follower, stdout=follower, stderr=follower, env=environment,
+            start_new_session=True, preexec_fn=lambda: _take_terminal(follower),
+        )  # fmt: skip
+        os.close(follower)
+        terminal = Terminal(leader)
+        await terminal.open()
+        await terminal.shows(">>> ")
+        await terminal.types("/set system Be brief.\n", ">>> ")
+        await terminal.types(f"See {picture}\n", "Hello, world")
+        await terminal.types('"""one\ntwo"""\n', "Hello, world")
+        replica.waits.clear()
+        await terminal.types("stop\n", "Hello")
+        os.write(leader, b"\x03")  # Ctrl-C ends the answer only
+        await until(lambda: replica.left == 1)
+        replica.waits.set()
+        await terminal.types("/set nothing\n", "/set knows")
+        await terminal.types("/show\n", "messages")
+        os.write(leader, b"/bye\n")
+        assert await asyncio.to_thread(process.wait) == 0
+    first, second, _ = replica.tasks
+    assert len(first.prompt.messages[1].images) == 1
+    assert [message.text for message in second.prompt.messages] == [
+        "Be brief.", "See", "Hello, world", "one\ntwo",
+    ]  # fmt: skip
+    assert "See" in (tmp_path / "caravan" / "history").read_text()
+
+
+class Terminal:
+    """The user's side of a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._reader = asyncio.StreamReader()
+        self._text = ""
+
+    async def open(self) -> None:
+        file = os.fdopen(self._descriptor, "rb", buffering=0)
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, file)
+
+    async def types(self, text: str, shown: str) -> None:
+        """Type, and wait until the program shows this."""
+        os.write(self._descriptor, text.encode())
+        await self.shows(shown)
+
+    async def shows(self, text: str) -> None:
+        while text not in self._text:
+            read = await self._reader.read(4096)
+            assert read, f"the program ended after {self._text!r}"
+            self._text += read.decode()
+        self._text = self._text.partition(text)[2]
+
+
+def _take_terminal(descriptor: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
