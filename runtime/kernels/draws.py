@@ -1,4 +1,4 @@
-"""Drawing tokens on a CPU; the sampler's torch code is the twin."""
+"""Forbidding tokens, and drawing them on a CPU, for which the sampler's torch code is the twin."""
 
 import ctypes
 
@@ -50,3 +50,31 @@ def draw_top(
     )  # fmt: skip
     kernels.caravan_draw(ctypes.byref(job), torch.get_num_threads())
     return tokens, finite
+
+
+def forbid(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:
+    """Sets logits to minus infinity, in place, of the first `count` rows [n] int64, all different.
+
+    logits float32 [rows, vocab]; words int32 [n, ceil(vocab / 32)]: bit `token % 32` of word
+    `token // 32` is set for each token that the row may draw. Raises IndexError for rows outside
+    the logits.
+    """
+    kernels = library() if logits.device.type == "cpu" else None
+    if kernels is None:
+        forbid_twin(logits, rows, words, count)
+        return
+    total, vocab = logits.shape
+    assert count <= len(rows)
+    if kernels.caravan_forbid(
+        address(logits, (total, vocab)), total, vocab, address(rows, (len(rows),), torch.int64),
+        count, address(words, (len(rows), -(-vocab // 32)), torch.int32), torch.get_num_threads(),
+    ):  # fmt: skip
+        raise IndexError(f"rows outside the {total} rows of logits")
+
+
+def forbid_twin(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:
+    """The same with torch."""
+    powers = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
+    rows, octets = rows[:count], words[:count].view(torch.uint8)  # little-endian
+    forbidden = ((octets[:, :, None] & powers) == 0).flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)

@@ -61,6 +61,10 @@ SIGNATURES = {
         _int,
     ),
     "caravan_draw": ([_pointer, _int], None),
+    "caravan_forbid": (
+        [_pointer, _int64, _int, _pointer, _int, _pointer, _int],
+        _int,
+    ),
     "caravan_replay": ([_pointer, _int64], _int64),
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),

@@ -60,7 +60,7 @@ class MaskWorker:
         host, words = buffer.take(len(matchers) * self._words, torch.int32)
         shape = (len(matchers), self._words)
         work = self._thread.submit(_compute, matchers, host.reshape(shape))
-        return PendingMasks(TokenMasks(rows, words.view(shape)), buffer, work)
+        return PendingMasks(TokenMasks(rows, words.view(shape), len(matchers)), buffer, work)
 
 
 def buffer_bytes(*, slots: int, vocab_size: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.kernels.draws import draw_top
+from runtime.kernels.draws import draw_top, forbid
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.prompt_scores import PromptScores
 
@@ -82,11 +82,12 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The only tokens that some rows may draw: rows [n] int64; words [n, ceil(vocab / 32)] int32,
-    with bit `token % 32` of word `token // 32` for each token."""
+    """The only tokens that `count` rows may draw: rows [count or more] int64, and words [count or
+    more, ceil(vocab / 32)] int32, with bit `token % 32` of word `token // 32` for each token."""
 
     rows: Tensor
     words: Tensor
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Sampler:
         if draws.penalised.shape[0]:
             self._penalise(logits, draws)
         if masks is not None:
-            _forbid(logits, masks)
+            forbid(logits, masks.rows, masks.words, masks.count)
         tokens, finite = self._draw(logits, draws)
         scores = _score(raw, tokens[draws.scored] if scored else tokens[:0], draws.alternatives)
         return Drawn(tokens, finite, *scores)
@@ -264,14 +265,6 @@ class Sampler:
         values = logits[cells]
         lower = torch.where(values > 0, values / repeat, values * repeat)
         logits[cells] = lower - (counts * frequency + (counts > 0) * presence)
-
-
-def _forbid(logits: Tensor, masks: TokenMasks) -> None:
-    """Sets the logits that `masks` do not allow to minus infinity."""
-    powers = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
-    octets = masks.words.view(torch.uint8)  # little-endian
-    forbidden = ((octets[:, :, None] & powers) == 0).flatten(1)[:, : logits.shape[1]]
-    logits[masks.rows] = logits[masks.rows].masked_fill_(forbidden, -torch.inf)
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -123,6 +123,33 @@ static void draw_row(const job *j, int row) {
     j->history[slot * j->history_stride + position] = (int32_t)j->tokens[row];
 }
 
+#define WORD 32 /* tokens of a word of a mask */
+
+INLINE void forbid_word(float *logits, uint32_t word, const int count) {
+    for (int i = 0; i < count; i++) logits[i] = word & (uint32_t)1 << i ? logits[i] : -INFINITY;
+}
+
+/* Most words of a mask that allows any text forbid nothing. */
+static void forbid_row(float *logits, const uint32_t *words, int vocab) {
+    const int whole = vocab / WORD;
+    for (int i = 0; i < whole; i++)
+        if (words[i] != UINT32_MAX) forbid_word(logits + i * WORD, words[i], WORD);
+    if (vocab % WORD) forbid_word(logits + whole * WORD, words[whole], vocab % WORD);
+}
+
+/* Sets logits [rows][vocab] to minus infinity: in the `count` different rows `masked`, of the tokens whose bits in
+ * words [count][ceil(vocab / WORD)] are not set. Returns 1 if there is no such row. */
+EXPORT int caravan_forbid(float *logits, int64_t rows, int vocab, const int64_t *masked, int count,
+                          const uint32_t *words, int threads) {
+    const ptrdiff_t row_words = (vocab + WORD - 1) / WORD;
+    for (int i = 0; i < count; i++)
+        if (masked[i] < 0 || masked[i] >= rows) return 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if ((int64_t)count * vocab > 1 << 20)
+    for (int i = 0; i < count; i++)
+        forbid_row(logits + (ptrdiff_t)masked[i] * vocab, words + i * row_words, vocab);
+    return 0;
+}
+
 /* Every row has a top_k of at most MOST. The bits of a row do not depend on other rows. */
 EXPORT void caravan_draw(const job *j, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (j->rows > 1 && j->vocab > 4096)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from runtime.engine.request import DrawFailure, SamplingParams
 from runtime.errors import GenerationFailedError
-from runtime.worker.sampler import LoadedSlots, Sampler, TokenMasks, path_of
+from runtime.kernels.draws import forbid_twin
+from runtime.worker import sampler
+from runtime.worker.sampler import Drawn, LoadedSlots, Sampler, TokenMasks, path_of
 from tests.unit.runtime.worker.test_runner import GREEDY, VOCAB, Bench, TinyModel, prompt_of
 from tests.unit.runtime.worker.test_runner import request as request_of
 from tests.unit.runtime.worker.test_sampler import CPU, draws_of
@@ -24,10 +26,31 @@ SAMPLING = [
 CONTEXT = 16
 
 
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def drawing(request, monkeypatch) -> None:
+    """Both ways to draw the most likely tokens, and to forbid others."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler, "draw_top", lambda *_, **__: None)
+        monkeypatch.setattr(sampler, "forbid", forbid_twin)
+
+
 def packed(allowed: Tensor) -> Tensor:
     """allowed [rows, vocab] bool -> the words of `TokenMasks`, by numpy."""
     padded = np.pad(allowed.numpy(), ((0, 0), (0, -allowed.shape[1] % 32)))
     return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+
+
+def drawn(
+    logits: Tensor, sampling: list[SamplingParams], order: list[int], masks: TokenMasks | None
+) -> Drawn:
+    """Row r belongs to slot r and draws the token after its first one."""
+    rows, vocab = logits.shape
+    drawing = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=vocab, device=CPU)
+    floats, ints = drawing.parameter_rows(sampling)
+    tokens = tuple((slot, torch.tensor([slot], dtype=torch.int32)) for slot in range(rows))
+    slots = torch.arange(rows)
+    drawing.load(LoadedSlots(tokens, slots, torch.tensor(floats), torch.tensor(ints)))
+    return drawing.sample(logits[order], draws_of(sampling, [1] * rows, order, vocab), masks)
 
 
 @pytest.mark.parametrize("vocab", [31, 64, 1000])
@@ -41,18 +64,8 @@ def test_only_allowed_tokens_are_drawn_and_other_rows_do_not_change(vocab: int) 
         masked = torch.randperm(rows, generator=draw)[: 1 + seed % rows].sort().values
         allowed = torch.rand(len(masked), vocab, generator=draw) < 0.1
         allowed[:, seed % vocab] = True
-
-        def drawn(masks: TokenMasks | None, logits=logits, sampling=sampling, order=order):
-            sampler = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=vocab, device=CPU)
-            floats, ints = sampler.parameter_rows(sampling)
-            tokens = tuple((slot, torch.tensor([slot], dtype=torch.int32)) for slot in range(rows))
-            slots = torch.arange(rows)
-            sampler.load(LoadedSlots(tokens, slots, torch.tensor(floats), torch.tensor(ints)))
-            return sampler.sample(
-                logits[order], draws_of(sampling, [1] * rows, order, vocab), masks
-            )
-
-        free, bound = drawn(None), drawn(TokenMasks(masked, packed(allowed)))
+        masks = TokenMasks(masked, packed(allowed), len(masked))
+        free, bound = (drawn(logits, sampling, order, each) for each in (None, masks))
         for row in range(rows):
             token = int(bound.tokens[row])
             place = (masked == row).nonzero().flatten()
@@ -66,6 +79,24 @@ def test_only_allowed_tokens_are_drawn_and_other_rows_do_not_change(vocab: int) 
         assert bound.logprobs[0] == pytest.approx(
             float(scored[bound.tokens[order.index(3)]]), abs=1e-4
         )
+
+
+@pytest.mark.parametrize("path", range(len(SAMPLING)))
+def test_the_number_of_allowed_tokens_may_be_anything(path: int) -> None:
+    """The tokens are those of the allowed logits alone; forbidden ones may be NaN."""
+    vocab = 200
+    sampling = [replace(SAMPLING[path], seed=seed, logprobs=None) for seed in range(4)]
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(path))
+    allowed = torch.rand(4, vocab, generator=torch.Generator().manual_seed(1)) < 0.5
+    allowed[:2] = False
+    allowed[1, 77] = True
+    masks = TokenMasks(torch.arange(4), packed(allowed), 4)
+    forbidden = logits.where(allowed, -torch.inf)
+    expected = drawn(forbidden, sampling, [0, 1, 2, 3], None)
+    got = drawn(logits.where(allowed, torch.nan), sampling, [0, 1, 2, 3], masks)
+    assert got.finite.tolist() == [False, True, True, True]
+    assert torch.equal(got.tokens, expected.tokens)
+    assert got.tokens[1] == 77
 
 
 class Ascending:
@@ -125,3 +156,19 @@ def test_a_grammar_that_fails_ends_its_sequence_only() -> None:
     answers = bench.run(failing, free)
     assert answers == [masked_answer(model, prompt_of(1, 5), 3), Bench(model).run(free)[0]]
     assert bench.results["bad"][-1] == DrawFailure("too hard")
+
+
+def test_a_grammar_without_a_possible_token_ends_its_sequence_only() -> None:
+    class Nothing(Ascending):
+        def matcher(self) -> "Nothing":
+            return Nothing()
+
+        def allowed(self, mask: memoryview) -> None:
+            pass
+
+    model = TinyModel()
+    bench = Bench(model, depth=2)
+    free = request_of("free", prompt_of(2, 5), 9, GREEDY)
+    answers = bench.run(replace(request_of("none", prompt_of(1, 5), 9), grammar=Nothing()), free)
+    assert answers == [[], Bench(model).run(free)[0]]
+    assert isinstance(bench.results["none"][-1], DrawFailure)
