@@ -21,6 +21,16 @@ _LIMITS = LLParserLimits(
 )
 
 
+# Where all of such a set may follow, the library does not search for its tokens one by one. More
+# sets than its own make masks of strings with `maxLength` cheaper.
+_SPACE, _IN_STRINGS = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
+_TOKEN_SETS = [
+    _SPACE,
+    *(f"{_IN_STRINGS}{{1,{length}}}" for length in (10, 14, 20, 30)),
+    f"{_IN_STRINGS}+",
+]
+
+
 class GrammarError(RequestError):
     """The library does not accept a grammar."""
 
@@ -74,7 +84,7 @@ class TokenGrammars:
                 "The model has no end token, so the form of its replies cannot be constrained."
             )
         wrapper = TokenizerWrapper(_Vocabulary(self._source))
-        return LLTokenizer(wrapper, eos_token=sorted(self._source.end_tokens))
+        return LLTokenizer(wrapper, eos_token=sorted(self._source.end_tokens), slices=_TOKEN_SETS)
 
 
 class TokenGrammar:
