@@ -31,10 +31,14 @@ class PinnedBuffer:
         self._uploaded: torch.cuda.Event | None = None
 
     def clear(self) -> None:
-        """Start again at the front. Waits if the last upload is still in progress."""
+        """Start again at the front, as `wait` permits."""
+        self.wait()
+        self._used = 0
+
+    def wait(self) -> None:
+        """Until the host's arrays may be written: while the last upload is in progress."""
         if self._uploaded is not None:
             self._uploaded.synchronize()
-        self._used = 0
 
     def take(self, count: int, dtype: torch.dtype) -> tuple[NDArray[Any], Tensor]:
         """`count` elements: the host array to write, and the tensor on the device."""
@@ -51,9 +55,11 @@ class PinnedBuffer:
         host[:] = array.ravel()
         return tensor.view(array.shape)
 
-    def upload(self) -> None:
+    def upload(self, nbytes: int | None = None) -> None:
+        """What was taken, or so many bytes from the front."""
         if self._device is self._host:
             return
-        self._device[: self._used].copy_(self._host[: self._used], non_blocking=True)
+        end = self._used if nbytes is None else nbytes
+        self._device[:end].copy_(self._host[:end], non_blocking=True)
         self._uploaded = torch.cuda.Event()
         self._uploaded.record(torch.cuda.current_stream(self._device.device))

@@ -116,8 +116,10 @@ class DeviceRunner:
             self._pool.write_pages(inputs.page_cells, inputs.pages)
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
+        batch = self._batch(inputs)
+        # Last, because the thread of the masks and this one wait for each other outside kernels.
         pending = self._masks.begin([plan.chunks[index] for index in inputs.drawing])
-        states = self._states(self._batch(inputs))
+        states = self._states(batch)
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
         vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
