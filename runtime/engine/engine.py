@@ -15,8 +15,8 @@ from runtime.engine.request import (
     Delta,
     FinishReason,
     GenerationRequest,
-    Outcome,
     Pooled,
+    Result,
     Sampled,
     Scored,
     Usage,
@@ -34,12 +34,12 @@ Deliver = Callable[[Delta], None]
 class Runner(Protocol):
     """Executes plans on the device, in launch order; `collect` waits for one of them.
 
-    Results are aligned with the plan's chunks, None for a chunk that does not sample.
+    Results are aligned with the plan's chunks.
     """
 
     def launch(self, plan: StepPlan) -> Any: ...
 
-    def collect(self, launched: Any) -> tuple[Outcome | None, ...]: ...
+    def collect(self, launched: Any) -> tuple[Result, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

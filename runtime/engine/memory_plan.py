@@ -274,7 +274,8 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
     """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and
-    buffers of inputs and masks: one on the device and two on the host, which take twice one here.
+    buffers of inputs and masks: one on the device and two on the host, which take twice one here;
+    and the masks of all slots while they are computed.
     """
     slots, context_tokens = limits.slots, limits.context_tokens
 
@@ -287,7 +288,7 @@ def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits)
     scores = limits.step_tokens * (4 + 12 * MAX_TOP_LOGPROBS)
     masks = mask_bytes(slots=slots, vocab_size=model.vocab_size)
     inputs = buffer_bytes(layout, limits)
-    return state + workspace + vectors + scores + 2 * (inputs + masks) + 4 * tables
+    return state + workspace + vectors + scores + 2 * inputs + 3 * masks + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

@@ -1,9 +1,9 @@
 """Input and output of the engine, as plain values: requests and deltas."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 MAX_TOP_LOGPROBS = 20
 # Biased tokens of a request, as in OpenAI's API, and tokens barred at the start of an answer.
@@ -241,6 +241,16 @@ class DrawFailure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LateMask:
+    """No token was sampled for one sequence, since its grammar needs longer than the other
+    sequences should wait. Its last position is computed again when the mask is `ready`. `mask`: for
+    the runner."""
+
+    ready: Callable[[], bool]
+    mask: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Pooled:
     """The vector of a prompt, little-endian float32."""
@@ -253,10 +263,12 @@ class Scored:
     """The log-probabilities of a chunk's part of a prompt; `drawn` if the chunk samples too."""
 
     prompt: tuple[Sampled, ...]
-    drawn: Sampled | DrawFailure | None = None
+    drawn: Sampled | DrawFailure | LateMask | None = None
 
 
 Outcome = Sampled | DrawFailure | Pooled | Scored
+# Of a chunk; None if it does not sample.
+Result = Outcome | LateMask | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
+    LateMask,
     Matcher,
     Outcome,
     Pooled,
+    Result,
     Sampled,
     SamplingParams,
     Scored,
@@ -49,6 +51,7 @@ class Sequence:
     prompt_logprobs: list[Sampled] = field(default_factory=list)  # not taken yet
     scored: int = 0  # positions whose rows have scored the next token of the prompt
     page_keys: list[PageKey] = field(default_factory=list)
+    late_mask: LateMask | None = None  # which its next token needs
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     spans: tuple[ImageSpan, ...] = field(init=False)
     cache_salt: bytes = field(init=False)
@@ -112,6 +115,7 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
+        self.late_mask = None
         if self.matcher is not None:
             self.matcher.accept(token)
 
@@ -204,10 +208,12 @@ class _Draft:
     budget: int  # rows
     image_rows: int
     ready: FeaturesReady
+    waits_for_masks: bool = False
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
     out_of_pages: bool = False
+    lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
     ahead: list[ImageNeed] = field(default_factory=list)  # images of the chunks that may follow
 
@@ -264,19 +270,22 @@ class Scheduler:
         """The next step, or None if nothing can be launched before another step retires.
 
         No chunk contains an image that is not `ready`: the chunk ends before it, or its sequence is
-        left out.
+        left out. The sequences whose masks are late are left out if there are others.
         """
-        draft = _Draft(self.step_tokens, self._step_image_rows, ready)
-        for sequence in list(self.running):
-            if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
-                self._continue(sequence, draft)
-        self._admit_waiting(draft)
+        for waits_for_masks in (False, True):
+            draft = _Draft(self.step_tokens, self._step_image_rows, ready, waits_for_masks)
+            for sequence in list(self.running):
+                if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
+                    self._continue(sequence, draft)
+            self._admit_waiting(draft)
+            if draft.chunks or not draft.lacks_mask or any(each.pending for each in self.running):
+                break
         self.image_needs = (*draft.used, *draft.ahead)
         if not draft.chunks:
             return None
         return StepPlan(tuple(draft.chunks), tuple(draft.page_writes), tuple(draft.slot_loads))
 
-    def retire(self, plan: StepPlan, results: tuple[Outcome | None, ...]) -> list[Advance]:
+    def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> list[Advance]:
         """Apply the results of a launched step, in launch order. Results of finished sequences are
         dropped."""
         advances = []
@@ -290,10 +299,14 @@ class Scheduler:
                 if sequence.request.draws or not chunk.samples:
                     outcome = outcome.drawn
             assert outcome is not None or not chunk.samples
+            computed = chunk.length
+            if isinstance(outcome, LateMask):
+                sequence.late_mask, outcome, computed = outcome, None, chunk.length - 1
             if isinstance(outcome, Sampled):
                 sequence.append(outcome.token)
             if chunk.epoch == sequence.epoch:
-                sequence.confirmed = chunk.start + chunk.length
+                sequence.confirmed = chunk.start + computed
+                sequence.launched -= chunk.length - computed
                 if sequence.shares_pages:
                     self.cache_manager.publish(sequence)
                 self.cache_manager.trim(sequence)
@@ -391,6 +404,10 @@ class Scheduler:
         """Length of the sequence's chunk in this step; 0 for none."""
         most = max(1, sequence.request.stop.max_tokens)
         if sequence.waits_for_token or sequence.produced >= most:
+            return 0
+        late = sequence.late_mask
+        if late is not None and not late.ready() and not draft.waits_for_masks:
+            draft.lacks_mask = True
             return 0
         count = min(sequence.remaining, draft.budget)
         if not sequence.spans:

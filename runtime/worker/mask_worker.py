@@ -1,24 +1,51 @@
-"""Token masks of sequences with a grammar, computed on a thread beside the device's step."""
+"""Token masks of sequences with a grammar, computed on threads beside the device's step."""
 
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.engine.request import DrawFailure, Matcher
+from runtime.engine.request import DrawFailure, LateMask, Matcher
 from runtime.engine.scheduler import Chunk
 from runtime.errors import GenerationFailedError
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.sampler import TokenMasks
 
+# How long a step whose logits are computed waits for masks that are late, if it has other rows.
+PATIENCE_S = 0.005
+# Masks are computed in turn on one of them, until one is late.
+_THREADS = 4
 _BITS = 32
 _WORD_BYTES, _ROW_BYTES = 4, 8
 
-# By the index of a drawn row: why its mask is missing.
-Failures = dict[int, DrawFailure]
+# By the index of a drawn row: why it has no mask, and so has drawn any token.
+Unmasked = dict[int, DrawFailure | LateMask]
+
+
+@dataclass(eq=False, slots=True)
+class _Mask:
+    """The words of a mask, once `work` is done; its result is why they are missing."""
+
+    matcher: Matcher
+    words: NDArray[np.int32]
+    work: Future[DrawFailure | None] = field(default_factory=Future)
+
+    def compute(self) -> None:
+        try:
+            self.matcher.allowed(self.words.data)
+            self.work.set_result(None)
+        except GenerationFailedError as error:
+            self.work.set_result(DrawFailure(str(error)))
+        except BaseException as error:
+            self.work.set_exception(error)
+
+    def missing(self) -> DrawFailure | LateMask | None:
+        done = self.work.done
+        return self.work.result() if done() else LateMask(done, self)
 
 
 class _Table:
@@ -34,63 +61,87 @@ class _Table:
         self._words: NDArray[np.int32] = host.reshape(slots, words)
         self._masks = rows, device_words.view(slots, words)
 
-    def fill(self, rows: list[int]) -> NDArray[np.int32]:
-        """The words of the masks of these rows, to be written."""
+    def uploaded(self, masks: dict[int, NDArray[np.int32]]) -> TokenMasks:
+        """The masks of some rows."""
         self._buffer.wait()
-        self._rows[: len(rows)] = rows
-        return self._words[: len(rows)]
-
-    def uploaded(self, count: int) -> TokenMasks:
-        self._buffer.upload(self._rows.nbytes + count * self._words[0].nbytes)
-        return TokenMasks(*self._masks, count)
+        self._rows[: len(masks)] = list(masks)
+        for row, words in zip(self._words, masks.values(), strict=False):
+            row[:] = words
+        self._buffer.upload(self._rows.nbytes + len(masks) * self._words[0].nbytes)
+        return TokenMasks(*self._masks, len(masks))
 
 
 @dataclass(frozen=True, slots=True)
 class PendingMasks:
-    """The masks of one step while they are computed."""
+    """The masks of one step, by the index of the drawn row, while they are computed."""
 
-    _table: _Table
-    _count: int
-    _work: Future[Failures]
+    _masks: dict[int, _Mask]
+    _worker: "MaskWorker"
+    _step_chunks: int
 
-    def uploaded(self) -> tuple[TokenMasks, Failures]:
-        """Waits for the computation. A row that has failed may draw any token."""
-        failures = self._work.result()
-        return self._table.uploaded(self._count), failures
+    def uploaded(self) -> tuple[TokenMasks, Unmasked]:
+        """Waits for the masks, as `MaskWorker.wait` does for those that take long."""
+        masks = self._masks.values()
+        if not all(mask.work.done() for mask in masks):
+            self._worker.wait([mask.work for mask in masks], alone=len(masks) == self._step_chunks)
+        missing = {row: mask.missing() for row, mask in self._masks.items()}
+        found = {row: self._masks[row].words for row, why in missing.items() if why is None}
+        unmasked = {row: why for row, why in missing.items() if why is not None}
+        return self._worker.table().uploaded(found), unmasked
 
 
 class MaskWorker:
-    """Computes masks for rows of steps in two host buffers in turn, like `InputPreparer`."""
+    """Computes masks for rows of steps, and uploads them from two host buffers in turn, like
+    `InputPreparer`. `waits`: for every mask, however long it takes."""
 
-    def __init__(self, *, slots: int, vocab_size: int, device: torch.device) -> None:
-        words = -(-vocab_size // _BITS)
-        self._tables = [_Table(slots, words, device) for _ in range(2)]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+    def __init__(
+        self, *, slots: int, vocab_size: int, device: torch.device, waits: bool = False
+    ) -> None:
+        self._words, self._waits = -(-vocab_size // _BITS), waits
+        self._tables = [_Table(slots, self._words, device) for _ in range(2)]
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
+        self._queue: deque[_Mask] = deque()
 
-    def begin(self, drawn: Sequence[Chunk]) -> PendingMasks | None:
-        """Starts computing the masks of the drawn rows whose sequences have a grammar."""
-        found = [(row, chunk.sequence.matcher) for row, chunk in enumerate(drawn)]
-        matchers = {row: matcher for row, matcher in found if matcher is not None}
-        if not matchers:
-            return None
+    def begin(self, drawn: Sequence[Chunk], *, step_chunks: int) -> PendingMasks | None:
+        """Starts computing the masks of the drawn rows whose sequences have a grammar, of a step
+        with so many chunks."""
+        masks, new = {}, []
+        for row, chunk in enumerate(drawn):
+            matcher, late = chunk.sequence.matcher, chunk.sequence.late_mask
+            if late is not None:
+                masks[row] = late.mask
+            elif matcher is not None:
+                masks[row] = _Mask(matcher, np.zeros(self._words, np.int32))
+                new.append(masks[row])
+        if new:
+            self._queue.extend(new)
+            self._threads.submit(self._compute)
+        return PendingMasks(masks, self, step_chunks) if masks else None
+
+    def wait(self, works: list[Future[DrawFailure | None]], *, alone: bool) -> None:
+        """Until the masks are known, or late. `alone`: the step is of no use without one."""
+        if self._waits:
+            wait(works)
+            return
+        if alone:
+            wait(works, return_when=FIRST_COMPLETED)
+        wait(works, PATIENCE_S)
+        if self._queue:
+            self._threads.submit(self._compute)  # those behind a slow one
+
+    def table(self) -> _Table:
         self._tables.reverse()
-        table, count = self._tables[0], len(matchers)
-        work = self._thread.submit(_compute, matchers, table.fill(list(matchers)))
-        return PendingMasks(table, count, work)
+        return self._tables[0]
+
+    def _compute(self) -> None:
+        while True:
+            try:
+                mask = self._queue.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            mask.compute()
 
 
 def buffer_bytes(*, slots: int, vocab_size: int) -> int:
     """Bytes of the masks of all slots."""
     return slots * (_ROW_BYTES + _WORD_BYTES * -(-vocab_size // _BITS)) + 2 * ALIGNMENT
-
-
-def _compute(matchers: dict[int, Matcher], words: NDArray[np.int32]) -> Failures:
-    failures = {}
-    for (row, matcher), mask in zip(matchers.items(), words, strict=True):
-        mask[:] = 0
-        try:
-            matcher.allowed(mask.data)
-        except GenerationFailedError as error:
-            failures[row] = DrawFailure(str(error))
-            mask[:] = -1
-    return failures

@@ -12,9 +12,9 @@ from runtime.engine.request import (
     DrawFailure,
     GenerationRequest,
     ImageSpan,
-    Outcome,
     Pooled,
     Pooling,
+    Result,
     Sampled,
     SamplingParams,
     Scored,
@@ -27,7 +27,7 @@ from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
 from runtime.vision.image_rows import FeatureRows
 from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
-from runtime.worker.mask_worker import Failures, MaskWorker
+from runtime.worker.mask_worker import MaskWorker, Unmasked
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
@@ -42,14 +42,14 @@ _NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launched step. `drawing`: the chunk of each drawn row; `failures`: the rows that have drawn
+    """A launched step. `drawing`: the chunk of each drawn row; `unmasked`: the rows that have drawn
     without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: of
     prompts. `done` is recorded at the end of the step; None on a CPU."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
     drawn: Drawn | None
-    failures: Failures
+    unmasked: Unmasked
     pooling: tuple[int, ...]
     vectors: Tensor
     scored: ScoredStep
@@ -88,7 +88,12 @@ class DeviceRunner:
             vocab_size=model.vocab_size,
             device=device,
         )
-        self._masks = MaskWorker(slots=limits.slots, vocab_size=model.vocab_size, device=device)
+        self._masks = MaskWorker(
+            slots=limits.slots,
+            vocab_size=model.vocab_size,
+            device=device,
+            waits=any(kind.by_sequence for kind in self._kinds),  # no position is computed twice
+        )
         self._preparer = InputPreparer(
             layout,
             pool,
@@ -118,29 +123,30 @@ class DeviceRunner:
             self._sampler.load(inputs.loads)
         batch = self._batch(inputs)
         # Last, because the thread of the masks and this one wait for each other outside kernels.
-        pending = self._masks.begin([plan.chunks[index] for index in inputs.drawing])
+        drawn_chunks = [plan.chunks[index] for index in inputs.drawing]
+        pending = self._masks.begin(drawn_chunks, step_chunks=len(plan.chunks))
         states = self._states(batch)
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
         vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
-        drawn, failures = None, Failures()
+        drawn, unmasked = None, Unmasked()
         if draws:
             logits, masks = self._model.logits(states[:draws]), None
             if pending is not None:
-                masks, failures = pending.uploaded()
+                masks, unmasked = pending.uploaded()
             drawn = self._sampler.sample(logits, inputs.draws, masks)
         scores = self._score(states[draws:pooled_at], inputs) if scored.rows else None
         pooling = inputs.pooled.chunks
         launched = Launched(
-            plan.chunks, inputs.drawing, drawn, failures, pooling, vectors, scored, scores, None
+            plan.chunks, inputs.drawing, drawn, unmasked, pooling, vectors, scored, scores, None
         )
         return launched if self._device.type != "cuda" else _copied_to_host(launched, self._device)
 
-    def collect(self, launched: Launched) -> tuple[Outcome | None, ...]:
+    def collect(self, launched: Launched) -> tuple[Result, ...]:
         """Wait for a step; its results, aligned with its chunks. Only this method waits."""
         if launched.done is not None:
             launched.done.synchronize()
-        results: list[Outcome | None] = [None] * len(launched.chunks)
+        results: list[Result] = [None] * len(launched.chunks)
         if launched.drawn is not None:
             _store_drawn(launched, launched.drawn, results)
         finite = launched.vectors.isfinite().all(dim=1).tolist()
@@ -314,13 +320,13 @@ class _AnyToken:
         mask.cast("B")[:] = b"\xff" * mask.nbytes
 
 
-def _store_drawn(launched: Launched, drawn: Drawn, results: list[Outcome | None]) -> None:
+def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> None:
     scores = _Scores(drawn)
     rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
     for row, (index, token, finite) in enumerate(rows):
         wanted = launched.chunks[index].sequence.request.sampling.logprobs
         sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
-        results[index] = launched.failures.get(row) or (sampled if finite else _NOT_FINITE)
+        results[index] = launched.unmasked.get(row) or (sampled if finite else _NOT_FINITE)
 
 
 class _Scores:

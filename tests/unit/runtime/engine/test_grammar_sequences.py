@@ -1,9 +1,19 @@
 """Sequences with a grammar: which steps they take part in, and what their matchers see."""
 
+import random
+
 import pytest
 
-from runtime.engine.request import GenerationRequest, ResumeState, StopRules
-from tests.unit.runtime.engine.fake_runner import answer
+from runtime.engine.request import (
+    GenerationRequest,
+    LateMask,
+    Result,
+    ResumeState,
+    Sampled,
+    StopRules,
+)
+from runtime.engine.scheduler import Chunk, StepPlan
+from tests.unit.runtime.engine.fake_runner import PretendRunner, answer
 from tests.unit.runtime.engine.test_engine import make_engine, run, whole
 from tests.unit.runtime.engine.test_scheduler import request, results, scheduler_of, shape
 
@@ -81,4 +91,90 @@ def test_matchers_accept_each_token_once_whatever_is_preempted(depth: int) -> No
         assert list(whole(box).tokens) == expected
         if isinstance(each.grammar, Recorded):
             assert (each.grammar.accepted, each.grammar.matchers) == (expected, 1)
+    cache_manager.check_idle()
+
+
+def test_a_late_mask_delays_its_own_sequence_only() -> None:
+    scheduler, known = scheduler_of(), False
+    scheduler.add(request("a", 3, grammar=Recorded()))
+    scheduler.add(request("bb", 3))
+    first = scheduler.plan()
+    late = LateMask(lambda: known, None)
+    assert first is not None
+    assert [each.sequence.request.id for each in scheduler.retire(first, (late, Sampled(9)))] == [
+        "bb"
+    ]
+    for start in (3, 4):
+        plan = scheduler.plan()
+        assert shape(plan) == [("bb", start, 1, True)]
+        scheduler.retire(plan, results(plan))
+    known = True
+    plan = scheduler.plan()
+    assert shape(plan) == [("a", 2, 1, True), ("bb", 5, 1, True)]
+    assert plan.chunks[0].sequence.late_mask is late
+    scheduler.retire(plan, results(plan))
+    plan = scheduler.plan()
+    assert shape(plan) == [("a", 3, 1, True), ("bb", 6, 1, True)]
+    assert plan.chunks[0].sequence.late_mask is None
+
+
+def test_a_step_without_other_sequences_waits_for_late_masks() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request("a", 3, grammar=Recorded()))
+    scheduler.add(request("bb", 3, grammar=Recorded()))
+    first, late = scheduler.plan(), LateMask(lambda: False, None)
+    scheduler.retire(first, (late, late))
+    second = scheduler.plan()
+    assert shape(second) == [("a", 2, 1, True), ("bb", 2, 1, True)]
+    assert scheduler.plan() is None
+    scheduler.retire(second, (Sampled(9), late))
+    third = scheduler.plan()
+    assert shape(third) == [("a", 3, 1, True)]
+    assert scheduler.plan() is None  # until the step in flight retires
+    scheduler.retire(third, results(third))
+    assert shape(scheduler.plan()) == [("a", 4, 1, True)]
+
+
+class SometimesLate(PretendRunner):
+    """Masks are late for up to three steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(5)
+        self.late = 0
+
+    def collect(self, launched: StepPlan) -> tuple[Result, ...]:
+        collected = super().collect(launched)
+        pairs = zip(launched.chunks, collected, strict=True)
+        return tuple(self.maybe_late(chunk, result) for chunk, result in pairs)
+
+    def maybe_late(self, chunk: Chunk, result: Result) -> Result:
+        known = chunk.sequence.late_mask
+        if result is None or chunk.sequence.matcher is None or known is not None:
+            return result
+        if self.random.random() < 0.7:
+            return result
+        self.late += 1
+        del self.slots[chunk.slot][chunk.start + chunk.length :]
+        until = self.steps + self.random.randrange(4)
+        return LateMask(lambda: self.steps >= until, None)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_late_masks_change_no_answer_whatever_is_preempted(depth: int) -> None:
+    runner = SometimesLate()
+    engine, cache_manager = make_engine(depth=depth, pages=24, runner=runner)
+    requests = [
+        GenerationRequest(
+            str(index),
+            tuple(range(index, 6 * index + 3)),
+            StopRules(20 - index),
+            grammar=Recorded() if index % 4 else None,
+        )
+        for index in range(8)
+    ]
+    boxes = run(engine, *requests)
+    assert engine.statistics().preemptions_total > 0 and runner.late > 10
+    for each, box in zip(requests, boxes, strict=True):
+        assert list(whole(box).tokens) == answer(each.prompt, each.stop.max_tokens)
     cache_manager.check_idle()

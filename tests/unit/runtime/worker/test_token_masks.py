@@ -1,5 +1,7 @@
 """Masks of a grammar: which tokens are drawn, and that other rows are not affected."""
 
+import threading
+from concurrent import futures
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +10,13 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import DrawFailure, SamplingParams
+from runtime.engine.scheduler import Chunk, Sequence
 from runtime.errors import GenerationFailedError
 from runtime.kernels.draws import forbid_twin
-from runtime.worker import sampler
+from runtime.worker import mask_worker, sampler
+from runtime.worker.mask_worker import MaskWorker
 from runtime.worker.sampler import Drawn, LoadedSlots, Sampler, TokenMasks, path_of
+from tests.patience import HANG_S
 from tests.unit.runtime.worker.test_runner import GREEDY, VOCAB, Bench, TinyModel, prompt_of
 from tests.unit.runtime.worker.test_runner import request as request_of
 from tests.unit.runtime.worker.test_sampler import CPU, draws_of
@@ -172,3 +177,64 @@ def test_a_grammar_without_a_possible_token_ends_its_sequence_only() -> None:
     answers = bench.run(replace(request_of("none", prompt_of(1, 5), 9), grammar=Nothing()), free)
     assert answers == [[], Bench(model).run(free)[0]]
     assert isinstance(bench.results["none"][-1], DrawFailure)
+
+
+class Slow(Ascending):
+    """Its third mask takes until `released`."""
+
+    def __init__(self, released: threading.Event) -> None:
+        super().__init__()
+        self.released = released
+
+    def matcher(self) -> "Slow":
+        return Slow(self.released)
+
+    def allowed(self, mask: memoryview) -> None:
+        if len(self.tokens) == 2:
+            assert self.released.wait(HANG_S)
+        super().allowed(mask)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_slow_mask_holds_up_its_own_sequence_only(depth: int) -> None:
+    """The other ones end before it is known, also one whose masks are behind it."""
+    model, released = TinyModel(), threading.Event()
+    bench = Bench(model, depth=depth)
+    slow = replace(request_of("slow", prompt_of(1, 9), 12), grammar=Slow(released))
+    bound = replace(request_of("bound", prompt_of(2, 10), 12), grammar=Ascending())
+    free = request_of("free", prompt_of(3, 11), 12)
+    retire = bench._retire
+
+    def noted(plan, launched) -> None:
+        retire(plan, launched)
+        ended = all(len(bench.results.get(name, ())) == 12 for name in ("bound", "free"))
+        if ended and not released.is_set():
+            assert len(bench.results["slow"]) == 2
+            released.set()
+
+    bench._retire = noted  # type: ignore[method-assign]
+    answers = bench.run(slow, bound, free)
+    assert answers == [
+        masked_answer(model, prompt_of(1, 9), 12),
+        masked_answer(model, prompt_of(2, 10), 12),
+        Bench(model).run(free)[0],
+    ]
+
+
+def test_a_model_that_computes_no_position_twice_waits_for_slow_masks(monkeypatch) -> None:
+    released = threading.Event()
+
+    def wait(works, timeout=None, **options):
+        if timeout is None:
+            released.set()
+        return futures.wait(works, timeout, **options)
+
+    monkeypatch.setattr(mask_worker, "wait", wait)
+    sequence = Sequence(replace(request_of("slow", [1], 3), grammar=Slow(released)), [1, 2, 3])
+    chunk = Chunk(sequence, 0, 0, 2, 1, (3,), feedback=False, samples=True)
+    for waits in (False, True):
+        worker = MaskWorker(slots=2, vocab_size=VOCAB, device=CPU, waits=waits)
+        pending = worker.begin([chunk], step_chunks=2)
+        assert pending is not None
+        masks, unmasked = pending.uploaded()
+        assert (masks.count, len(unmasked)) == ((1, 0) if waits else (0, 1))
