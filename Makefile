@@ -9,8 +9,6 @@ SANITIZE_SECONDS ?= 600
 SANITIZE_FILES ?= 100000
 
 BIN := .venv/bin
-# Short: Ray puts the id of the node between, and the path of a socket has 97 characters at most.
-HAPROXY_FILES := /tmp/caravan-$(shell id -u)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
@@ -20,8 +18,6 @@ KERNELS := runtime/kernels/build.py runtime/kernels/levels.py $(wildcard runtime
 # Nothing here calls home.
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE := 1
-# Lines of loading progress differ in their numbers alone; Ray would fold them into one.
-export RAY_DEDUP_LOGS := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
@@ -46,23 +42,10 @@ help:
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
 
-# HAProxy with a configuration that is safe on shared hosts; see serve_app/haproxy.py.
-serve: export RAY_SERVE_HAPROXY_BINARY_PATH := $(abspath $(BIN))/caravan-haproxy
-serve: export RAY_SERVE_HAPROXY_CONFIG_FILE_LOC := $(HAPROXY_FILES)/haproxy.cfg
-serve: export RAY_SERVE_HAPROXY_SOCKET_PATH := $(HAPROXY_FILES)/admin.sock
-serve: export RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH := $(HAPROXY_FILES)/metrics.sock
-serve: export RAY_SERVE_HAPROXY_SERVER_STATE_BASE := $(HAPROXY_FILES)
-serve: export RAY_SERVE_HAPROXY_SERVER_STATE_FILE := $(HAPROXY_FILES)/server-state
-# How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes the
-# processor from other processes and slows replicas beside them down.
-serve: export GOMP_SPINCOUNT := $(or $(GOMP_SPINCOUNT),1000)
-# By it the ingress knows what comes through HAProxy.
-serve: export CARAVAN_PROXY_SECRET := $(or $(CARAVAN_PROXY_SECRET),$(shell od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n'))
-# Checked first, because Serve logs a mistake and goes on waiting. `exec`: Ctrl-C reaches Serve
-# itself, which ends every process that it started.
+# `exec`: Ctrl-C reaches the command itself, which ends every process that it started. VERBOSE=1 shows
+# all of Ray's output.
 serve: .venv/kernels
-	@$(BIN)/python -m serve_app.check $(CONFIG)
-	@exec $(BIN)/serve run $(CONFIG)
+	@exec $(BIN)/caravan serve $(CONFIG) $(if $(VERBOSE),--verbose)
 
 # Every part runs, whether or not those before it pass. Tests that start clusters run alone: each
 # cluster needs several processes at once.

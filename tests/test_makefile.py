@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkout import ROOT
 
-TOOLS = ("python", "pip", "pytest", "ruff", "mypy", "lint-imports", "serve")
+TOOLS = ("python", "pip", "pytest", "ruff", "mypy", "lint-imports", "caravan")
 # Notes its call in the file `calls`, and fails where the call holds what FAIL says.
 STUB = """#!/bin/sh
 call="$(basename "$0") $*"
@@ -96,7 +96,7 @@ def test_kernels_are_compiled_once_after_the_install_and_before_their_use(
     first = calls(clone)
     compiled = first.index("python -m runtime.kernels.native")
     installs = [n for n, call in enumerate(first) if call.startswith("pip install")]
-    uses = [n for n, call in enumerate(first) if call.startswith(("pytest", "serve run"))]
+    uses = [n for n, call in enumerate(first) if call.startswith(("pytest", "caravan serve"))]
     assert installs and max(installs) < compiled < min(uses)
     make(clone, target)
     assert "python -m runtime.kernels.native" not in calls(clone)

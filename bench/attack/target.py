@@ -137,7 +137,7 @@ class _Server:
         log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*make, "serve", f"CONFIG={config}"],
+                [*make, "serve", f"CONFIG={config}", "VERBOSE=1"],
                 cwd=ROOT,
                 env={**os.environ, "CARAVAN_MODELS": str(folder / "store")},
                 stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ INTERRUPTED = 130
 # them need a tensor library.
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "serve": ("serve_app.cli.serve:serve", "Serve models on this machine."),
         "run": ("serve_app.cli.run:run", "Ask a model of a server, or talk with it."),
         "ps": ("serve_app.cli.loaded:ps", "List the models that a server has loaded."),
         "stop": ("serve_app.cli.loaded:stop", "Unload a model."),
@@ -100,7 +101,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="caravan", prog_name="caravan")
 def caravan() -> None:
-    """Talk with models of a server; pull, inspect, check, create and remove GGUF models.
+    """Serve models and talk with them; pull, inspect, check, create and remove GGUF models.
 
     Names of models: `llama3.2:1b`, `hf://org/repo:Q4_K_M`.
     """

@@ -62,8 +62,8 @@ class Server:
             yield
         except httpx.ConnectError:
             raise ServerError(
-                f"no server answers at {self.host}; start one with `make serve`, or name another "
-                "in CARAVAN_HOST"
+                f"no server answers at {self.host}; start one with `caravan serve`, or name "
+                "another in CARAVAN_HOST"
             ) from None
         except (httpx.HTTPError, ValueError) as error:
             reason = str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`serve run configs/quickstart.yaml`, from the first token to a clean end."""
+"""`caravan serve configs/quickstart.yaml`, from the first token to a clean end."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.loopback import free_port
 from tests.patience import HANG_S
 from tests.serve.application import await_http, eventually, short_folder
 
-SERVE = Path(sys.executable).with_name("serve")
+CARAVAN = Path(sys.executable).with_name("caravan")
 OTHER_PORTS = (
     "RAY_SERVE_HAPROXY_METRICS_PORT",
     "RAY_SERVE_HAPROXY_STATS_PORT",
@@ -57,10 +57,11 @@ def processes_of(folder: Path) -> list[str]:
 def test_the_quickstart_answers_and_an_interrupt_ends_all_processes(folder: Path):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    with (folder / "log").open("wb") as log:
+    environment = {**os.environ, "RAY_TMPDIR": str(folder), "XDG_STATE_HOME": str(folder)}
+    shown = folder / "shown"
+    with shown.open("wb") as log:
         server = subprocess.Popen(
-            [SERVE, "run", quickstart(folder, port)],
+            [CARAVAN, "serve", quickstart(folder, port)],
             cwd=ROOT,
             env=environment,
             stdout=log,
@@ -79,7 +80,8 @@ def test_the_quickstart_answers_and_an_interrupt_ends_all_processes(folder: Path
             )
         )
         assert "Caravan" in "".join(piece.message.content for piece in pieces)
-        assert '"event": "model"' in (folder / "log").read_text()
+        assert '"event": "model"' in (folder / "caravan" / "serve.log").read_text()
+        eventually(lambda: f"Caravan serves demo at http://localhost:{port}" in shown.read_text())
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(timeout=HANG_S)

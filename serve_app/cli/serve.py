@@ -1,0 +1,195 @@
+"""`caravan serve`: starts Ray Serve with models, and shows what matters of its output."""
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from runtime.errors import ConfigurationError
+from serve_app.check import IMPORT_PATH, check, check_port
+from serve_app.cli.serve_output import StartReport
+from serve_app.cli.terminal import harmless
+from serve_app.config.settings import read_settings
+from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
+
+_CONFIG_SUFFIXES = (".yaml", ".yml")
+# What every configuration needs for HAProxy; configs/quickstart.yaml explains it.
+_SERVE_ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "10",
+}
+_SECRET_BYTES = 32
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+# How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
+# the processor from other processes and slows replicas beside them down.
+_SPIN_COUNT = "1000"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  caravan serve models/demo.gguf
+  caravan serve llama3.2:1b --context 8192
+  caravan serve hf://org/repo:Q4_K_M --listen 0.0.0.0 --port 8080
+  caravan serve configs/laptop.yaml --verbose
+"""
+)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...|CONFIG")
+@click.option("--port", type=click.IntRange(1, 65535), help="Default: 8000.")
+@click.option("--listen", metavar="ADDRESS", help="Default: 127.0.0.1; 0.0.0.0 for all.")
+@click.option("--context", type=click.IntRange(1), help="Tokens of a conversation.")
+@click.option("--verbose", is_flag=True, help="Show all of Ray's output.")
+def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
+    """Serve models: files, names in Ollama's registry, hf:// sources, or a configuration."""
+    with _config_file(models, given) as path:
+        for note in check(path):
+            click.echo(harmless(note), err=True)
+        check_port(path)
+        status = _serve(path, verbose=verbose)
+    raise click.exceptions.Exit(status)
+
+
+def config_of(models: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of Serve for these sources of models."""
+    context = {} if given["context"] is None else {"context_tokens": given["context"]}
+    served = [{"name": _name(model), "source": model, **context} for model in models]
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": given["listen"] or "127.0.0.1", "port": given["port"] or 8000},
+        "controller_options": {"runtime_env": {"env_vars": dict(_SERVE_ENVIRONMENT)}},
+        "applications": [
+            {
+                "name": "caravan",
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": {"models": served},
+            }
+        ],
+    }
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """For Serve's processes; what `own` sets stays."""
+    files = f"/tmp/caravan-{os.getuid()}"  # short: Ray puts a node's id into paths of sockets
+    made = {
+        BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{files}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{files}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{files}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": files,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{files}/server-state",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Lines of loading progress differ in their numbers only; Ray would fold them into one.
+        "RAY_DEDUP_LOGS": "0",
+        "GOMP_SPINCOUNT": _SPIN_COUNT,
+        SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
+    }
+    return {**made, **own}
+
+
+def log_path(own: Mapping[str, str]) -> Path:
+    """The file with all output of the server."""
+    state = own.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "caravan" / "serve.log"
+
+
+def _serve(path: Path, *, verbose: bool) -> int:
+    """Run Serve until it ends; its exit status."""
+    own = dict(os.environ)
+    log = log_path(own)
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log.touch(mode=0o600)
+    report = StartReport(address=_address(path), models=_expected(path), log=log)
+    server = subprocess.Popen(
+        [Path(sys.executable).with_name("serve"), "run", path],
+        env=environment(own),
+        stdout=None if verbose else subprocess.PIPE,
+        stderr=None if verbose else subprocess.STDOUT,
+        process_group=0,  # Ctrl-C reaches this process only, which passes it on
+        preexec_fn=_end_with_parent,
+    )
+
+    def stop(number: int, frame: object) -> None:
+        report.stopping()
+        server.send_signal(number)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    if server.stdout is not None:
+        with log.open("wb") as written, report:
+            for line in server.stdout:
+                written.write(line)
+                written.flush()
+                report.read(line.decode(errors="replace"))
+    status = server.wait()
+    if report.is_stopping:
+        return max(status, 0)
+    if not verbose:
+        report.ended(status)
+    return max(status, 1)
+
+
+def _end_with_parent() -> None:
+    """The calling process gets SIGTERM when its parent ends, even if that is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Path]:
+    """The configuration that is named, or a temporary one."""
+    configs = [model for model in models if model.endswith(_CONFIG_SUFFIXES)]
+    if configs:
+        if len(models) > 1 or any(value is not None for value in given.values()):
+            raise click.UsageError("A configuration excludes other models and options.")
+        yield Path(configs[0])
+        return
+    with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(yaml.safe_dump(config_of(models, given)))
+        yield path
+
+
+def _name(source: str) -> str:
+    """The name of a source in requests: of a file its stem, of a repository its last part."""
+    path = Path(source)
+    if path.suffix.lower() == ".gguf":
+        return path.stem
+    return source.partition("://")[2].partition("@")[0].rpartition("/")[2] or source
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _address(path: Path) -> str:
+    options = _config(path).get("http_options") or {}
+    host = options.get("host", "127.0.0.1")
+    shown = "localhost" if host in ("0.0.0.0", "127.0.0.1", "::", "::1") else host
+    return f"http://{shown}:{options.get('port', 8000)}"
+
+
+def _expected(path: Path) -> frozenset[str]:
+    """The models of which a replica starts at once."""
+    names = set()
+    for application in _config(path)["applications"]:
+        if application.get("import_path") != IMPORT_PATH:
+            continue
+        for model in read_settings(application.get("args") or {}).models:
+            if model.autoscaling is None or model.autoscaling.min_replicas:
+                names.add(model.name)
+    if not names and not _config(path)["applications"]:
+        raise ConfigurationError("`applications` is empty.")
+    return frozenset(names)

@@ -1,0 +1,146 @@
+"""`caravan serve`: the configuration that it makes, and what it shows of Serve's output."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serve_app.check import check
+from serve_app.cli.serve import config_of, environment, log_path
+from serve_app.cli.serve_output import StartReport
+from serve_app.config.settings import read_settings
+from tests.loopback import free_port
+from tests.unit.serve_app.cli.cli_runs import run
+
+DEMO = "models/demo.gguf"
+NOTHING = {"port": None, "listen": None, "context": None}
+REPLICA = "\x1b[36m(ServeReplica:caravan:demo pid=13276)\x1b[0m "
+READY = [
+    "2026-11-23 14:31:23,139\tINFO scripts.py:489 -- Running config file: 'x.yaml'.",
+    "(ServeController pid=1) INFO controller 1 -- Importing and building app 'caravan'.",
+    "(ServeReplica:caravan:Ingress pid=2) INFO x -- Started HTTP server on port 30000",
+    REPLICA + '{"event": "device", "kind": "cpu", "kernels": "x86-64-v4", "level": "info"}',
+    REPLICA + '{"event": "loading", "model": "demo", "percent": 0, "level": "info"}',
+    REPLICA + '{"event": "loading", "model": "demo", "percent": 100, "level": "info"}',
+    REPLICA + '{"event": "ready", "model": "demo", "level": "info"}',
+]
+
+
+def shown(lines, capsys, *, models=("demo",)) -> list[str]:
+    report = StartReport(address="http://x", models=frozenset(models), log=Path("serve.log"))
+    with report:
+        for line in lines:
+            report.read(line + "\n")
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_start_is_a_few_lines_and_ends_with_the_address(capsys):
+    lines = shown(READY, capsys)
+    assert lines[:-1] == [
+        "starting Ray Serve",
+        "reading the configuration",
+        "device cpu, kernels x86-64-v4",
+        "demo: loaded",
+    ]
+    assert lines[-1].startswith("Caravan serves demo at http://x after")
+
+
+@pytest.mark.parametrize("missing", [2, len(READY) - 1], ids=["the server", "the model"])
+def test_it_is_not_ready_before_server_and_models_are(missing, capsys):
+    lines = shown(READY[:missing] + READY[missing + 1 :], capsys)
+    assert not any(line.startswith("Caravan serves") for line in lines)
+
+
+def test_a_model_that_cannot_be_served_is_reported_and_not_waited_for(capsys):
+    refused = {
+        "event": "not served",
+        "model": "demo",
+        "reason": "large\x1b[2J",
+        "level": "error",
+    }
+    lines = shown([*READY[:3], REPLICA + json.dumps(refused)], capsys)
+    assert "demo: large\\x1b[2J" in lines
+    assert lines[-1].startswith("Caravan serves none of the models yet")
+
+
+def test_later_warnings_are_shown_and_requests_are_not(capsys):
+    warning = {"event": "host name refused", "host": "evil", "level": "warning", "timestamp": "t"}
+    request = "(ServeReplica:caravan:Ingress pid=2) INFO x -- POST /api/chat 200 24.3ms"
+    lines = shown([*READY, request, REPLICA + json.dumps(warning)], capsys)
+    assert lines[-1] == "host name refused: host: evil"
+
+
+def test_models_become_a_valid_configuration():
+    names = ["models/demo.gguf", "llama3.2:1b", "ollama://qwen3:4b", "hf://org/repo:Q4_K_M"]
+    config = config_of(names, NOTHING | {"port": 8080, "context": 512})
+    settings = read_settings(config["applications"][0]["args"])
+    served = [(model.name, model.context_tokens) for model in settings.models]
+    assert served == [("demo", 512), ("llama3.2:1b", 512), ("qwen3:4b", 512), ("repo:Q4_K_M", 512)]
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 8080}
+
+
+def test_the_configuration_has_what_the_quickstart_has(tmp_path):
+    made = config_of([DEMO], NOTHING)
+    quickstart = yaml.safe_load(Path("configs/quickstart.yaml").read_text())
+    for key in ("proxy_location", "http_options", "controller_options"):
+        assert made[key] == quickstart[key]
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(made))
+    assert check(path) == []
+
+
+def test_the_users_own_environment_wins():
+    made = environment({"GOMP_SPINCOUNT": "7", "HOME": "/home/x"})
+    assert (made["GOMP_SPINCOUNT"], made["HOME"]) == ("7", "/home/x")
+    secrets = {environment({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
+    assert len(secrets) == 2
+    assert log_path({"XDG_STATE_HOME": "/s"}) == Path("/s/caravan/serve.log")
+
+
+def test_mistakes_are_told_before_ray_starts(tmp_path):
+    assert "excludes other models" in run("serve", "a.yaml", "b.gguf", status=2).stderr
+    assert "excludes" in run("serve", "a.yaml", "--port", 80, status=2).stderr
+    missing = run("serve", tmp_path / "x.gguf", status=1).stderr
+    assert missing.count("\n") == 1 and "x.gguf" in missing
+    assert "x.yaml" in run("serve", tmp_path / "x.yaml", status=1).stderr
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_end_of_the_server_is_reported(tmp_path, interrupted):
+    """With a program in place of Serve that fails, or waits for the interrupt."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python").symlink_to(sys.executable)
+    program = "import signal\nsignal.pause()\n" if interrupted else "raise ValueError('broken')\n"
+    (folder / "serve").write_text(f"#!{sys.executable}\nprint('started', flush=True)\n{program}")
+    (folder / "serve").chmod(0o755)
+    caller = (
+        "import sys; sys.executable = sys.argv.pop(1)\nfrom serve_app.cli.main import main\nmain()"
+    )
+    port = str(free_port())
+    command = [sys.executable, "-c", caller, folder / "python", "serve", DEMO, "--port", port]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "starting Ray Serve\n"
+    if interrupted:
+        log = tmp_path / "caravan" / "serve.log"
+        while "started" not in log.read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+    told = process.stderr.read()
+    status = process.wait()
+    if interrupted:
+        assert told == "stopping\n"
+    else:
+        assert "ValueError: broken" in told
+        assert "The server ended with status 1." in told
+        assert status == 1
