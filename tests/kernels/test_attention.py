@@ -1,6 +1,7 @@
 """Paged attention: the twin against plain softmax attention, the fast path against the twin."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 import torch
@@ -43,7 +44,20 @@ SHAPES = {
 def scene(
     batch: str, shape: str, *, window: int | None = None, type: CacheType = CacheType.FLOAT32
 ) -> tuple[Tensor, LayerPages, AttentionPlan]:
-    """Queries, pages and plan. Entries that no row sees are NaN; pages are in random order."""
+    """Queries, pages and plan. Entries that no row sees are NaN; pages are in random order.
+
+    Tests share them, so that none may write to them.
+    """
+    queries, pages, plan = unlimited_scene(batch, shape, type)
+    if window is not None:
+        plan = replace(plan, visible_begin=(plan.visible_end - window).clamp(min=0))
+    return queries, pages, plan
+
+
+@lru_cache(maxsize=8)
+def unlimited_scene(
+    batch: str, shape: str, type: CacheType
+) -> tuple[Tensor, LayerPages, AttentionPlan]:
     heads, kv_heads, key_dim, value_dim, page_tokens = SHAPES[shape]
     draw = torch.Generator().manual_seed(len(batch) + len(shape))
     per_slot = -(-max(start + rows for _, start, rows in BATCHES[batch]) // page_tokens)
@@ -62,9 +76,8 @@ def scene(
                 ends.append(position + 1)
                 writes.append(page * page_tokens + offset)
     visible_end = torch.tensor(ends, dtype=torch.int32)
-    begin = visible_end - window if window else torch.zeros_like(visible_end)
     plan = AttentionPlan(
-        table, torch.tensor(slots, dtype=torch.int32), begin.clamp(min=0), visible_end,
+        table, torch.tensor(slots, dtype=torch.int32), torch.zeros_like(visible_end), visible_end,
         torch.tensor(writes), tuple(spans),
     )  # fmt: skip
     queries = torch.randn(len(slots), heads, key_dim, generator=draw)
@@ -132,10 +145,10 @@ def rows_of(plan: AttentionPlan, begin: int, end: int) -> AttentionPlan:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("window", [None, 20])
 @every_option
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_twin_is_softmax_attention(
     batch: str, shape: str, window: int | None, options: str
 ) -> None:
@@ -155,11 +168,11 @@ def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("batch", BATCHES)
+@every_option
 @pytest.mark.parametrize("window", [None, 1, 20, 64])
 @pytest.mark.parametrize("type", CacheType)
-@every_option
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_fast_path_agrees_with_the_twin(
     batch: str, shape: str, window: int | None, type: CacheType, options: str
 ) -> None:

@@ -1,5 +1,7 @@
 """Writes to the cache: what is stored, by kernel and twin, and what attention reads of it."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -83,12 +85,16 @@ def test_kernel_and_twin_write_the_same_bits(type: CacheType, shape: str) -> Non
     keys, values = both.split((kv_heads * key_dim, kv_heads * (value_dim + 2)), dim=1)
     keys = keys.unflatten(1, (kv_heads, key_dim))
     values = values[:, : kv_heads * value_dim].unflatten(1, (kv_heads, value_dim))
-    written = [LayerPages(p.keys.clone(), p.values.clone(), 0, p.quantized) for p in (pages, pages)]
+    written = [copied(pages), copied(pages)]
     write_cache(keys, values, written[0], plan)
     write_cache_twin(keys, values, written[1], plan)
     assert torch.equal(bits(written[0].keys), bits(written[1].keys))
     assert torch.equal(bits(written[0].values), bits(written[1].values))
     assert not torch.equal(bits(written[0].keys), bits(pages.keys))
+
+
+def copied(pages: LayerPages) -> LayerPages:
+    return replace(pages, keys=pages.keys.clone(), values=pages.values.clone())
 
 
 def bits(stored: Tensor) -> Tensor:
@@ -106,6 +112,7 @@ def test_attention_reads_what_was_written(
     if not native:
         monkeypatch.setattr(room, "library", lambda: None)
     queries, pages, plan = scene("prefill", "three share, odd sizes", type=type)
+    pages = copied(pages)
     keys, values = torch.randn(100, 2, 80), torch.randn(100, 2, 72)
     write_cache(keys, values, pages, plan)
     direct = stored_as(type, keys[50], values[50])
