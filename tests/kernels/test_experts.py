@@ -55,9 +55,11 @@ def odd_length(type: BlockType) -> int:
 
 def relative_error(got: Tensor, x: Tensor, weight: Weight, chosen: Tensor) -> float:
     """The largest error, relative to the norms of the vectors; x [tokens, used, in]."""
-    dense = weight.dequantize().double()[chosen]
-    expected = torch.einsum("tui,tuoi->tuo", x.double(), dense)
-    size = x.double().norm(dim=2, keepdim=True) * dense.norm(dim=3)
+    dense, x = weight.dequantize().double(), x.double()
+    expected = torch.empty(got.shape, dtype=torch.float64)
+    for expert, matrix in enumerate(dense):
+        expected[chosen == expert] = x[chosen == expert] @ matrix.T
+    size = x.norm(dim=2, keepdim=True) * dense.norm(dim=2)[chosen]
     return ((got.double() - expected).abs() / size).max().item()
 
 
