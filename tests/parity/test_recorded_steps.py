@@ -55,7 +55,7 @@ def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> lis
         if not recorded:
             patch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
         with running(model, **options) as engine:
-            requests = mixed_requests(model.tokenizer.vocab_size)
+            requests = mixed_requests(model.tokenizer.vocab_size)[:12]
             first = answers(engine, requests, together=True)
             turns = [
                 GenerationRequest(
