@@ -9,7 +9,7 @@ import torch
 from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import Progress
 from model_zoo.registry import check_divisible, class_for, open_adapters
 from runtime.distributed.ranks import Ranks
@@ -47,10 +47,12 @@ def load_part(
         file,
         device=device,
         dtype=dtype,
-        context_tokens=context_tokens,
-        progress=progress,
-        ranks=ranks,
-        adapters=open_adapters(adapters, metadata),
-        compute=compute,
+        options=ScopeOptions(
+            context_tokens=context_tokens,
+            ranks=ranks,
+            adapters=open_adapters(adapters, metadata),
+            compute=compute,
+            progress=progress,
+        ),
     )
     return decoder_class(scope, metadata)

@@ -20,7 +20,7 @@ from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.unread import UnreadFile
@@ -307,18 +307,19 @@ class _Recipe:
             places.append((self.vision.file, devices[1]))
             adapters.append(())
         shares = _shares(progress, self._read_bytes(places))
+        options = ScopeOptions(
+            context_tokens=self.options.context_tokens,
+            ranks=self.options.ranks,
+            layer_placement=self.layer_placement,
+            shared=self.options.shared,
+            compute=self.options.compute,
+        )
         scopes = [
             TensorScope(
                 file,
                 device=device,
                 dtype=self.dtype,
-                context_tokens=self.options.context_tokens,
-                progress=share,
-                ranks=self.options.ranks,
-                layer_placement=self.layer_placement,
-                adapters=adapting,
-                shared=self.options.shared,
-                compute=self.options.compute,
+                options=replace(options, progress=share, adapters=adapting),
             )
             for (file, device), share, adapting in zip(places, shares, adapters, strict=True)
         ]

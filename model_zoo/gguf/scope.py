@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, overload
 
@@ -30,19 +31,36 @@ from runtime.errors import ModelFileError
 from runtime.quant.block_types import Compute, Weight
 
 
+@dataclass(frozen=True, slots=True)
+class ScopeOptions:
+    """How layers are built of tensors, beside device and type.
+
+    context_tokens: the longest sequence to serve; None: the file's maximum.
+    ranks: those that divide the model; with a `Split`, a layer holds the part of this rank, and its
+    result is a part or, for layers that reduce or gather, whole.
+    layer_placement: the device of each layer under the prefix `blk`; None: all on one device.
+    adapters: change matrices of the file; layers compute their additions beside its products.
+    shared: copies of weights that other models of this process use.
+    compute: how activations enter products on a CPU.
+    progress(done, total): called with bytes read.
+    """
+
+    context_tokens: int | None = None
+    ranks: Ranks = ALONE
+    layer_placement: LayerPlacement | None = None
+    adapters: Sequence[Adapter] = ()
+    shared: SharedWeights | None = None
+    compute: Compute = Compute.EXACT
+    progress: Progress | None = None
+
+
 class TensorScope:
     """The tensors under a name prefix, as layers on `device`.
 
     Matrices keep the file's block types: on a CPU they are views of the map, elsewhere copies. A
     model should be built on the device "meta" first, which reads and copies nothing; `check` then
-    lists all problems of the file. On "meta" and after an error, layers hold no data.
-    `context_tokens`: the longest sequence to serve; None: the file's maximum. `ranks`: the ranks
-    that divide the model; with a `Split`, a layer holds the part of this rank, and its result is a
-    part or, for layers that reduce or gather, whole. Names and shapes are always those of the file.
-    `layer_placement`: the device of each layer under the prefix `blk`; `device` is the main one.
-    `adapters`: change matrices of the file; layers compute their additions beside its products.
-    `shared`: copies of weights that other models of this process use. `compute`: how activations
-    enter products on a CPU.
+    lists all problems of the file. On "meta" and after an error, layers hold no data. Names and
+    shapes are always those of the file, also where ranks divide a tensor.
     """
 
     def __init__(
@@ -51,21 +69,27 @@ class TensorScope:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        context_tokens: int | None = None,
-        progress: Progress | None = None,
-        ranks: Ranks = ALONE,
-        layer_placement: LayerPlacement | None = None,
-        adapters: Sequence[Adapter] = (),
-        shared: SharedWeights | None = None,
-        compute: Compute = Compute.EXACT,
+        options: ScopeOptions | None = None,
     ) -> None:
-        self._tensors = Tensors(file, progress, shared, compute)
-        self._adapted = AdaptedTensors(adapters, self._tensors.held)
+        options = options or ScopeOptions()
+        self._tensors = Tensors(file, options.progress, options.shared, options.compute)
+        self._adapted = AdaptedTensors(options.adapters, self._tensors.held)
+        self._options = options
         self._prefix = ""
         self.device = device
         self.dtype = dtype
-        self.context_tokens = context_tokens
-        self.ranks, self.layer_placement = ranks, layer_placement
+
+    @property
+    def context_tokens(self) -> int | None:
+        return self._options.context_tokens
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._options.ranks
+
+    @property
+    def layer_placement(self) -> LayerPlacement | None:
+        return self._options.layer_placement
 
     @property
     def loaded_bytes(self) -> int:
@@ -84,12 +108,8 @@ class TensorScope:
 
     def scope(self, *parts: str | int) -> "TensorScope":
         """The tensors whose names continue with these parts: `w.scope("blk", 3)`."""
-        inner = object.__new__(TensorScope)
-        inner._tensors, inner._adapted = self._tensors, self._adapted
+        inner = copy(self)
         inner._prefix = self._prefix + "".join(f"{part}." for part in parts)
-        inner.device, inner.dtype = self.device, self.dtype
-        inner.context_tokens = self.context_tokens
-        inner.ranks, inner.layer_placement = self.ranks, self.layer_placement
         if self.layer_placement is not None and len(parts) > 1 and parts[0] == "blk":
             inner.device = self.layer_placement.layers[int(parts[1])]
         return inner
@@ -97,9 +117,9 @@ class TensorScope:
     def undivided(self) -> "TensorScope":
         """The same scope without ranks, layer placement and adapters, for models that rank 0 runs
         alone and that several text models may share."""
-        inner = self.scope()
+        inner = copy(self)
+        inner._options = replace(self._options, ranks=ALONE, layer_placement=None, adapters=())
         inner._adapted = AdaptedTensors((), self._tensors.held)
-        inner.ranks, inner.layer_placement = ALONE, None
         return inner
 
     def has(self, name: str) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import AdapterPath
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.vision_loading import find_vision
@@ -172,7 +172,8 @@ def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
 def _built_on(files: _Files, where: torch.device, device: torch.device) -> _UnloadedModel:
     """`where`: the device of the weights; `device`: the one to serve on."""
     facts = files.facts
-    w = TensorScope(facts.file, device=where, dtype=_number_type(device), adapters=files.adapters)
+    options = ScopeOptions(adapters=files.adapters)
+    w = TensorScope(facts.file, device=where, dtype=_number_type(device), options=options)
     decoder = class_for(facts.metadata)(w, facts.metadata)
     tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import class_for
 from runtime.kernels.native import library
 from runtime.kv.cache_types import CacheType
@@ -62,7 +62,8 @@ def load_decoder(
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
     device = torch.device("cpu")
-    scope = TensorScope(file, device=device, dtype=dtype, context_tokens=context_tokens)
+    options = ScopeOptions(context_tokens=context_tokens)
+    scope = TensorScope(file, device=device, dtype=dtype, options=options)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()
     return decoder

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_zoo.gguf.adapter import Adapter, AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import class_for
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.worker.model import DecoderModel
@@ -39,13 +39,8 @@ DIVIDED_TOLERANCE = 2e-5  # of logits, which are about one
 def decoder_with(path: Path, *adapters: AdapterPath, ranks: Ranks = ALONE) -> DecoderModel:
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    scope = TensorScope(
-        file,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        ranks=ranks,
-        adapters=[Adapter.open(adapter) for adapter in adapters],
-    )
+    options = ScopeOptions(ranks=ranks, adapters=[Adapter.open(adapter) for adapter in adapters])
+    scope = TensorScope(file, device=torch.device("cpu"), dtype=torch.float32, options=options)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()
     return decoder

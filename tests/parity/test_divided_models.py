@@ -14,7 +14,7 @@ from transformers import AutoModel
 from model_zoo.families import FAMILIES
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import class_for
 from runtime.distributed.process_group import ProcessRanks
 from runtime.distributed.ranks import ALONE, Ranks
@@ -38,7 +38,9 @@ UNEVEN = TinyLlama(heads=6, kv_heads=3, head_dim=8, hidden=96, biases=True, padd
 def decoder_of(path: Path, ranks: Ranks = ALONE) -> DecoderModel:
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    scope = TensorScope(file, device=torch.device("cpu"), dtype=torch.float32, ranks=ranks)
+    scope = TensorScope(
+        file, device=torch.device("cpu"), dtype=torch.float32, options=ScopeOptions(ranks=ranks)
+    )
     decoder = class_for(metadata)(scope, metadata)
     scope.check()
     return decoder

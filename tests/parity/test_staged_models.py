@@ -11,7 +11,7 @@ import torch
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import LoadOptions, class_for, load
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.engine.assembly import EngineOptions, assemble
@@ -38,7 +38,8 @@ def decoder_of(path: Path, layer_placement: LayerPlacement | None) -> DecoderMod
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
     device = CPU if layer_placement is None else MAIN
-    scope = TensorScope(file, device=device, dtype=torch.float32, layer_placement=layer_placement)
+    options = ScopeOptions(layer_placement=layer_placement)
+    scope = TensorScope(file, device=device, dtype=torch.float32, options=options)
     return class_for(metadata)(scope, metadata)
 
 

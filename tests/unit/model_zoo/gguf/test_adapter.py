@@ -11,7 +11,7 @@ import torch
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for, open_adapters
@@ -37,7 +37,8 @@ def outline(tiny: Path, *adapters: AdapterPath) -> None:
     file = UnreadFile.open(tiny)
     metadata = Metadata(file.metadata, path=tiny)
     opened = open_adapters(adapters, metadata, read=False)
-    scope = TensorScope(file, device=META, dtype=torch.float32, adapters=opened)
+    options = ScopeOptions(adapters=opened)
+    scope = TensorScope(file, device=META, dtype=torch.float32, options=options)
     class_for(metadata)(scope, metadata)
     scope.check()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import Compute
@@ -28,7 +28,8 @@ def open_scope(tmp_path):
 
     def make(device=CPU, dtype=torch.float32, progress=None, **tensors) -> TensorScope:
         path = write(tmp_path / "scope.gguf", tensors)
-        return TensorScope(GGUFFile.open(path), device=device, dtype=dtype, progress=progress)
+        options = ScopeOptions(progress=progress)
+        return TensorScope(GGUFFile.open(path), device=device, dtype=dtype, options=options)
 
     return make
 
@@ -76,7 +77,12 @@ def test_all_weights_are_multiplied_as_the_scope_says(tmp_path) -> None:
     """One tensor, rows of several that are adjacent, and experts of several tensors."""
     experts = {f"blk__0__ffn_gate__{i}": (MATRIX, "Q8_0") for i in range(2)}
     path = write(tmp_path / "s.gguf", {"q": (MATRIX, "Q8_0"), "k": (OTHER, "Q8_0"), **experts})
-    w = TensorScope(GGUFFile.open(path), device=CPU, dtype=torch.float32, compute=Compute.FAST)
+    w = TensorScope(
+        GGUFFile.open(path),
+        device=CPU,
+        dtype=torch.float32,
+        options=ScopeOptions(compute=Compute.FAST),
+    )
     fused = w.fused_linear({"q": (16, 32), "k": (3, 32)})
     stacked = w.scope("blk", 0).experts("ffn_gate_exps", shape=(2, 16, 32))
     single = w.linear("q", shape=(16, 32)).weight
@@ -166,7 +172,12 @@ def test_a_bare_vector_may_lack_the_suffix(open_scope) -> None:
 
 def test_inner_scopes_have_the_context_length(open_scope, tmp_path) -> None:
     path = write(tmp_path / "served.gguf", {"norm": BIAS})
-    w = TensorScope(GGUFFile.open(path), device=CPU, dtype=torch.float32, context_tokens=77)
+    w = TensorScope(
+        GGUFFile.open(path),
+        device=CPU,
+        dtype=torch.float32,
+        options=ScopeOptions(context_tokens=77),
+    )
     assert w.scope("blk", 0).context_tokens == 77
     assert open_scope(norm=BIAS).context_tokens is None
 

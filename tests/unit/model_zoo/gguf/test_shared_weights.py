@@ -11,7 +11,7 @@ import torch
 
 from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import Tensors
 from model_zoo.registry import LoadOptions, load
@@ -62,7 +62,8 @@ def test_scopes_of_one_file_share_copies(tmp_path, monkeypatch) -> None:
 
     def copy(shared: SharedWeights | None, outs: Split | None = None) -> Weight:
         file, device = GGUFFile.open(tmp_path / "tiny.gguf"), torch.device("cuda")
-        scope = TensorScope(file, device=device, dtype=torch.float32, shared=shared)
+        options = ScopeOptions(shared=shared)
+        scope = TensorScope(file, device=device, dtype=torch.float32, options=options)
         return scope.weight("blk.0.attn_output", shape=(64, 64), outs=outs)
 
     monkeypatch.setattr(Tensors, "_fetch", lambda *_, **__: None)

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.layers.rope import Pairs, Rotary, axes_of
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
@@ -39,7 +39,7 @@ def read(tmp_path):
             GGUFFile.open(path),
             device=torch.device(device),
             dtype=torch.float32,
-            context_tokens=context_tokens,
+            options=ScopeOptions(context_tokens=context_tokens),
         )
         options = {"pairs": Pairs.NEOX, "key_dim": DIM} | options
         return read_rotary(w, Metadata(values, path=path), **options)

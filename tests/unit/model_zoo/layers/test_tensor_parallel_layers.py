@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.layers.dividing import divided_heads, divided_width, local_cache
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
@@ -56,7 +56,8 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], type: str = "F32") -> P
 
 
 def scope(path: Path, ranks: Ranks = ALONE, device: torch.device = CPU) -> TensorScope:
-    return TensorScope(GGUFFile.open(path), device=device, dtype=torch.float32, ranks=ranks)
+    options = ScopeOptions(ranks=ranks)
+    return TensorScope(GGUFFile.open(path), device=device, dtype=torch.float32, options=options)
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
@@ -280,8 +281,9 @@ def test_only_the_bytes_of_this_rank_are_read(tmp_path) -> None:
         file,
         device=CPU,
         dtype=torch.float32,
-        progress=lambda *told: heard.append(told),
-        ranks=Unconnected(2, rank=1),
+        options=ScopeOptions(
+            ranks=Unconnected(2, rank=1), progress=lambda *told: heard.append(told)
+        ),
     )
     GatedFeedForward(w, hidden=HIDDEN, size=WIDTH)
     row = 4 * HIDDEN
