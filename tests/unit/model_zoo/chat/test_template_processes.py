@@ -1,10 +1,12 @@
 """Templates render in separate processes with kernel limits, which end with their parent."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.chat.sandbox import renderer
 from runtime.errors import ModelFileError, RequestError
 from tests.checkout import ROOT
-from tests.patience import wait_until
+from tests.patience import HANG_S
 
 SAID = "{% for m in messages %}{{ m.content }};{% endfor %}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -37,15 +39,14 @@ def rendering_processes() -> list[int]:
     return [*forking, *(forked for child in forking for forked in children(child))]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def wait_for_the_end_of(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(alive, pids)))
+    """Of processes that need not be children of this one."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            ended, _, _ = select.select([process], [], [], HANG_S)
+            os.close(process)
+            assert ended, f"process {pid} runs on"
 
 
 def run_python(script: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -132,12 +133,12 @@ def test_a_fork_of_this_process_uses_its_own_rendering_processes() -> None:
 
 def test_rendering_processes_end_when_their_parent_is_killed() -> None:
     script = (
-        "import time\n"
+        "import signal\n"
         "from model_zoo.chat.messages import ChatTemplate, Message\n"
         "from tests.unit.model_zoo.chat.test_template_processes import SAID, rendering_processes\n"
         "templates = [ChatTemplate(SAID) for _ in range(3)]\n"
         "print(*rendering_processes(), flush=True)\n"
-        "time.sleep(600)\n"
+        "signal.pause()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
