@@ -118,6 +118,11 @@ def made(tmp_path_factory) -> Made:
     return Made(tmp_path_factory)
 
 
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def limited(made, request) -> ChatModel:
+    return made.load(*request.param)
+
+
 def sizes(count: int) -> Iterator[tuple[int, int]]:
     """Heights and widths of images: of any area and shape, the longest that are accepted among
     them."""
@@ -151,33 +156,25 @@ def check_limits(model: ChatModel) -> None:
         assert prod(outline.shape) <= most
 
 
-@pytest.mark.parametrize(("family", "flavour", "limits"), CASES, ids=str)
-def test_no_image_exceeds_the_largest_that_a_start_reserves_and_encodes(
-    made, family, flavour, limits
-) -> None:
-    model = made.load(family, flavour, limits)
-    check_limits(model)
-    encoder = LocalEncoder(model.tower, device=CPU)
+def test_no_image_exceeds_the_largest_that_a_start_reserves_and_encodes(limited) -> None:
+    check_limits(limited)
+    encoder = LocalEncoder(limited.tower, device=CPU)
     encoder.warm_up()
     encoder.close()
 
 
-@pytest.mark.parametrize(("family", "flavour", "limits"), CASES, ids=str)
-def test_images_of_extreme_shapes_take_no_more_memory_than_planned(
-    made, family, flavour, limits
-) -> None:
-    model = made.load(family, flavour, limits)
-    found = [o for o in outlines(model, 100) if o.rows <= 300]
+def test_images_of_extreme_shapes_take_no_more_memory_than_planned(limited) -> None:
+    found = [o for o in outlines(limited, 100) if o.rows <= 300]
     ranks = (lambda o: o.rows), (lambda o: prod(o.shape)), (lambda o: o.grid[1]), (lambda o: o.grid)
     for outline in {str(o): o for o in (max(found, key=rank) for rank in ranks)}.values():
         image = blank(outline)
         with torch.inference_mode():
-            encode = partial(model.tower.encode, image.pixels[None], image.grid)
+            encode = partial(limited.tower.encode, image.pixels[None], image.grid)
             encode()
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
                 features = encode()
-        assert features.shape == (1, outline.rows, model.tower.limits.width)
-        assert 0 < peak_bytes(recorded) <= model.tower.activation_bytes(1)
+        assert features.shape == (1, outline.rows, limited.tower.limits.width)
+        assert 0 < peak_bytes(recorded) <= limited.tower.activation_bytes(1)
 
 
 @pytest.mark.parametrize("family", ["qwen25vl", "qwen3vl"])
