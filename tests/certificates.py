@@ -1,8 +1,10 @@
 """Certificate authorities and certificates of hosts, made for one test."""
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -48,6 +50,11 @@ class Authority:
             "RAY_TLS_SERVER_KEY": str(stem.with_suffix(".key")),
             "RAY_TLS_CA_CERT": str((trusted or self).path),
         }
+
+
+def set_variables(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def _subject(name: str) -> x509.Name:

@@ -14,25 +14,10 @@ from runtime.distributed import admission
 from runtime.distributed import control_channel as control_channel
 from runtime.distributed.control_channel import ControlChannel, RankZero
 from runtime.errors import ConfigurationError, EngineDeadError
-from tests.certificates import Authority
+from tests.certificates import Authority, set_variables
 from tests.patience import HANG_S, wait_until
 
 HOST = "127.0.0.1"
-
-
-@pytest.fixture
-def authority(tmp_path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def secured(authority, monkeypatch) -> None:
-    use(monkeypatch, authority.environment())
-
-
-def use(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -119,7 +104,7 @@ def test_the_end_of_a_rank_is_detected(rank_zero) -> None:
 def test_a_rank_with_the_certificate_of_another_ca_is_refused(
     rank_zero, authority, tmp_path, monkeypatch, caplog
 ) -> None:
-    use(monkeypatch, Authority(tmp_path, "other").environment(trusted=authority))
+    set_variables(monkeypatch, Authority(tmp_path, "other").environment(trusted=authority))
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
         gathering = pool.submit(rank_zero.wait_for_ranks)
         with pytest.raises(EngineDeadError, match=r"unknown CA.*RAY_TLS_CA_CERT"):
@@ -135,7 +120,7 @@ def test_a_first_rank_with_the_certificate_of_another_ca_is_refused(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         gathering = pool.submit(rank_zero.wait_for_ranks)
-        use(monkeypatch, authority.environment(trusted=Authority(tmp_path, "other")))
+        set_variables(monkeypatch, authority.environment(trusted=Authority(tmp_path, "other")))
         with pytest.raises(EngineDeadError, match=r"certificate is refused.*RAY_TLS_CA_CERT"):
             ControlChannel(rank_zero.rank_infos[0])
         rank_zero.close()
@@ -160,7 +145,7 @@ def test_a_rank_without_tls_is_refused(rank_zero, monkeypatch) -> None:
 def test_a_rank_with_tls_refuses_a_first_rank_without(authority, monkeypatch) -> None:
     with closing(RankZero(HOST, 2)) as rank_zero, ThreadPoolExecutor(1) as pool:
         gathering = pool.submit(rank_zero.wait_for_ranks)
-        use(monkeypatch, authority.environment())
+        set_variables(monkeypatch, authority.environment())
         with pytest.raises(EngineDeadError, match=r"does not speak TLS.*RAY_USE_TLS=1"):
             ControlChannel(rank_zero.rank_infos[0])
         rank_zero.close()

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from tools.demo_file import read_model
-from tools.demo_model import new_model, render_seeing, train_tokenizer, write_vision_model
+from tools.demo_model import new_model, render_seeing, write_vision_model
 from tools.demo_picture_dialogues import training_dialogues
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(1)
 
 
 @pytest.fixture(scope="module")

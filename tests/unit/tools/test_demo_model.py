@@ -18,7 +18,6 @@ from tools.demo_model import (
     new_model,
     render,
     render_seeing,
-    train_tokenizer,
     write_vision_model,
 )
 from tools.demo_picture_dialogues import held_out, training_dialogues, with_text_first
@@ -26,11 +25,6 @@ from tools.demo_report import as_sent
 from tools.demo_tools import CALL_BEGIN, CALL_END
 
 LARGEST_FILE = 12_000_000
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(1)
 
 
 @pytest.fixture(scope="module")

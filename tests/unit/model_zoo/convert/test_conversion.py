@@ -2,7 +2,6 @@
 
 import json
 import weakref
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -46,20 +45,6 @@ FAMILIES = {
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A tiny llama; tests must not change it."""
-    path = tmp_path_factory.mktemp("checkpoint") / "Tiny-1B"
-    write_tiny_folder(path, FAMILIES["llama"])
-    return path
-
-
-@pytest.fixture
-def copied(folder, tmp_path) -> Path:
-    """A copy that a test may change."""
-    return copy(folder, tmp_path / "Tiny-1B")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

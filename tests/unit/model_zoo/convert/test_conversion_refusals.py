@@ -14,30 +14,13 @@ from safetensors.torch import save_file
 
 from model_zoo.convert.convert_folder import convert
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
-from tests.tiny_models import write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import (
     INDEX,
     SHARD,
-    TINY_LLAMA,
-    copy,
     reshaped,
     settings,
     sharded,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A tiny llama; tests must not change it."""
-    path = tmp_path_factory.mktemp("checkpoint") / "Tiny-1B"
-    write_tiny_folder(path, TINY_LLAMA)
-    return path
-
-
-@pytest.fixture
-def copied(folder, tmp_path) -> Path:
-    """A copy that a test may change."""
-    return copy(folder, tmp_path / "Tiny-1B")
 
 
 def unknown_tensor(folder: Path) -> None:

@@ -47,11 +47,6 @@ print(*{{progress.status for progress in reported}}, sep="\\n")
 """
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
-
-
 def published(weights: Answering | None = None) -> Answering:
     """A registry of one model; `weights` handles the requests for its blob."""
     registry = Registry()

@@ -16,11 +16,6 @@ from tests.published import COMMIT, Hub
 TOKEN = "hf_secret"
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
-
-
 def fetch(text: str, store: Store, **environment: str):
     return pull(parse_source(text), store, environment=environment, first_pause_s=0.001)
 

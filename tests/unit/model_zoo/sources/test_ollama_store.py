@@ -9,7 +9,6 @@ import pytest
 
 from model_zoo.sources.ollama_store import default_folder, import_models
 from model_zoo.sources.resolve import resolve_stored
-from model_zoo.store.store import Store
 from runtime.errors import SourceError
 from tests.loopback import digest
 from tests.published import CONFIG, manifest_of
@@ -21,11 +20,6 @@ LAYERS = [
     ("system", b"Be brief."),
 ]
 HOST = "registry.ollama.ai"
-
-
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
 
 
 def keep(folder: Path, name: str, layers: Sequence[tuple[str, bytes]] = LAYERS) -> Path:

@@ -26,11 +26,6 @@ LAYERS = [
 ]
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
-
-
 def fetch(source, store: Store, progress=None, **environment: str):
     if isinstance(source, str):
         source = parse_source(source)

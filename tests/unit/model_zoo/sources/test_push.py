@@ -25,11 +25,6 @@ from tests.unit.model_zoo.sources.test_pull import LAYERS, contents, fetch, regi
 CHUNK = 50_000
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
-
-
 def pulled(store: Store, server: Server, published: Registry, kinds=LAYERS) -> ModelName:
     """A model of the store that is named after the server, which forgets it."""
     published.publish("library/tiny:1b", kinds)

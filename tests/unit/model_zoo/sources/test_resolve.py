@@ -4,7 +4,6 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from model_zoo.sources.resolve import resolve
-from model_zoo.store.store import Store
 from runtime.errors import SourceError, StoreError
 from tests.loopback import Server, digest, serving
 from tests.published import Registry
@@ -20,11 +19,6 @@ LAYERS = [
     ("license", b"MIT"),
     ("license", b"And more."),
 ]
-
-
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
 
 
 def publishing(layers=LAYERS) -> Registry:

@@ -37,11 +37,6 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def based(tiny, store) -> Store:
     blobs = {
         "model": tiny.read_bytes(),

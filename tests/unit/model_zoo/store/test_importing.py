@@ -18,11 +18,6 @@ DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def file(tmp_path) -> Path:
     (tmp_path / "model.gguf").write_bytes(CONTENT)
     return tmp_path / "model.gguf"

@@ -35,11 +35,6 @@ def commit(store: Store, name: str, *layers: ManifestLayer):
     return store.commit(ModelName.parse(name), Manifest.of(layers, {}))
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "models")
-
-
 def test_a_model_is_found_by_its_name_with_all_its_layers(store) -> None:
     model = commit(store, "Tiny", put(store, b"weights"), put(store, b"Be brief.", "system"))
     assert model == store.open(ModelName.parse("tiny:LATEST"))

@@ -20,11 +20,6 @@ def tiny(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def modelfile(folder: Path, text: str) -> Path:
     path = folder / "Modelfile"
     path.write_text(text)

@@ -125,11 +125,6 @@ def registry(tiny, monkeypatch) -> Iterator[Registry]:
     server.server_close()
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def test_pull_prints_plain_lines(registry, store):
     name = f"{registry.host}/library/tiny:latest"
     result = run("pull", name, store=store)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from model_zoo.registry import load
-from model_zoo.store.store import Store
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.kv.cache_types import CacheType
 from serve_app.replica.machine import usable_cpus
@@ -30,11 +29,6 @@ def tiny(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_tiny_llama(path, type="Q8_0")
     return path
-
-
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
 
 
 def hostile(folder: Path) -> Path:

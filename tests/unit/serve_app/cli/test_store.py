@@ -20,11 +20,6 @@ def tiny(tmp_path_factory) -> bytes:
     return path.read_bytes()
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def test_list_shows_facts_of_headers_and_manifests(tiny, store):
     manifest = put(store, "tiny:small", {"model": tiny, "license": b"free"})
     (row,) = said("list", store=store)

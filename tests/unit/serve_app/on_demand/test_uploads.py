@@ -26,11 +26,6 @@ DAY_S = 24 * 3600.0
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def uploads(store, clock) -> Iterable[Uploads]:
     made = Uploads(store, UploadLimits(file_bytes=1 << 20, quota_bytes=1 << 16), clock=clock)
     yield made

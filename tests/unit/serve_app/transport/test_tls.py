@@ -17,29 +17,15 @@ from serve_app.transport.features import FeatureClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.watch import Subscriber, Watcher
 from serve_app.transport.wire import Address, ConnectionLost, LoadReport
-from tests.certificates import Authority
+from tests.certificates import Authority, set_variables
 from tests.patience import HANG_S, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.fake_replicas import PretendReplica
 from tests.unit.serve_app.vision.served_encoders import CPU, NAME, encoder_of, rounded, served
 
+pytestmark = pytest.mark.usefixtures("secured")
 HOST = "127.0.0.1"
 TASK = ChatTask("t1", "demo", RawText("the prompt"), SamplingParams())
-
-
-@pytest.fixture
-def authority(tmp_path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def secured(authority, monkeypatch) -> None:
-    use(monkeypatch, authority.environment())
-
-
-def use(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
 
 
 @asynccontextmanager
@@ -121,7 +107,7 @@ async def test_a_caller_with_the_certificate_of_another_ca_is_refused(
     authority, tmp_path, monkeypatch, caplog
 ) -> None:
     async with listening("answers") as address:
-        use(monkeypatch, Authority(tmp_path, "other").environment(trusted=authority))
+        set_variables(monkeypatch, Authority(tmp_path, "other").environment(trusted=authority))
         with caplog.at_level(logging.WARNING):
             with pytest.raises(ConnectionLost, match=r"certificate.*RAY_TLS_CA_CERT"):
                 await answered(address)
@@ -132,7 +118,7 @@ async def test_a_listener_with_the_certificate_of_another_ca_is_refused(
     authority, tmp_path, monkeypatch
 ) -> None:
     async with listening("answers") as address:
-        use(monkeypatch, authority.environment(trusted=Authority(tmp_path, "other")))
+        set_variables(monkeypatch, authority.environment(trusted=Authority(tmp_path, "other")))
         with pytest.raises(ConnectionLost, match=r"certificate is refused.*RAY_TLS_CA_CERT"):
             await answered(address)
 
