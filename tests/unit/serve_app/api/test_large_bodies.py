@@ -123,13 +123,15 @@ def test_the_thread_pauses_for_as_long_as_it_has_worked():
 
 @pytest.fixture
 def process() -> Iterator[None]:
-    """As in a replica of Serve, which freezes the objects that exist at its start."""
+    """As in a replica of Serve, which freezes the objects that exist at its start.
+
+    They stay frozen, as all objects of imports do in tests (see tests/conftest.py).
+    """
     interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     gc.collect()
     gc.freeze()
     configure_process()
     yield
-    gc.unfreeze()
     gc.set_threshold(*thresholds)
     sys.setswitchinterval(interval_s)
 
