@@ -194,7 +194,7 @@ class Engine:
         )
 
     def _queued(self, sequence: Sequence) -> int:
-        """Its share of `queued_tokens`. A single remaining token is the next one of an answer."""
+        """The sequence's part of `queued_tokens`; a single remaining token is that of an answer."""
         features, awaited = self.features, sequence.awaited
         if features is not None and awaited and not all(map(features.ready, awaited)):
             return 0

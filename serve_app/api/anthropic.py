@@ -80,7 +80,7 @@ class DeclaredTool(Body):
     defer_loading: Any = harmless()
 
 
-class ToolChoice(Body):
+class RequestedChoice(Body):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool = False
@@ -110,7 +110,7 @@ class MessagesBody(Body):
     top_k: Any = None
     stop_sequences: Any = None
     tools: Items[DeclaredTool] = Field(default_factory=list)
-    tool_choice: ToolChoice | None = None
+    tool_choice: RequestedChoice | None = None
     thinking: ThinkingChoice | None = None
     output_config: OutputSettings | None = None
     output_format: Any = None
@@ -214,12 +214,12 @@ def _configured(body: MessagesBody, model: ServedModel) -> Options:
         if (value := getattr(body, name)) is not None
     }
     stop = body.stop_sequences
-    said = Options(
+    given = Options(
         **values,  # type: ignore[arg-type]
         num_predict=int(number("max_tokens", most, BOUNDS["num_predict"])),
         stop=None if stop is None else stop_strings(stop, noun="field", name="stop_sequences"),
     )
-    return said.over(model.options.over(OLLAMA_DEFAULTS))
+    return given.over(model.options.over(OLLAMA_DEFAULTS))
 
 
 def _thinking(body: MessagesBody) -> bool | str | None:
@@ -253,7 +253,7 @@ def _tools(body: MessagesBody) -> tuple[tuple[dict[str, Any], ...], CallRule | N
             Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
         )
     tools = described(functions, name_field="name")
-    given = body.tool_choice or ToolChoice(type="auto")
+    given = body.tool_choice or RequestedChoice(type="auto")
     kind = _one_of("tool_choice.type", given.type, ("auto", "any", "tool", "none"))
     if kind == "none":
         return (), None

@@ -38,7 +38,7 @@ from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.openapi import encoded_document
 from serve_app.api.pages import page_routes
-from serve_app.api.prompt_tokens import PromptTokens
+from serve_app.api.prompt_tokens import Tokenization
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
@@ -216,7 +216,7 @@ def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
     models = OpenAIModels(backend)
     embeddings = Embeddings(backend, bodies)
     reranking = Reranking(backend, bodies)
-    tokens = PromptTokens(backend, images, bodies)
+    tokens = Tokenization(backend, images, bodies)
     return [
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),

@@ -165,8 +165,8 @@ class OllamaManagement:
 
 def _definition(body: CreateBody, resolve_base: BaseResolver) -> Definition:
     if body.modelfile:
-        said = {name for name in type(body).model_fields if getattr(body, name)}
-        others = said - {"model", "name", "stream", "modelfile", "quantize", "quantization"}
+        given = {name for name in type(body).model_fields if getattr(body, name)}
+        others = given - {"model", "name", "stream", "modelfile", "quantize", "quantization"}
         if others:
             raise RequestError(f"'modelfile' and '{sorted(others)[0]}' exclude each other")
         definition = definition_from_modelfile(body.modelfile, resolve_base)

@@ -126,7 +126,7 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
     served = replace(options, num_ctx=min(options.num_ctx or LONGEST, card.context_tokens))
     messages = [Message(role, content) for role, content in card.messages]
     system = {} if card.system is None else {"system": card.system}
-    said = [{"role": role, "content": content} for role, content in card.messages]
+    turns = [{"role": role, "content": content} for role, content in card.messages]
     return {
         "license": card.license or "",
         "modelfile": render_modelfile(
@@ -143,7 +143,7 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
         ),
         "template": card.chat_template or "",
         **system,
-        **({"messages": said} if said else {}),
+        **({"messages": turns} if turns else {}),
         "details": _details(card),
         "model_info": _model_info(card),
         **({} if card.projector is None else {"projector_info": dict(card.projector)}),
@@ -167,7 +167,7 @@ def _parameters(card: ModelCard, options: Options) -> list[tuple[str, Any]]:
 
     A list yields one line per element.
     """
-    stated, own = options.said(), card.options.said()
+    stated, own = options.given(), card.options.given()
     changed = {name for name, value in stated.items() if own.get(name) != value}
     brought = {n: value for n, value in card.parameters.items() if n not in changed}
     return [

@@ -127,12 +127,12 @@ def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Option
     }
     stop = getattr(body, "stop", None)
     stop = [stop] if isinstance(stop, str) else stop
-    said = Options(
+    given = Options(
         **values,  # type: ignore[arg-type]
         num_predict=max_tokens,
         stop=None if stop is None else stop_strings(stop, noun="field"),
     )
-    return said.over(model.options.over(OPENAI_DEFAULTS))
+    return given.over(model.options.over(OPENAI_DEFAULTS))
 
 
 def task_for(
@@ -177,10 +177,10 @@ class ChoiceEncoder(Protocol):
     """Encodes the deltas of one choice."""
 
     def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
-        """The choice as in each of the chunks for a delta."""
+        """The choice objects of the chunks that a delta becomes."""
 
     def whole(self, delta: ChatDelta) -> dict[str, Any]:
-        """The choice as in a single reply."""
+        """The choice object of a single reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class ChatChoice:
         }
 
     def _part(self, event: Event) -> dict[str, Any] | None:
-        """What a chunk says of an event."""
+        """The delta of the chunk for an event; None without one."""
         self._collected.add(event)
         match event:
             case Text(text) | CallAborted(_, text):
@@ -250,9 +250,9 @@ class ChatChoice:
         return "tool_calls" if called else delta.finish.value
 
     def _chunk(
-        self, said: dict[str, Any], finish: str | None, logprobs: tuple[TokenLogprob, ...] = ()
+        self, message: dict[str, Any], finish: str | None, logprobs: tuple[TokenLogprob, ...] = ()
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": self._index, "delta": said, "finish_reason": finish}
+        choice: dict[str, Any] = {"index": self._index, "delta": message, "finish_reason": finish}
         if logprobs:
             choice["logprobs"] = _content(logprobs)
         return choice

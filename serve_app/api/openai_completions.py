@@ -135,8 +135,7 @@ class CompletionChoice:
 def _prompt_lists(echo: EchoedPrompt) -> dict[str, list[Any]]:
     """The same for the prompt, whose first token has no log-probability.
 
-    The text does not have all that the tokens before it say, such as a BOS token, so offsets are
-    counted from its end.
+    The text lacks some of the tokens, such as BOS, so offsets are counted from its end.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     sizes = [len(decoder.decode(entry.drawn.raw)) for entry in echo.tokens]

@@ -55,7 +55,7 @@ class DetokenizeBody(Body):
     tokens: list[Any]
 
 
-class PromptTokens:
+class Tokenization:
     """The two endpoints."""
 
     def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:

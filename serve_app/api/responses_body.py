@@ -16,7 +16,8 @@ from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
-# Replies and lists have what exists of these here in any case.
+# The values of `include`. Only log-probabilities depend on it: replies and lists always have the
+# URLs of images, and nothing here makes the others.
 _INCLUDABLE = frozenset(
     {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}
     | {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
@@ -50,7 +51,7 @@ Summary = Literal["auto", "concise", "detailed"]
 
 class ReasoningSettings(Body):
     effort: str | None = None
-    summary: Summary | None = None  # what is reported as one is the reasoning as it is
+    summary: Summary | None = None  # any value: the whole reasoning, reported as its summary
     generate_summary: Summary | None = None  # the former name
     context: Any = harmless()
     mode: Any = harmless()
@@ -235,7 +236,7 @@ def _shown(tool: ResponseFunction) -> dict[str, Any]:
 
 
 def _shown_format(format: Any) -> dict[str, Any]:
-    """The fields that are known of a format that has been read."""
+    """`text.format` in the response object: the fields that `responses_form` reads."""
     if format is None or format["type"] != "json_schema":
         return {"type": "text" if format is None else format["type"]}
     texts = {name: format.get(name) for name in ("name", "description")}
@@ -245,7 +246,7 @@ def _shown_format(format: Any) -> dict[str, Any]:
 
 
 def _shown_choice(value: Any) -> Any:
-    """The fields that are known of a choice that has been read."""
+    """`tool_choice` in the response object: the fields that `responses_choice` reads."""
     if isinstance(value, str):
         return value
     choice = responses_choice(value)

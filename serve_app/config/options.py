@@ -43,9 +43,9 @@ class Options:
 
     def over(self, base: Self) -> Self:
         """These options, with those of `base` where none is given."""
-        return dataclasses.replace(base, **self.said())
+        return dataclasses.replace(base, **self.given())
 
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         return {name: value for name, value in self._items() if value is not None}
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
@@ -53,7 +53,7 @@ class Options:
         seed = secrets.randbelow(SEED_LIMIT) if self.seed in (None, -1) else self.seed
         assert seed is not None
         names = {field.name for field in dataclasses.fields(SamplingParams)}
-        values = {name: value for name, value in self.said().items() if name in names}
+        values = {name: value for name, value in self.given().items() if name in names}
         if values.get("repeat_last_n") == -1:
             values["repeat_last_n"] = None
         if values.get("top_k") == -1:

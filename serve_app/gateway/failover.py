@@ -77,8 +77,8 @@ class FailoverState:
         echo = self._task.echo and not self._echoed
         tokens = tuple(self._tokens[: len(self._tokens) - self._repeated])
         had_turn = bool(self._tokens or self._losses)
-        begun = ResumeState(tokens, self._characters, had_turn)
-        return dataclasses.replace(self._task, begun=begun, echo=echo)
+        resume = ResumeState(tokens, self._characters, had_turn)
+        return dataclasses.replace(self._task, resume=resume, echo=echo)
 
     @property
     def begun(self) -> bool:
@@ -187,7 +187,7 @@ class FailoverState:
         self.refusal = None
 
     def _note_first(self, usage: Usage) -> None:
-        """Time before the attempt is queueing too, such as waiting for a replica that starts."""
+        """The time before the attempt, such as that of starting a replica, counts as queueing."""
         self._first_ns = self._clock()
         queue_ns = usage.queue_ns + self._attempt_ns - self._arrived_ns
         self._usage = dataclasses.replace(usage, queue_ns=queue_ns)

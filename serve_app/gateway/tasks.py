@@ -101,7 +101,7 @@ class ChatTask:
     OpenAI; the repeat penalty always does. `prompt_wanted`: the last delta has the prompt's ids.
 
     Every replica makes the same prompt of a task: `now` is the time that templates see; None means
-    the time of the replica. `begun`: the part of the answer that other replicas have produced.
+    the time of the replica. `resume`: the part of the answer that other replicas have produced.
 
     `keep_alive_s`: how long a model on demand stays loaded afterwards; None if not requested.
 
@@ -126,7 +126,7 @@ class ChatTask:
     penalise_prompt: bool = True
     prompt_wanted: bool = False
     now: datetime | None = None
-    begun: ResumeState | None = None
+    resume: ResumeState | None = None
     keep_alive_s: float | None = None
     tenant: str = ""
     cache_salt: str = ""

@@ -92,7 +92,7 @@ class StoreLoader:
             limit = f"`on_demand.max_loaded_bytes` is {self.max_loaded_bytes:,}"
             log_reduced_context(
                 version.name,
-                asked=origin.context_tokens,
+                requested=origin.context_tokens,
                 served=card.context_tokens,
                 reason="the model was trained for this context" if trained else limit,
             )

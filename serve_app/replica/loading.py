@@ -392,4 +392,4 @@ def _log_reduced_context(settings: ModelSettings, files: ModelFiles, served: int
     if stated is not None and served < stated:
         configured = f"`context_tokens` of its configuration is {served:,}"
         reason = configured if settings.context_tokens else "the model was trained for no more"
-        log_reduced_context(settings.name, asked=stated, served=served, reason=reason)
+        log_reduced_context(settings.name, requested=stated, served=served, reason=reason)

@@ -172,15 +172,15 @@ class ModelReplica:
             raise self._too_long(f"at least {least_tokens:,}", limit)
 
     def _thinking_counter(self, task: ChatTask, prompt: Prompt) -> ThinkingCounter | None:
-        """It has read the answer so far."""
+        """A counter that has read the answer so far; None if replies have no thinking."""
         opening = _opening(prompt)
         if opening is None or not opening.format.thinks:
             return None
         counter = ThinkingCounter(opening)
-        if task.begun is not None:
+        if task.resume is not None:
             token_bytes = self._model.tokenizer.token_bytes
-            said = (prompt.markup.get(token) or token_bytes(token) for token in task.begun.tokens)
-            counter.count(b"".join(said).decode(errors="ignore"), 0)
+            parts = (prompt.markup.get(token) or token_bytes(token) for token in task.resume.tokens)
+            counter.count(b"".join(parts).decode(errors="ignore"), 0)
         return counter
 
     def _request(
@@ -199,7 +199,7 @@ class ModelReplica:
             _sampling(task, stop, len(prompt.tokens)),
             spans=prompt.spans,
             images=tuple(dataclasses.replace(i, tenant=task.tenant) for i in prompt.images),
-            resume=task.begun,
+            resume=task.resume,
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),
             markup=prompt.markup,
@@ -236,7 +236,7 @@ class ModelReplica:
             return served
         if requested > served and not self._clamping_logged:
             self._clamping_logged = True
-            log.info("num_ctx clamped", model=self._card.name, asked=requested, served=served)
+            log.info("num_ctx clamped", model=self._card.name, requested=requested, served=served)
         return min(requested, served)
 
     def _chat_delta(self, delta: Delta) -> ChatDelta:

@@ -64,7 +64,7 @@ class ReplyForms:
                 "Simplify it."
             ) from None
         finally:
-            # A thread cannot be stopped: the place is taken until then.
+            # A thread cannot be stopped: it keeps its place until the compilation ends.
             leave = functools.partial(self._gate.leave, task.tenant)
             work.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
 

@@ -8,7 +8,8 @@ from runtime.errors import ModelFileError, RequestError
 
 # Compiled templates are kept for further requests; each has up to two processes.
 MAX_KEPT = 4
-# Compiling takes time, which every client may cause; published templates have half of it at most.
+# Bounds the time of a compilation, which any client can request; published templates have at most
+# half as many.
 MAX_CHARACTERS = 1 << 15
 
 

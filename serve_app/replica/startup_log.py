@@ -17,9 +17,9 @@ def log_unused(name: str, files: ModelFiles) -> None:
         log.info("not used", model=name, what=what)
 
 
-def log_reduced_context(name: str, *, asked: int, served: int, reason: str) -> None:
+def log_reduced_context(name: str, *, requested: int, served: int, reason: str) -> None:
     """The model's own `num_ctx` is larger than the context that is served."""
-    log.info("context reduced", model=name, num_ctx=asked, context_tokens=served, reason=reason)
+    log.info("context reduced", model=name, num_ctx=requested, context_tokens=served, reason=reason)
 
 
 def log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:

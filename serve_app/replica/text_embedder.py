@@ -120,8 +120,8 @@ class TextEmbedder:
 
     @cached_property
     def _encode(self) -> Callable[..., list[int]]:
-        """A document's tokens. As in llama.cpp, a text to rank has no special tokens: it could say
-        itself where it ends."""
+        """Encodes a document. As in llama.cpp, special tokens are not recognised in texts to rank,
+        which could end themselves with them."""
         encode = self._model.tokenizer.encode_document
         return encode if self._model.ranking is None else partial(encode, parse_special=False)
 

@@ -67,7 +67,7 @@ class StoredResponses:
 
 
 def _most(found: list[Selection]) -> Selection:
-    """Of the process that has most; one that has started lately may miss responses."""
+    """Of the process that has most; one that has started recently may lack responses."""
     return min(found, key=lambda each: (each.missing is not None, -each.size))
 
 

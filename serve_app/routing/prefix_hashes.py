@@ -44,9 +44,9 @@ def prefix_hashes_of(task: Task) -> PrefixHashes:
     # Prompts with different salts share no prefix, as in the caches.
     head = task.model.encode() + END + task.cache_salt.encode() + END
     hashes = hash_prefixes(b"".join((head, *_content(task.prompt))))
-    if task.begun is None:
+    if task.resume is None:
         return hashes
-    return replace(hashes, tokens=hashes.tokens + len(task.begun.tokens))
+    return replace(hashes, tokens=hashes.tokens + len(task.resume.tokens))
 
 
 def _content(prompt: PromptSource) -> Iterator[bytes]:

@@ -112,7 +112,7 @@ class _Answer:
         self._connection = connection
 
     def parts(self, messages: Sequence[wire.WireMessage]) -> Iterator[AnswerPart]:
-        """Of the messages, in this order: their deltas, merged; a sign of life; the error."""
+        """Of the messages: their deltas, merged; then `Draining` or a heartbeat; then the error."""
         deltas = [message.delta for message in messages if isinstance(message, wire.DeltaMessage)]
         events = [self._event(each) for each in messages if not isinstance(each, wire.DeltaMessage)]
         if deltas:

@@ -132,7 +132,7 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 async def _reply(connection: FramedConnection) -> wire.WireMessage:
-    """The next message that is no sign of life. Raises the encoder's error."""
+    """The next message but heartbeats and `Draining`. Raises the encoder's error."""
     reply = await connection.receive()
     while isinstance(reply, wire.Heartbeat | wire.Draining):
         reply = await connection.receive()

@@ -50,8 +50,8 @@ class FragileDeployment(ModelDeployment):
         Engine.step = slow
 
         async def fragile(replica: ModelReplica, task: Task) -> AsyncGenerator[ChatDelta, None]:
-            begun = task.begun if isinstance(task, ChatTask) else None
-            resumed = bool(begun and begun.tokens)
+            resume = task.resume if isinstance(task, ChatTask) else None
+            resumed = bool(resume and resume.tokens)
             self._resumed += resumed
             sent = 0
             async with aclosing(generate(replica, task)) as deltas:

@@ -62,7 +62,7 @@ class TileTower:
         )
         self._rotation = _rotation(w, sizes, self._across)
         self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
-        self._adapter = Adapter(w, sizes, _shuffled(metadata, self._across))
+        self._adapter = VisionAdapter(w, sizes, _shuffled(metadata, self._across))
         rows = self._adapter.rows(self._across)
         self.limits = ImageLimits(MOST_TILES * rows, self._adapter.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
@@ -91,7 +91,7 @@ class TileTower:
         return self._adapter(x, self._across).view(pixels.shape[0], -1, self._adapter.width)
 
 
-class Adapter:
+class VisionAdapter:
     """Pixel shuffle, then three layers, the first two with GELU."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, size: int) -> None:

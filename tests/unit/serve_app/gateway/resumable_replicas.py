@@ -59,7 +59,7 @@ class ResumableReplica:
         if self.error is not None:
             raise self.error
         self.running += 1
-        begun = task.begun.tokens if task.begun else ()
+        begun = task.resume.tokens if task.resume else ()
         assert begun == tuple(range(len(begun)))
         try:
             for index in range(len(begun), len(WORDS)):

@@ -37,11 +37,11 @@ class CrashingReplica(ResumableReplica):
     async def before(self, task: ChatTask, index: int) -> None:
         await asyncio.sleep(STEP_S)
         if task.id == "crashing" and index == self.crashes_at:
-            if task.begun is None:
+            if task.resume is None:
                 await until(lambda: self.running > NEIGHBOURS)
             self.die()
             await asyncio.Event().wait()
-        if task.id != "crashing" and task.begun is None and index == self.stops_at:
+        if task.id != "crashing" and task.resume is None and index == self.stops_at:
             self.halted += 1
             await asyncio.Event().wait()
         await super().before(task, index)

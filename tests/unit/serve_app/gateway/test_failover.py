@@ -49,7 +49,7 @@ async def test_another_replica_continues_a_stream_from_its_tokens(dies_at):
     assert answer.tokens == tuple(range(len(WORDS)))
     (again,) = second.tasks
     said = "".join(WORDS[:dies_at])
-    assert again.begun == ResumeState(tuple(range(dies_at)), len(said))
+    assert again.resume == ResumeState(tuple(range(dies_at)), len(said))
 
 
 async def test_another_replica_gets_the_same_task():
@@ -61,7 +61,7 @@ async def test_another_replica_gets_the_same_task():
     (one,), (two,) = first.tasks, second.tasks
     assert one.prompt == prompt
     assert one.now is not None, "templates may ask for the time"
-    assert dataclasses.replace(two, begun=None) == one
+    assert dataclasses.replace(two, resume=None) == one
 
 
 async def test_usage_counts_one_prompt_and_the_whole_time():
@@ -122,7 +122,7 @@ async def test_log_probabilities_that_the_client_lacks_are_computed_again():
         raise ConnectionLost("the process ended")
 
     async def continues(task):
-        seen.append(task.begun)
+        seen.append(task.resume)
         yield ChatDelta("", (2,))
         yield ChatDelta("c", (3,), (shown, shown))
         yield ChatDelta(finish=FinishReason.STOP, tokens=(4,))
@@ -225,7 +225,7 @@ async def test_a_silent_replica_is_lost(monkeypatch):
     monkeypatch.setattr(first, "die", lambda: None)
     async with serving(first, second, rules=FailoverRules(silence_s=0.2)) as (backend, _):
         assert (await answer_of(backend)).text == TEXT
-    assert second.tasks[0].begun == ResumeState(tuple(range(5)), len("".join(WORDS[:5])))
+    assert second.tasks[0].resume == ResumeState(tuple(range(5)), len("".join(WORDS[:5])))
 
 
 async def test_a_slow_replica_that_sends_heartbeats_is_not_lost(heartbeats):
@@ -247,7 +247,7 @@ async def test_a_draining_replica_hands_its_streams_over_without_a_retry():
         async with asyncio.timeout(HANG_S):
             await first.server.close(drain_s=60)
         assert (await answer).text == TEXT
-    assert second.tasks[0].begun == ResumeState(tuple(range(4)), len("".join(WORDS[:4])))
+    assert second.tasks[0].resume == ResumeState(tuple(range(4)), len("".join(WORDS[:4])))
 
 
 async def test_a_draining_replica_continues_if_there_is_no_other():
@@ -311,7 +311,7 @@ async def test_a_queued_task_of_a_draining_replica_is_not_refused_by_a_full_one(
         await until(lambda: len(full.tasks) > 2)
         full.error = None
         assert (await answer).text == TEXT
-    assert full.tasks[0].begun == ResumeState(had_turn=False), "which engines never refuse"
+    assert full.tasks[0].resume == ResumeState(had_turn=False), "which engines never refuse"
 
 
 async def test_a_stream_that_outlasts_the_drain_waits_for_the_next_replica():

@@ -30,8 +30,8 @@ async def test_a_queued_task_moves_without_being_charged_a_retry():
         await until(lambda: not first.running)
     assert whole.text == TEXT and whole.usage.queue_ns > 1_000, "both waits are queueing time"
     (again,) = second.tasks
-    assert again.begun == ResumeState(had_turn=False), "the replica queues it and does not refuse"
-    assert dataclasses.replace(again, begun=None) == first.tasks[0]
+    assert again.resume == ResumeState(had_turn=False), "the replica queues it and does not refuse"
+    assert dataclasses.replace(again, resume=None) == first.tasks[0]
 
 
 async def test_an_answer_that_has_begun_is_not_moved(heartbeats):

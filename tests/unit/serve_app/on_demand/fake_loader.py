@@ -35,7 +35,7 @@ class FakeModel:
 
     async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
         assert not self.closed
-        if not (task.begun and task.begun.tokens):
+        if not (task.resume and task.resume.tokens):
             yield ChatDelta(self.version.name, (1,))
             self.begun = True
         await self.may_end.wait()

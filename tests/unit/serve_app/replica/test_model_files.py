@@ -76,7 +76,7 @@ def test_a_pulled_model_is_served_with_its_own_parameters(registry, capsys) -> N
     card = replica.describe()
     assert prompt_tokens(replica, asked) == expected
     replica.close()
-    assert card.options.said() == {"temperature": 0.25, "stop": ("<end>",)}
+    assert card.options.given() == {"temperature": 0.25, "stop": ("<end>",)}
     assert (card.system, card.license, card.context_tokens) == ("Be brief.", "MIT", 128)
     assert "{{ .Prompt }}" not in (card.chat_template or "")  # it is not supported
     written = capsys.readouterr().err.splitlines()

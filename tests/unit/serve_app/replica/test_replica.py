@@ -259,7 +259,7 @@ async def test_a_context_above_the_served_one_is_clamped_and_logged_once_per_mod
     assert [request.stop.max_tokens for request in engine.requests] == [507, 507]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "num_ctx" in line]
     logged = json.loads(line)
-    assert (logged["model"], logged["asked"], logged["served"]) == ("demo", 8192, 512)
+    assert (logged["model"], logged["requested"], logged["served"]) == ("demo", 8192, 512)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ async def test_a_resumed_task_keeps_its_state_and_time():
     engine, model, begun = FakeEngine(END), FakeModel(), ResumeState((7, 8), 2)
     asked_at = datetime(2031, 5, 4, 3, 2, 1)
     conversation = Conversation((Message("user", "hi"),))
-    task = dataclasses.replace(TASK, prompt=conversation, begun=begun, now=asked_at)
+    task = dataclasses.replace(TASK, prompt=conversation, resume=begun, now=asked_at)
     async with aclosing(ModelReplica(model, engine, CARD).generate(task)) as deltas:
         [delta async for delta in deltas]
     assert engine.requests[0].resume == begun

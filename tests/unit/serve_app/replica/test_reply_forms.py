@@ -128,7 +128,7 @@ async def test_replies_beside_each_other_are_those_of_single_requests(replica) -
 async def test_a_reply_continued_on_another_replica_is_the_same(replica) -> None:
     whole = await reply(replica, JSON_TASK)
     for count in (1, len(whole.tokens) // 2, len(whole.tokens) - 1):
-        begun = replace(JSON_TASK, begun=ResumeState(whole.tokens[:count]))
+        begun = replace(JSON_TASK, resume=ResumeState(whole.tokens[:count]))
         rest = await reply(replica, begun)
         assert rest.text == whole.text
         assert rest.tokens == whole.tokens[count:]

@@ -114,7 +114,7 @@ def test_token_ids_are_counted_exactly():
 
 def test_a_resumed_task_has_the_same_prefix_and_more_tokens():
     task = talk(SYSTEM, QUESTION)
-    begun = replace(task, begun=ResumeState(tuple(range(50)), 120))
+    begun = replace(task, resume=ResumeState(tuple(range(50)), 120))
     whole, rest = prefix_hashes_of(task), prefix_hashes_of(begun)
     assert rest.keys == whole.keys
     assert rest.tokens == whole.tokens + 50
