@@ -60,7 +60,7 @@ def test_white_space_beside_special_tokens_goes_as_the_library_has_it(family: st
     subject, native = both(family)
     parts = (*FAMILIES[family][0], *SPACES, "hello", "x")
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(st.lists(st.sampled_from(parts), max_size=12).map("".join))
     def check(text: str) -> None:
         expected = native.encode(text, add_special_tokens=False).ids

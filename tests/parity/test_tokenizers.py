@@ -104,7 +104,7 @@ def test_ids_are_those_of_the_tokenizer_class_of_the_family(name: str) -> None:
 def test_bytes_of_the_tokens_are_the_bytes_of_the_text(name: str) -> None:
     subject = tokenizer(name)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(st.text(max_size=200))
     def check(text: str) -> None:
         assert b"".join(map(subject.token_bytes, subject.encode(text))) == text.encode()
@@ -117,7 +117,7 @@ def test_bytes_of_the_tokens_are_the_bytes_of_the_text(name: str) -> None:
 def test_sentencepiece_bytes_are_the_text_behind_its_prefix_space() -> None:
     subject = tokenizer("llama-spm")
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="▁")))
     def check(text: str) -> None:
         expected = b" " + text.encode() if text else b""

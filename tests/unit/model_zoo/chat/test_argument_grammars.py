@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_zoo.chat.formats.allowed_calls import AllowedCalls, UnwritableArguments
@@ -21,7 +21,7 @@ from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGr
 from tests.byte_tokenizer import TOKEN, ByteTokenizer
 from tests.reply_parsing import parsed, replied
 from tests.reply_transcripts import REPLIES
-from tests.unit.model_zoo.grammars.random_schemas import NESTED
+from tests.unit.model_zoo.grammars.random_schemas import NESTED, REPEATED
 
 SCHEMAS = int(os.environ.get("CARAVAN_RANDOM_SCHEMAS", "25"))
 WRITTEN = (
@@ -101,13 +101,7 @@ def parameters(draw) -> dict[str, Any]:
 def test_every_call_follows_its_schema(name: str) -> None:
     family, counts = FAMILIES[name], Counter[str]()
 
-    @settings(
-        max_examples=SCHEMAS,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(REPEATED, max_examples=SCHEMAS)
     @given(parameters())
     def follow(schema) -> None:
         try:

@@ -57,7 +57,7 @@ def saved(folder: Path, native: NativeTokenizer, **settings: Any) -> PreTrainedT
 
 
 def assert_alike(ours: Tokenizer, theirs: Any, *, first: str = "") -> None:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(TEXTS)
     def check(text: str) -> None:
         expected = theirs.encode(first + text, add_special_tokens=False)
@@ -192,7 +192,7 @@ def test_a_sentencepiece_model_keeps_its_pieces_scores_and_types(
     assert list(kinds.values()) == [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
     assert ours.vocabulary.types[ours.id_of("<0x0A>")] == TokenType.BYTE
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(TEXTS)
     def check(text: str) -> None:
         assert ours.encode(text) == theirs.encode(text)

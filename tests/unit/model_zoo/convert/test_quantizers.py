@@ -103,7 +103,7 @@ def test_a_type_with_more_bits_has_a_smaller_error(rows):
 
 @pytest.mark.parametrize("type_name", BLOCKED)
 @given(rows=rows_of_any_kind())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_weight_stays_within_the_range_of_its_block(type_name, rows):
     read = read_back(rows, type_name)
     assert read.isfinite().all()
@@ -116,7 +116,7 @@ def test_every_weight_stays_within_the_range_of_its_block(type_name, rows):
 
 @pytest.mark.parametrize("type_name", SEARCHED)
 @given(rows=rows_of_any_kind())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_error_never_exceeds_that_of_zeros(type_name, rows):
     assert lost(rows, type_name) <= mean_squared(rows) * (1 + 1e-6)
 

@@ -427,7 +427,7 @@ def test_unsupported_types_are_reported(refused, number, word) -> None:
     assert word in message and "`a`" in message and "Q4_K" in message
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     cut=st.integers(0, 400), changes=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=9)))
 )

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+# The same schemas each time; many may be refused.
+REPEATED = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 NAMES = st.sampled_from(["a", "b", "c d", "é/~", '"q"'])
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-99, 99), st.text("aé\"\\\n", max_size=4),

@@ -128,7 +128,7 @@ NONSENSE = st.dictionaries(
 
 
 @given(NONSENSE)
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=150, database=None, derandomize=True)
 def test_nonsense_is_refused_and_does_not_crash(schema) -> None:
     if error_of(schema) is not None:
         place_of_error(schema, error_of)

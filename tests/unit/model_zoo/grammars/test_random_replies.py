@@ -10,7 +10,7 @@ from collections import Counter
 
 import jsonschema
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.grammars.json_schema import compilable
@@ -19,7 +19,7 @@ from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.engine.request import SamplingParams
 from runtime.worker.sampler import LoadedSlots, Sampler, TokenMasks
 from tests.checkout import DEMO_MODEL
-from tests.unit.model_zoo.grammars.random_schemas import schemas
+from tests.unit.model_zoo.grammars.random_schemas import REPEATED, schemas
 from tests.unit.runtime.worker.test_sampler import CPU, draws_of
 
 SCHEMAS = int(os.environ.get("CARAVAN_RANDOM_SCHEMAS", "60"))
@@ -64,13 +64,7 @@ class RandomModel:
 def test_every_reply_validates() -> None:
     model, counts, seeds = RandomModel(), Counter[str](), random.Random(1)
 
-    @settings(
-        max_examples=SCHEMAS,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(REPEATED, max_examples=SCHEMAS)
     @given(schemas())
     def check(schema) -> None:
         try:

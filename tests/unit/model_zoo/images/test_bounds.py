@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import isqrt, prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_zoo.images.normalise import CLIP
@@ -75,7 +75,6 @@ IMAGES = st.one_of(
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-@settings(deadline=None)
 @given(data=st.data())
 def test_no_image_has_more_rows_or_pixels_than_memory_is_planned_for(name, data) -> None:
     processor = data.draw(PROCESSORS[name])
@@ -123,7 +122,6 @@ def test_the_processor_can_produce_the_largest_image(processor) -> None:
 
 @pytest.mark.parametrize("unit", [28, 32])
 @given(least=st.integers(3136, 200_000), most=st.integers(3136, 1 << 24))
-@settings(deadline=None)
 def test_the_largest_image_of_qwen_nearly_fills_the_planned_memory(unit, least, most) -> None:
     """So that encoding it at start tests whether there is enough memory."""
     least, most = min(least, most), max(least, most)

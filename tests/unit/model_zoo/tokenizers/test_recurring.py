@@ -59,7 +59,7 @@ TEXTS = st.lists(
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS)
 def test_every_pre_tokenizer_splits_at_a_space_between_letters(number, text) -> None:
     native = splitter(ROWS[number])

@@ -239,7 +239,7 @@ def test_scaling_from_zero_to_one_and_back_keeps_the_request():
     assert stopped_at - (request.first_token_at + request.answer_s) >= RULES.zero_delay_s
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_any_load_keeps_the_target_within_bounds_and_downscaling_delayed(data):
     phases = data.draw(

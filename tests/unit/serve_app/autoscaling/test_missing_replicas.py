@@ -249,7 +249,7 @@ def test_a_single_replica_that_fails_repeatedly_does_not_prevent_scaling_to_zero
     assert follow(RULES, timeline, target=1)[-1][1] == 0
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data())
 def test_an_idle_deployment_ends_at_its_minimum_whatever_was_pending(data):
     draw = data.draw

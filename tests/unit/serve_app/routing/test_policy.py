@@ -136,7 +136,7 @@ def test_a_reported_queue_shrinks_as_time_passes():
     assert choices.choose(prompt("x"), now=2.9) == "old"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(2, 30))
 def test_a_burst_on_stale_reports_is_spread_over_all_replicas(seed, count):
     """All reports are old and equal; 20 prompts for each replica arrive at once."""
@@ -247,7 +247,6 @@ def test_few_of_a_thousand_replicas_are_examined():
     assert {choices.choose(prompt(f"{n}", 500), now=4.0) for n in range(100)} <= set(chosen)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("adfrc"), st.integers(0, 5)), max_size=80))
 def test_only_existing_replicas_are_chosen(events):
     """Replicas are added, removed, reported and doubted in any order."""

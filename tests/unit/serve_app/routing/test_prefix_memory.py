@@ -2,7 +2,7 @@
 
 from hashlib import blake2b
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.routing.prefix_memory import (
@@ -23,7 +23,6 @@ def memory(*replicas: str, cache_tokens: int = 10_000, max_entries: int = 100_00
     return made
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=5000), st.binary(max_size=5000), st.binary(max_size=5000))
 def test_prompts_share_the_keys_of_their_common_prefix_only(common, first, second):
     one, other = hash_prefixes(common + first), hash_prefixes(common + second)
@@ -40,7 +39,6 @@ def test_prompts_share_the_keys_of_their_common_prefix_only(common, first, secon
     assert same == sum(end <= shared for end in BOUNDARIES)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 200_000))
 def test_the_last_boundary_is_at_most_an_eighth_before_the_end(size):
     hashes = hash_prefixes(b"x" * size)
@@ -99,7 +97,6 @@ def test_a_replica_without_a_prefix_cache_holds_nothing():
     assert known.holders(hash_prefixes(TEXT), limit=4) == []
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 6), min_size=1, max_size=5)),
