@@ -165,11 +165,6 @@ class Limiter:
         if state.forgettable:
             del self._states[tenant]
 
-    @property
-    def tracked(self) -> int:
-        """Number of tenants that have a state."""
-        return len(self._states)
-
 
 def _part(limit: float | None, processes: int) -> float | None:
     return None if limit is None else limit / processes

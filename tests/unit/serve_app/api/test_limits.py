@@ -131,4 +131,4 @@ def test_clients_that_come_and_go_leave_no_state():
     limits = limiter(Clock(), Limits(concurrent_requests=2))
     for number in range(1000):
         assert admitted(limits, f"192.0.2.{number}")
-    assert limits.tracked == 0
+    assert limits._states == {}
