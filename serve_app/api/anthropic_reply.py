@@ -57,7 +57,8 @@ class MessageEncoder:
         events = []
         if not self._begun:
             self._begun = True
-            message = self._message([], delta.usage) | {"usage": _usage(delta.usage, said=0)}
+            usage = _usage(delta.usage, output_tokens=0)
+            message = self._message([], delta.usage) | {"usage": usage}
             events.append({"type": "message_start", "message": message})
         for event in self._reader.read(delta):
             events += self._block_events(event)
@@ -167,8 +168,8 @@ def _call_block(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-def _usage(usage: Usage | None, *, said: int | None = None) -> dict[str, int]:
-    """`input_tokens` excludes cached tokens. `said`: the output tokens, by default all of them."""
+def _usage(usage: Usage | None, *, output_tokens: int | None = None) -> dict[str, int]:
+    """`input_tokens` excludes cached tokens. `output_tokens`: None for those of `usage`."""
     prompt, cached, completion = (
         (0, 0, 0)
         if usage is None
@@ -178,7 +179,7 @@ def _usage(usage: Usage | None, *, said: int | None = None) -> dict[str, int]:
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": completion if said is None else said,
+        "output_tokens": completion if output_tokens is None else output_tokens,
     }
 
 

@@ -249,11 +249,11 @@ class NativeEncoder:
         parts = [part for event in self._reader.read(delta) if (part := self._part(event))]
         if not parts and delta.logprobs:
             parts = [Part()]
-        lines = [self._said(part) | {"done": False} for part in parts]
+        lines = [self._line(part) | {"done": False} for part in parts]
         if lines and delta.logprobs:
             lines[0]["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
         if delta.finish is not None:
-            lines.append(self._said(Part()) | self._end(delta))
+            lines.append(self._line(Part()) | self._end(delta))
         return b"".join(json_line(line) for line in lines)
 
     def whole(self, delta: ChatDelta) -> bytes:
@@ -261,10 +261,10 @@ class NativeEncoder:
         collected = self._collected
         for event in self._reader.read(delta):
             collected.add(event)
-        said = self._said(Part(collected.text, collected.thinking, tuple(collected.calls.items())))
+        line = self._line(Part(collected.text, collected.thinking, tuple(collected.calls.items())))
         if delta.logprobs:
-            said["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
-        return json_line(said | self._end(delta)).rstrip()
+            line["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
+        return json_line(line | self._end(delta)).rstrip()
 
     def broken(self, refusal: Refusal) -> bytes:
         return json_line({"error": refusal.message})
@@ -274,10 +274,10 @@ class NativeEncoder:
 
     def empty(self, model: str, done_reason: str) -> dict[str, Any]:
         self.model = model
-        return self._said(Part()) | {"done": True, "done_reason": done_reason}
+        return self._line(Part()) | {"done": True, "done_reason": done_reason}
 
     def _part(self, event: Event) -> "Part | None":
-        """What a line says of an event. Calls are sent when they are complete."""
+        """The content of the line for an event; None without one. Calls are sent when complete."""
         call = self._collected.add(event)
         match event:
             case Text(text) | CallAborted(_, text):
@@ -288,7 +288,7 @@ class NativeEncoder:
                 return Part(calls=((index, call),))
         return None
 
-    def _said(self, part: "Part") -> dict[str, Any]:
+    def _line(self, part: "Part") -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         reply: dict[str, Any] = {"model": self.model, "created_at": now}
         thinking = {"thinking": part.thinking} if part.thinking else {}
@@ -326,7 +326,7 @@ class NativeEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one line says; `calls` with their indices."""
+    """The content of one line; `calls` with their indices."""
 
     text: str = ""
     thinking: str = ""
