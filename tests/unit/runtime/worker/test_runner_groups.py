@@ -156,8 +156,8 @@ def crowd() -> list[GenerationRequest]:
 
 
 @cache
-def dense_answers(*, lead_in: bool) -> list[list[int]]:
-    model = MixedModel(lead_in=lead_in, device="cpu")
+def dense_answers(*, lead_in: bool, device: str) -> list[list[int]]:
+    model = MixedModel(lead_in=lead_in, device=device)
     return [model.dense_answer(request) for request in crowd()]
 
 
@@ -170,7 +170,7 @@ def test_four_cache_kinds_give_the_dense_answers(device, lead_in, depth, pages) 
     model = MixedModel(lead_in=lead_in, device=device)
     requests = crowd()
     results, scheduler = run(model, [*requests, *requests], depth=depth, pages=pages)
-    expected = dense_answers(lead_in=lead_in)
+    expected = dense_answers(lead_in=lead_in, device=device)
     assert [answer for answer, _ in results] == expected * 2
     assert len({token for answer in expected for token in answer}) > 10
     assert (scheduler.preemptions > 0) == (pages == 44)
@@ -182,4 +182,4 @@ def test_four_cache_kinds_give_the_dense_answers(device, lead_in, depth, pages) 
 def test_the_twin_gives_the_same_answers_from_bounds_that_the_host_knows(lead_in) -> None:
     model = MixedModel(lead_in=lead_in, device="cpu", attend=paged_attention_twin)
     results, _ = run(model, crowd(), depth=2, step_tokens=7)
-    assert [answer for answer, _ in results] == dense_answers(lead_in=lead_in)
+    assert [answer for answer, _ in results] == dense_answers(lead_in=lead_in, device="cpu")
