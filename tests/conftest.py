@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import os
+from collections.abc import Generator
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.patience import PatientLoop
@@ -22,8 +25,13 @@ settings.register_profile("thorough", settings.get_profile("patient"), max_examp
 settings.load_profile("patient")
 
 
-def pytest_collection_finish() -> None:
-    """A full garbage collection takes 0.7 s after all imports, and each unloaded model causes one;
-    the objects of the imports are left out of it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """No garbage is collected until all tests are imported, nor ever among what that leaves: each
+    time would take a second, such as whenever a test unloads a model."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
