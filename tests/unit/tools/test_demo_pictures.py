@@ -1,6 +1,7 @@
 """The pixels of drawn pictures agree with their facts."""
 
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -41,12 +42,17 @@ def test_pixels_show_the_digits_of_the_number():
 
 def _unlike(ink, digits):
     """The share of pixels that differ from the digits that Pillow draws in that box."""
+    glyphs = _glyphs(digits)
+    shape = abs(glyphs.width / glyphs.height - ink.shape[1] / ink.shape[0])
+    return np.mean((np.asarray(glyphs.resize(ink.shape[::-1])) > 127) != ink) + shape
+
+
+@cache
+def _glyphs(digits):
     canvas = Image.new("L", (300, 150))
     face = ImageFont.load_default(64)
     ImageDraw.Draw(canvas).text((20, 20), digits, fill=255, font=face, stroke_width=1)
-    glyphs = canvas.crop(canvas.getbbox())
-    shape = abs(glyphs.width / glyphs.height - ink.shape[1] / ink.shape[0])
-    return np.mean((np.asarray(glyphs.resize(ink.shape[::-1])) > 127) != ink) + shape
+    return canvas.crop(canvas.getbbox())
 
 
 def test_nothing_is_cut_off_at_the_border():
