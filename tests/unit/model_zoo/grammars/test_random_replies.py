@@ -51,7 +51,7 @@ class RandomModel:
             matcher.allowed(words.numpy()[0].data)
             logits = torch.randn(1, vocab, generator=draw) * 4 + self._closing * position / 5
             draws = draws_of([SAMPLING], [position], [0], vocab)
-            drawn = self._sampler.sample(logits, draws, TokenMasks(slots, words))
+            drawn = self._sampler.sample(logits, draws, TokenMasks(slots, words, 1))
             assert bool(drawn.finite)
             token = int(drawn.tokens)
             if token in self.tokenizer.end_tokens:
