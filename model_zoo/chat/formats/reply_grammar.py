@@ -50,18 +50,6 @@ def reply_grammar(
             opening = lark.first("opening", f"/[ \\n]{{0,4}}/ {lark.spelled(thinking.open)}")
             start = f"(({opening} {thought} | {close}) BLANK?)? ({start})"
     return lark.listed(start, answer, name=ANSWER)
-    body = _Body(lark, form, reply_format.dropped)
-    start = body.of(text, calls)
-    thinking = reply_format.thinking
-    if thinking is not None and (may_think or thinks):
-        thought = lark.first("thought", f"TEXT {lark.spelled(thinking.close)}")
-        opened = (
-            ""
-            if thinks
-            else lark.first("opening", f"/[ \\n]{{0,4}}/ {lark.spelled(thinking.open)}")
-        )
-        start = f"({opened} {thought} BLANK?){'' if thinks else '?'} ({start})"
-    return lark.listed(start, answer, name=ANSWER)
 
 
 class _Body:
