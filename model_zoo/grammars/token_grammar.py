@@ -1,8 +1,10 @@
 """Grammars over the tokens of a vocabulary, compiled and matched by llguidance."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -42,17 +44,31 @@ def check(grammar: str) -> None:
         raise GrammarError(_brief(messages[0]))
 
 
-def check_terminal(expression: str) -> None:
-    """Raises GrammarError unless a terminal of a Lark grammar is valid and matches some text."""
-    bytes_alone = LLTokenizer("byte")
-    grammar = f"start: T\nT: {expression}"
-    matcher = LLMatcher(bytes_alone, grammar, log_level=0, limits=_LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-        if not matcher.is_error():
-            return
-        raise GrammarError("no text is allowed there")
-    raise GrammarError(_brief(matcher.get_error()))
+def terminal_matches(expression: str) -> bool:
+    """Whether a terminal of a Lark grammar matches some text. Raises GrammarError."""
+    matcher = _of_bytes(f"start: T\nT: {expression}")
+    if matcher.is_error():
+        raise GrammarError(_brief(matcher.get_error()))
+    matcher.compute_bitmask()
+    return not matcher.is_error()
+
+
+def followed(schema: Any, texts: Iterable[str]) -> list[bool]:
+    """Which JSON texts follow a schema. Raises GrammarError."""
+    matcher = _of_bytes(json.dumps({"grammars": [{"json_schema": schema}]}))
+    if matcher.is_error():
+        raise GrammarError(_brief(matcher.get_error()))
+    return [_follows(matcher.deep_copy(), text) for text in texts]
+
+
+def _follows(matcher: LLMatcher, text: str) -> bool:
+    encoded = list(text.encode())
+    return matcher.try_consume_tokens(encoded) == len(encoded) and matcher.is_accepting()
+
+
+def _of_bytes(grammar: str) -> LLMatcher:
+    """A matcher of bytes alone."""
+    return LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=_LIMITS)
 
 
 class TokenGrammars:

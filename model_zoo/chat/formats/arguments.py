@@ -1,26 +1,18 @@
 """How families write the arguments of a call, as grammars over a tool's JSON schema."""
 
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
-from model_zoo.chat.formats.lark import LINE_END, LarkGrammar, Pieces, Unwritable
+from model_zoo.chat.formats.lark import LINE_END, LarkGrammar, NoValue, Pieces, Unwritable
+from model_zoo.chat.formats.members import Members, Names, besides, of_objects
 from model_zoo.chat.formats.parameters import CDATA, CDATA_END, Parameters
-from model_zoo.chat.formats.schema_place import MAX_DEPTH, Place, Reading
-from model_zoo.chat.formats.text_patterns import refuse, strings_of
-from model_zoo.grammars.json_schema import closed
+from model_zoo.chat.formats.schema_place import Place, Reading
+from model_zoo.chat.formats.text_patterns import strings_of
 
-# Whatever a schema demands by these is beyond grammars of names and values one by one.
-UNSERVED = tuple(
-    "not if dependentRequired dependentSchemas dependencies unevaluatedProperties "
-    "patternProperties propertyNames minProperties maxProperties $dynamicRef $recursiveRef".split()
-)
-_COMBINED = ("allOf", "anyOf", "oneOf", "enum", "const")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-LIMITS = (*_BOUNDS, "minLength", "maxLength", "pattern", "format", "minItems", "maxItems")
-_PARTS = ("items", "prefixItems", "properties", "required", "additionalProperties")
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/"
 _NULLS = r"/\s*(null|None)\s*/"
@@ -40,55 +32,6 @@ class JsonArguments:
         return lark.schema(schema)
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The members of an object in the order of their declaration: name, schema, and whether it is
-    required. `others`: the schema of members with other names; None: there are none."""
-
-    declared: tuple[tuple[str, Place, bool], ...]
-    others: Place | None
-
-    @classmethod
-    def of(cls, place: Place) -> "Members":
-        place = _resolved(place)
-        if not isinstance(place.schema, dict):
-            return cls((), None if place.schema is False else Place(place.root, {}))
-        refuse(place, (*UNSERVED, *_COMBINED))
-        schema = closed(place.schema)
-        required = list(schema.get("required", ()))
-        further = schema.get("additionalProperties", True)
-        others = None
-        if isinstance(further, dict):
-            others = place.part("additionalProperties")
-        elif further is not False:
-            others = Place(place.root, {})
-        declared = [
-            (name, place.part("properties", name), name in required)
-            for name in schema.get("properties", {})
-        ]
-        for name in required:
-            if name not in schema.get("properties", {}):
-                if others is None:
-                    raise Unwritable(place.pointer, f'"{name}" is required and not allowed')
-                declared.append((name, others, True))
-        return cls(tuple(declared), others)
-
-
-def alternatives(place: Place) -> list[Place] | None:
-    """The schemas of which a value must follow one, or the single one that this consists of; None
-    if the schema does not combine others. Raises Unwritable."""
-    combining = [each for each in ("$ref", "allOf", "anyOf", "oneOf") if each in place.schema]
-    if not combining:
-        return None
-    refuse(place, (*LIMITS, *_PARTS, "type", "enum", "const", *combining[1:]))
-    if combining == ["$ref"]:
-        return [_target(place)]
-    parts = place.options(combining[0])
-    if combining == ["allOf"] and len(parts) > 1:
-        raise Unwritable(place.pointer, '"allOf" of several schemas cannot be expressed there')
-    return [part for part in parts if part.schema is not False]
-
-
 def number(lark: LarkGrammar, place: Place, kind: str) -> str:
     """Lark for integers, or for any numbers, of a schema."""
     bounds = {key: place.schema[key] for key in _BOUNDS if key in place.schema}
@@ -104,42 +47,50 @@ def times(rule: str, least: int, most: int | None) -> str:
     return f"({rule}){{{least},{'' if most is None else most}}}"
 
 
-def _target(place: Place) -> Place:
-    target = place.target()
-    if target is None:
-        raise Unwritable(place.pointer, '"$ref" does not refer to a part of the schema')
-    return target
+def enumerated(lark: LarkGrammar, place: Place) -> list[Any]:
+    """The values of `enum` or `const` that follow the schema."""
+    values = [place.schema["const"]] if "const" in place.schema else place.schema["enum"]
+    return lark.followed(place, values)
 
 
-def _resolved(place: Place) -> Place:
-    for _ in range(MAX_DEPTH):
-        if not isinstance(place.schema, dict) or "$ref" not in place.schema:
-            return place
-        refuse(place, (*UNSERVED, *_COMBINED, *_PARTS))
-        place = _target(place)
-    raise Unwritable(place.pointer, '"$ref" refers to itself')
+def texts_of(place: Place, reading: Reading) -> str | None:
+    """A terminal expression of the texts of values that are read as texts; None if none are."""
+    strings, types = strings_of(place), place.types()
+    if reading is not Reading.TEXT_OR_NULL:
+        return strings
+    texts = [] if strings is None else [f"(({strings}) & ~{_NULLS})"]
+    texts += ['"null"'] if types is None or "null" in types else []
+    return " | ".join(texts) or None
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Names that can be written as they are: those that a regular expression matches."""
-
-    regex: str
-
-    def check(self, place: Place, name: str) -> None:
-        """Raises Unwritable for the declared name of the part `place`."""
-        if re.fullmatch(self.regex, name) is None:
-            raise Unwritable(place.pointer, f'the name "{name[:80]}" cannot be written there')
-
-    def besides(self, members: Members) -> str:
-        """A terminal expression of the names that are not declared."""
-        return f"/{self.regex}/{besides(members)}"
-
-
-def besides(members: Members) -> str:
-    """What excludes declared names from a terminal expression."""
-    declared = [json.dumps(name, ensure_ascii=False) for name, _, _ in members.declared]
-    return f" & ~({' | '.join(declared)})" if declared else ""
+def sequence(
+    place: Place, write: Callable[[Place, int], str], *, separator: str = "", least: int = 0
+) -> str:
+    """The items of an array, at least `least`. `write`: of the schema and the place of an item; for
+    the places after those of `prefixItems`, of the first one of them."""
+    first, rest = place.list_parts()
+    least, most = max(least, place.schema.get("minItems", 0)), place.schema.get("maxItems")
+    written: list[str] = []
+    further = None
+    with suppress(NoValue):
+        for index, part in enumerate(first[:most]):
+            written.append(write(part, index))
+        if most is None or most > len(first):
+            further = write(rest, len(first))
+    if further is None:
+        most = len(written)
+    if most is not None and most < least:
+        raise NoValue(place.pointer)
+    tail, count = "", max(1, len(written))
+    if further is not None:
+        beyond = None if most is None else most - count
+        tail = times(f"{separator} {further}", max(0, least - count), beyond)
+        if not written:
+            tail = f"{further} {tail}" if least else f"({further} {tail})?"
+    for index, one in reversed([*enumerate(written)]):
+        tail = f"{separator if index else ''} {one} {tail}"
+        tail = f"({tail})?" if index >= least else tail
+    return tail
 
 
 _NAMES = Names(r"[^\s\"<>|]([^\"<>|\n]{0,98}[^\s\"<>|])?")
@@ -163,21 +114,38 @@ class ParameterArguments:
     literal_types: frozenset[str] = frozenset()
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
-        members = Members.of(schema)
-        written = []
-        for name, place, required in members.declared:
-            _NAMES.check(place, name)
-            written.append(f"({self._one(lark, name, place)}){'' if required else '?'}")
-        if members.others is not None:
-            name = lark.terminal(schema, _NAMES.besides(members))
-            written.append(f"({self._one(lark, None, members.others, name)})*")
+        return of_objects(lark, schema, partial(self._members, lark, schema))
+
+    def _members(self, lark: LarkGrammar, schema: Place, place: Place) -> str:
+        """The arguments of one alternative of a schema."""
+        members, written = Members.of(lark, place), []
+        for name, part, required in members.declared:
+            _NAMES.check(part, name)
+            try:
+                one = self._one(lark, name, part, schema.member(name))
+            except NoValue:
+                if required:
+                    raise
+                continue
+            written.append(f"({one}){'' if required else '?'}")
+        others, read = [], schema.member(None)
+        for names, part in members.others:
+            key = besides(_NAMES.among(names), schema.names() | members.names)
+            if lark.allows(part, key):
+                with suppress(Unwritable):
+                    others.append(self._one(lark, None, part, read, lark.terminal(part, key)))
+        if others:
+            written.append(times(" | ".join(others), members.least, members.most))
         return lark.rule(" ".join(written) or '""')
 
-    def _one(self, lark: LarkGrammar, name: str | None, place: Place, key: str = "") -> str:
-        """An argument called `name`, or one whose name is of the terminal `key`."""
+    def _one(
+        self, lark: LarkGrammar, name: str | None, place: Place, read: Place, key: str = ""
+    ) -> str:
+        """An argument called `name`, or one whose name is of the terminal `key`. `read`: the schema
+        by which it is read."""
         marks = self.parameters
         options = []
-        for attribute, value in self._values(lark, place):
+        for attribute, value in self._values(lark, place, read):
             after = (f"{attribute}{marks.key_end}", *self.key_gap, marks.value)
             if name is None:
                 opening = f"{lark.spelled(marks.key)} {key} {lark.spelled(*after)}"
@@ -186,7 +154,7 @@ class ParameterArguments:
             options.append(f"{opening} {value}")
         return f"({' | '.join(options)}) {lark.spelled(*self.value_gap)}"
 
-    def _values(self, lark: LarkGrammar, place: Place) -> list[tuple[str, str]]:
+    def _values(self, lark: LarkGrammar, place: Place, read: Place) -> list[tuple[str, str]]:
         """Attributes of the name, with Lark for the value and its end."""
         line_end = "\n" if self.parameters.padded else ""
         end = self.parameters.value_end
@@ -196,7 +164,7 @@ class ParameterArguments:
             value = f"{lark.schema(place, merged=bool(literal))} {literal}"
             return f"{lark.spelled(line_end)} ({value}) {lark.spelled(line_end + end)}"
 
-        types, reading = place.types(), place.reading()
+        types, reading = place.types(), read.reading()
         if not self.attributes:
             if reading is Reading.JSON:
                 return [("", json_of(place))]
@@ -208,7 +176,7 @@ class ParameterArguments:
                 text = self._text(lark, place, Reading.TEXT) if is_text else json_of(place)
                 found[attribute] = text
         if not found:
-            raise Unwritable(place.pointer, "no value is allowed there")
+            raise lark.refusal(place, "no value is allowed there")
         return list(found.items())
 
     def _literal(self, lark: LarkGrammar, place: Place) -> str:
@@ -225,11 +193,9 @@ class ParameterArguments:
             return ""
 
     def _text(self, lark: LarkGrammar, place: Place, reading: Reading) -> str:
-        strings = strings_of(place)
+        strings = texts_of(place, reading)
         if strings is None:
-            raise Unwritable(place.pointer, "no text is allowed there")
-        if reading is Reading.TEXT_OR_NULL:
-            strings = f'(({strings}) & ~{_NULLS}) | "null"'
+            raise lark.refusal(place, "no text is allowed there")
         line_end = "\n" if self.parameters.padded else ""
         end = self.parameters.value_end
         sections = (f'("{CDATA}" /(?s:.*)/)',)

@@ -1,125 +1,132 @@
 """Arguments as XML elements, as MiniMax M3 writes them: grammars over a tool's JSON schema."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from model_zoo.chat.formats.arguments import UNSERVED, Members, Names, alternatives, number, times
-from model_zoo.chat.formats.lark import LarkGrammar, Unwritable
+from model_zoo.chat.formats.arguments import enumerated, number, sequence, texts_of, times
+from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
+from model_zoo.chat.formats.members import Members, Names, besides, of_objects
 from model_zoo.chat.formats.minimax_m3 import ITEM, TAG, TOKEN
-from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, Place, Reading
-from model_zoo.chat.formats.text_patterns import refuse, strings_of
+from model_zoo.chat.formats.plain_schemas import plain
+from model_zoo.chat.formats.schema_place import Place, Reading
+from model_zoo.chat.formats.source import MAX_DEPTH
 
 _END = f"{TOKEN}</"
 _NAMES = Names(r"[^\s<>\/]{1,100}")
-_OF_ARRAYS = ("contains", "uniqueItems", "additionalItems", "unevaluatedItems", "prefixItems")
 
 
 class ElementArguments:
     """An element for each argument, in which items and members are elements again."""
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
-        return _Elements(lark).members(Members.of(schema), nested=False)
+        elements = _Elements(lark)
+        return of_objects(lark, schema, lambda place: elements.members(place, schema, 0))
 
 
 @dataclass(slots=True)
 class _Elements:
-    """The rules of the elements of one schema."""
+    """The rules of the elements of one schema. `read`: the schema by which a value is read, which
+    may combine the one that it follows with others."""
 
     lark: LarkGrammar
-    _names: dict[str, str] = field(default_factory=dict)
+    _names: dict[str, str | None] = field(default_factory=dict)
 
-    def members(self, members: Members, *, nested: bool) -> str:
-        """An element for each member of an object, in order."""
-        written = []
-        for name, place, required in members.declared:
-            _NAMES.check(place, name)
-            if nested and name == ITEM:
-                raise Unwritable(place.pointer, f'the name "{name}" is that of items of lists')
-            one = self._element(json.dumps(name, ensure_ascii=False), place)
-            written.append(f"({one}){'' if required else '?'}")
-        if members.others is not None:
-            names = _NAMES.besides(members) + (f' & ~"{ITEM}"' if nested else "")
-            written.append(
-                f"({self._element(self.lark.terminal(members.others, names), members.others)})*"
-            )
-        return self.lark.rule(" ".join(written) or '""')
+    def members(self, place: Place, read: Place, depth: int, *, some: bool = False) -> str:
+        """An element for each member of an object, in order; `some`: at least one."""
+        members, written = Members.of(self.lark, place), []
+        for name, part, required in members.declared:
+            _NAMES.check(part, name)
+            if depth and name == ITEM:
+                raise Unwritable(part.pointer, f'the name "{name}" is that of items of lists')
+            tag = json.dumps(name, ensure_ascii=False)
+            try:
+                written.append((self._element(tag, part, read.member(name), depth), required))
+            except NoValue:
+                if required:
+                    raise
+        others = " | ".join(self._others(members, read, depth))
+        if members.least and not others:
+            raise NoValue(place.pointer)
+        rest = times(others, members.least, members.most) if others else '""'
+        least_one = times(others, 1, members.most) if others else ""
+        for one, required in reversed(written):
+            rest = self.lark.rule(rest)
+            begun = f"{one} {rest}"
+            either = f"{begun} | {self.lark.rule(least_one)}" if least_one else begun
+            least_one = begun if required else either
+            rest = begun if required else f"({one})? {rest}"
+        if some and not least_one:
+            raise NoValue(place.pointer)
+        return self.lark.rule(least_one if some else rest)
 
-    def _element(self, name: str, place: Place) -> str:
+    def _others(self, members: Members, read: Place, depth: int) -> list[str]:
+        """An element of each kind of members that are not declared."""
+        known = read.names() | members.names | ({ITEM} if depth else set())
+        found = []
+        for names, part in members.others:
+            tag = besides(_NAMES.among(names), known)
+            if self.lark.allows(part, tag):
+                tag = self.lark.terminal(part, tag)
+                with suppress(Unwritable):
+                    found.append(self._element(tag, part, read.member(None), depth))
+        return found
+
+    def _element(self, name: str, place: Place, read: Place, depth: int) -> str:
         """`name`: Lark for the tag's name."""
-        return f'{self.lark.spelled(TAG)} {name} ">" {self._content(place)} {name} ">"'
+        content = self._content(place, read, depth)
+        return f'{self.lark.spelled(TAG)} {name} ">" {content} {name} ">"'
 
-    def _content(self, place: Place) -> str:
+    def _content(self, place: Place, read: Place, depth: int) -> str:
         """A reference to the content of an element and the beginning of its end tag."""
-        return self.lark.rule_of(place, self._names, self._options)
+        key = json.dumps([depth, place.pointer, read.pointer])
+        return self.lark.rule_of(place, key, self._names, partial(self._options, read, depth))
 
-    def _options(self, place: Place) -> list[str]:
-        reading, types = place.reading(), place.types()
-        leaves = _leaves(place, 0, [MAX_PARTS])
-        strings = None if reading is Reading.JSON else strings_of(place)
-        options = [] if strings is None else [self.lark.until(place, strings, _END, stop=TAG)]
-        if reading is Reading.TEXT_OR_NULL:
-            options.append(self.lark.spelled(f"null{_END}"))
-        end = self.lark.spelled(_END)
+    def _options(self, read: Place, depth: int, place: Place) -> list[str]:
+        reading, options = read.reading(), []
+        if reading is not Reading.JSON:
+            texts = texts_of(place, reading)
+            options += [] if texts is None else [self.lark.until(place, texts, _END, stop=TAG)]
+        leaves, end = plain(place), self.lark.spelled(_END)
         if reading is Reading.JSON:
-            scalars = [each for leaf in leaves for each in _scalars(self.lark, leaf)]
+            scalars = [each for leaf in leaves for each in self._scalars(leaf)]
             options += [f"{each} {end}" for each in scalars]
-        for kind in ("array", "object"):
-            found = [leaf for leaf in leaves if kind in (leaf.types() or ("array", "object"))]
-            both = types is not None and {"array", "object"} <= types
-            if len(found) > 1 or (found and both):
-                raise Unwritable(place.pointer, "several kinds of elements cannot be told apart")
-            for leaf in found:
-                empty = reading is Reading.JSON
-                inner = self._array(leaf, empty) if kind == "array" else self._object(leaf, empty)
-                options.append(f"{inner} {end}")
+        if depth + 1 == MAX_DEPTH:
+            return options
+        types = read.types() or frozenset()
+        # What is empty is read as a list if it may be one.
+        blank = "array" if "array" in types else "object"
+        for leaf in leaves:
+            if "enum" in leaf.schema or "const" in leaf.schema:
+                continue
+            for kind in ("array", "object"):
+                if kind in (leaf.types() or (kind,)):
+                    empty = reading is Reading.JSON and kind == blank
+                    write = self._array if kind == "array" else self.members
+                    with suppress(NoValue):
+                        options.append(f"{write(leaf, read, depth + 1, some=not empty)} {end}")
+        containers = {"array", "object"}
+        if not options and not any(containers & (leaf.types() or containers) for leaf in leaves):
+            raise self.lark.refusal(place, "its values cannot be told from texts there")
         return options
 
-    def _array(self, place: Place, may_be_empty: bool) -> str:
-        refuse(place, (*_OF_ARRAYS, "enum", "const"))
-        schema = place.schema
-        items = schema.get("items", True)
-        if not isinstance(items, dict | bool):
-            raise Unwritable(place.pointer, '"items" with a list cannot be expressed there')
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        within = place.part("items") if "items" in schema else Place(place.root, {})
-        if items is False or most == 0:
-            return '""'
-        return times(self._element(f'"{ITEM}"', within), max(least, 1 - may_be_empty), most)
+    def _array(self, place: Place, read: Place, depth: int, *, some: bool) -> str:
+        def item(part: Place, index: int) -> str:
+            return self._element(f'"{ITEM}"', part, read.item(index), depth)
 
-    def _object(self, place: Place, may_be_empty: bool) -> str:
-        members = Members.of(place)
-        if not may_be_empty and not any(required for _, _, required in members.declared):
-            if place.pointer != "any":
-                raise Unwritable(place.pointer, "text beside objects cannot be expressed there")
-            return f"({self.members(members, nested=True)})"
-        return self.members(members, nested=True)
+        return self.lark.rule(sequence(place, item, least=int(some)) or '""')
 
-
-def _leaves(place: Place, depth: int, budget: list[int]) -> list[Place]:
-    """The schemas of which a value follows one."""
-    if place.schema is False:
-        return []
-    if not isinstance(place.schema, dict):
-        return [Place(place.root, {})]
-    refuse(place, UNSERVED)
-    parts = alternatives(place)
-    if parts is None:
-        return [place]
-    budget[0] -= 1
-    if depth > MAX_DEPTH or budget[0] < 0:
-        raise Unwritable(place.pointer, "too many schemas refer to each other")
-    return [leaf for part in parts for leaf in _leaves(part, depth + 1, budget)]
-
-
-def _scalars(lark: LarkGrammar, place: Place) -> list[str]:
-    """Lark for the values without elements."""
-    types = place.types() or frozenset()
-    if "enum" in place.schema or "const" in place.schema:
-        if types - {"number", "boolean", "null"}:
-            raise Unwritable(place.pointer, '"enum" with these values cannot be expressed there')
-        return [lark.schema(place, merged=True)]
-    kinds = place.schema.get("type", ())
-    listed = [kinds] if isinstance(kinds, str) else kinds
-    found = [number(lark, place, kind) for kind in listed if kind in ("integer", "number")]
-    found += ['"true"', '"false"'] if "boolean" in types else []
-    return found + (['"null"'] if "null" in types else [])
+    def _scalars(self, place: Place) -> list[str]:
+        """Lark for the values that are written in JSON."""
+        if "enum" in place.schema or "const" in place.schema:
+            values = enumerated(self.lark, place)
+            texts = [json.dumps(each, ensure_ascii=False) for each in values]
+            return [self.lark.spelled(text) for text in texts if TAG not in text]
+        types, kinds = place.types(), place.schema.get("type", ())
+        listed = [kinds] if isinstance(kinds, str) else kinds
+        found = [number(self.lark, place, kind) for kind in listed if kind in ("integer", "number")]
+        if types is not None:
+            found += ['"true"', '"false"'] if "boolean" in types else []
+            found += ['"null"'] if "null" in types else []
+        return found

@@ -3,10 +3,9 @@
 import json
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps, decoded
+from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, decoded
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-MAX_DEPTH = 32  # of objects and lists within each other
 
 
 def read_call(source: Source, calls: Calls) -> Steps[None]:
@@ -50,6 +49,9 @@ def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
         emit('"')
         return
     first = yield from source.peek()
+    if first == '"':
+        yield from source.json(emit)
+        return
     if first in ("{", "["):
         if depth == MAX_DEPTH:
             raise Malformed

@@ -2,18 +2,20 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
-from urllib.parse import quote
 
 from model_zoo.chat.formats.schema_place import Place
+from model_zoo.chat.formats.source import MAX_DEPTH
 from model_zoo.grammars.json_schema import compilable, rebased, refers
-from model_zoo.grammars.token_grammar import GrammarError, check_terminal
+from model_zoo.grammars.token_grammar import GrammarError, check, followed, terminal_matches
 
 MAX_TERMINALS = 2000  # checking one takes about a millisecond
 MAX_SCHEMA_BYTES = 4 * 2**20  # of all schemas, in which definitions are repeated
 
+_UNSATISFIABLE = "Unsatisfiable"  # in the messages of llguidance
 _TERMINALS = {
     "TEXT": "/(?s:.*)/",
     # Text of a reply that does not begin like a JSON call.
@@ -27,8 +29,16 @@ class Unwritable(Exception):
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(reason)
-        self.pointer = pointer
+        self.pointer = pointer.partition("/~2")[0]  # as `plain` names combined schemas
         self.reason = reason
+
+
+class NoValue(Unwritable):
+    """The schema at `pointer` allows no value, or none that can be written."""
+
+    def __init__(self, pointer: str, reason: str = "") -> None:
+        none = f"no value is allowed there that nests at most {MAX_DEPTH} deep"
+        super().__init__(pointer, reason or none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class LarkGrammar:
     rules: list[str] = field(default_factory=list)
     _schemas: dict[str, str] = field(default_factory=dict)
     _terminals: dict[str, str] = field(default_factory=dict)
+    _checked: dict[str, bool] = field(default_factory=dict)
     _schema_bytes: int = 0
     _named: int = 0
 
@@ -81,52 +92,93 @@ class LarkGrammar:
         return f"rule_{self._named}"
 
     def rule_of(
-        self, place: Place, names: dict[str, str], options: Callable[[Place], list[str]]
+        self,
+        place: Place,
+        key: str,
+        names: dict[str, str | None],
+        options: Callable[[Place], list[str]],
     ) -> str:
         """A reference to the rule of a part of the schema, whose alternatives `options` writes.
 
-        `names`: of the rules so far by place; a rule may refer to itself.
+        `names`: of the rules so far by `key`; None if there is no rule. Raises NoValue.
         """
-        if place.schema is True or place.schema == {}:
-            place = Place(place.root, {}, "any")
-        name = names.get(place.pointer)
-        if name is None:
-            name = self.name()
-            names[place.pointer] = name  # before its rule, which may contain it
-            written = options(place)
-            if not written:
-                raise Unwritable(place.pointer, "no value is allowed there")
-            self.rules.append(f"{name}: {' | '.join(written)}")
-        return name
+        if key not in names:
+            names[key] = name = self.name()  # before its rule, which may contain it
+            try:
+                written = options(place)
+            except NoValue:
+                written = []
+            if written:
+                self.rules.append(f"{name}: {' | '.join(written)}")
+            else:
+                names[key] = None
+        found = names[key]
+        if found is None:
+            raise NoValue(place.pointer)
+        return found
 
     def terminal(self, place: Place, expression: str) -> str:
         """A reference to what a regular expression with Lark's operators matches. `place`: the part
         of the schema that demands it."""
-        if expression not in self._terminals:
-            if len(self._terminals) == MAX_TERMINALS:
+        if not self.allows(place, expression):
+            raise self.refusal(place, "no text is allowed there")
+        return self._terminals.setdefault(expression, f"T{len(self._terminals)}")
+
+    def allows(self, place: Place, expression: str) -> bool:
+        """Whether a terminal expression matches some text."""
+        if expression not in self._checked:
+            if len(self._checked) == MAX_TERMINALS:
                 raise Unwritable(place.pointer, "there are too many different texts")
             try:
-                check_terminal(expression)
+                self._checked[expression] = terminal_matches(expression)
             except GrammarError as error:
                 raise Unwritable(place.pointer, str(error)) from None
-            self._terminals[expression] = f"T{len(self._terminals)}"
-        return self._terminals[expression]
+        return self._checked[expression]
+
+    def refusal(self, place: Place, reason: str) -> Unwritable:
+        """NoValue if a part of the schema allows none, not even in JSON."""
+        kind = Unwritable if self._error(place) is None else NoValue
+        return kind(place.pointer, reason)
+
+    def followed(self, place: Place, values: Sequence[Any]) -> list[Any]:
+        """Those of the values that follow the schema."""
+        schema = json.loads(self._source(place, merged=False))
+        try:
+            follow = followed(schema, (json.dumps(v, ensure_ascii=False) for v in values))
+        except GrammarError:
+            return []
+        return list(compress(values, follow))
 
     def schema(self, place: Place, *, merged: bool = False) -> str:
         """A reference to JSON of a part of a schema. `merged`: it is one of several ways to write a
         value."""
-        schema = place.schema
-        if place.pointer and refers(schema):
-            whole = rebased(place.root, "/$defs/whole")
-            reference = quote(f"#/$defs/whole{place.pointer}", safe="#/$~")
-            schema = {"$defs": {"whole": whole}, "$ref": reference}
-        text = json.dumps(compilable(schema, merged=merged))
+        text = self._source(place, merged=merged)
         if text not in self._schemas:
             self._schema_bytes += len(text)
             if self._schema_bytes > MAX_SCHEMA_BYTES:
                 raise Unwritable("", "the schemas with their definitions are too large")
+            error = self._error(place)
+            if error is not None:
+                raise (NoValue if _UNSATISFIABLE in error else Unwritable)(place.pointer, error)
             self._schemas[text] = f"json_{len(self._schemas)}"
         return f"@{self._schemas[text]}"
+
+    def _error(self, place: Place) -> str | None:
+        """Why there is no JSON of a part of a schema."""
+        schema = json.loads(self._source(place, merged=False))
+        try:
+            check(json.dumps({"grammars": [{"json_schema": schema}]}))
+        except GrammarError as error:
+            return str(error)
+        return None
+
+    def _source(self, place: Place, *, merged: bool) -> str:
+        """A part of a schema as a schema of its own, in JSON."""
+        schema = place.schema
+        if place.pointer and refers(schema):
+            moved, whole = (rebased(each, "/$defs/whole") for each in (schema, place.root))
+            schema = {**moved, "$defs": {"whole": whole}}
+        return json.dumps(compilable(schema, merged=merged))
 
     def spelled(self, *pieces: Piece) -> str:
         """Lark for these texts."""

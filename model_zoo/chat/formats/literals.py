@@ -7,31 +7,25 @@ from functools import partial
 from typing import Any
 
 from model_zoo.chat.formats import gemma4
-from model_zoo.chat.formats.arguments import (
-    LIMITS,
-    UNSERVED,
-    Members,
-    Names,
-    alternatives,
-    besides,
-    number,
-    times,
-)
-from model_zoo.chat.formats.lark import LarkGrammar, Unwritable
-from model_zoo.chat.formats.schema_place import Place, type_of
-from model_zoo.chat.formats.text_patterns import ANY, refuse, strings_of
+from model_zoo.chat.formats.arguments import enumerated, number, sequence, times
+from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
+from model_zoo.chat.formats.members import Members, Names, besides, of_objects
+from model_zoo.chat.formats.plain_schemas import plain
+from model_zoo.chat.formats.schema_place import Place
+from model_zoo.chat.formats.source import MAX_DEPTH
+from model_zoo.chat.formats.text_patterns import ANY, strings_of
 
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
-_OF_ARRAYS = ("contains", "uniqueItems", "additionalItems", "unevaluatedItems")
-# Lark for the name of a member that is declared, or for that of any other one.
+# Lark for the name of a member that is declared, and a terminal expression of names among others.
 NameOf = Callable[[LarkGrammar, Place, str], str]
-OtherName = Callable[[LarkGrammar, Place, Members], str]
+OtherNames = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
     """How values are written. `string`: Lark for the strings of a terminal expression; `text`: for
-    one string; `name`, `other`: for names of members; `constants`: for booleans and null.
+    one string; `name`: for the name of a member; `others`: a terminal expression of names among
+    others; `constants`: for booleans and null.
 
     `separator`: between items; `colon`: between a name and its value. `by_name`: members are in the
     order of their names.
@@ -40,7 +34,7 @@ class Notation:
     string: Callable[[LarkGrammar, Place, str], str]
     text: Callable[[LarkGrammar, Place, str], str]
     name: NameOf
-    other: OtherName
+    others: OtherNames
     constants: Mapping[bool | None, str]
     separator: str
     colon: str
@@ -53,52 +47,77 @@ class ValueRules:
 
     lark: LarkGrammar
     notation: Notation
-    _names: dict[str, str] = field(default_factory=dict)
+    _names: dict[str, str | None] = field(default_factory=dict)
 
-    def value(self, place: Place) -> str:
-        """A reference to the rule of a part of the schema."""
-        return self.lark.rule_of(place, self._names, self._options)
+    def value(self, place: Place, depth: int = 0) -> str:
+        """A reference to the rule of a part of the schema, within `depth` lists and objects. Raises
+        NoValue."""
+        options = partial(self._options, depth)
+        return self.lark.rule_of(place, f"{depth} {place.pointer}", self._names, options)
 
-    def members(self, members: Members, name: NameOf, other: OtherName, colon: str) -> str:
+    def members(self, depth: int, place: Place, notation: Notation) -> str:
         """The members of an object and their separators, in order."""
-        separator = self.notation.separator
+        members, separator = Members.of(self.lark, place), notation.separator
         declared = list(members.declared)
-        if self.notation.by_name:
+        if notation.by_name:
             declared.sort(key=lambda member: member[0].lower())
+        others = self._others(members, depth, notation)
+        if members.least and not others:
+            raise NoValue(place.pointer)
         # What may follow after something has been written, and before.
         after = before = '""'
-        if members.others is not None:
-            written = (
-                f"{other(self.lark, members.others, members)} {colon} {self.value(members.others)}"
-            )
-            one = self.lark.rule(written)
-            after, before = f"({separator} {one})*", f"({one} ({separator} {one})*)?"
-        for key, place, required in reversed(declared):
-            written = f"{name(self.lark, place, key)} {colon} {self.value(place)}"
+        if others:
+            least, most = members.least, members.most
+            one = self.lark.rule(" | ".join(others))
+            after = times(f"{separator} {one}", least, most)
+            rest = times(f"{separator} {one}", 0, None if most is None else most - 1)
+            before = f"{one} {rest}" if least else f"({one} {rest})?"
+        for key, part, required in reversed(declared):
+            try:
+                value = self.value(part, depth)
+            except NoValue:
+                if required:
+                    raise
+                continue
+            written = f"{notation.name(self.lark, part, key)} {notation.colon} {value}"
             rest = self.lark.rule(after)
             one = self.lark.rule(f"{written} {rest}")
             before = one if required else f"{one} | {self.lark.rule(before)}"
             after = f"{separator} {one}" + ("" if required else f" | {rest}")
         return self.lark.rule(before)
 
-    def _options(self, place: Place) -> list[str]:
+    def _others(self, members: Members, depth: int, notation: Notation) -> list[str]:
+        """Each kind of members that are not declared."""
+        found = []
+        for names, part in members.others:
+            key = notation.others(besides(names, members.names))
+            try:
+                value = self.value(part, depth)
+            except NoValue:
+                continue
+            if self.lark.allows(part, key):
+                found.append(f"{self.lark.terminal(part, key)} {notation.colon} {value}")
+        return found
+
+    def _options(self, depth: int, place: Place) -> list[str]:
+        found = plain(place)
+        if found != [place]:
+            return [rule for part in found if (rule := self._value_or_none(part, depth))]
         schema = place.schema
-        if not isinstance(schema, dict):
-            return []
-        refuse(place, (*UNSERVED, *_OF_ARRAYS))
-        parts = alternatives(place)
-        if parts is not None:
-            return [self.value(part) for part in parts]
         if "enum" in schema or "const" in schema:
-            refuse(place, LIMITS)
-            values = [schema["const"]] if "const" in schema else schema["enum"]
-            types = place.types() or ()
-            return [self._constant(place, each) for each in values if type_of(each) in types]
+            values = enumerated(self.lark, place)
+            return [self._constant(place, each, depth) for each in values]
         kinds = schema.get("type", sorted(place.types() or _TYPES))
         listed = [kinds] if isinstance(kinds, str) else kinds
-        return [each for kind in listed for each in self._of_type(kind, place)]
+        return [each for kind in listed for each in self._of_type(kind, place, depth)]
 
-    def _of_type(self, kind: str, place: Place) -> list[str]:
+    def _value_or_none(self, place: Place, depth: int) -> str | None:
+        try:
+            return self.value(place, depth)
+        except NoValue:
+            return None
+
+    def _of_type(self, kind: str, place: Place, depth: int) -> list[str]:
         constants = self.notation.constants
         match kind:
             case "string":
@@ -110,57 +129,40 @@ class ValueRules:
                 return [constants[True], constants[False]]
             case "null":
                 return [constants[None]]
-            case "array":
-                return [f'"[" {self._array(place)} "]"']
-            case "object":
-                notation = self.notation
-                names = (notation.name, notation.other, notation.colon)
-                return [f'"{{" {self.members(Members.of(place), *names)} "}}"']
+            case "array" | "object" if depth < MAX_DEPTH:
+                try:
+                    return [self._container(kind, place, depth + 1)]
+                except NoValue:
+                    return []
         return []
 
-    def _array(self, place: Place) -> str:
-        """The items of an array and their separators."""
-        schema, separator = place.schema, self.notation.separator
-        items = schema.get("items", True)
-        if isinstance(items, list):
-            raise Unwritable(place.pointer, '"items" with a list cannot be expressed there')
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        first = [self.value(part) for part in place.options("prefixItems")][:most]
-        rest = ""
-        if items is not False and (most is None or most > len(first)):
-            one = self.value(place.part("items") if isinstance(items, dict) else _any(place))
-            written = max(1, len(first))
-            further = None if most is None else most - written
-            rest = times(f"{separator} {one}", max(0, least - written), further)
-            if not first:
-                rest = f"{one} {rest}" if least else f"({one} {rest})?"
-        for index, one in reversed([*enumerate(first)]):
-            rest = f"{separator if index else ''} {one} {rest}"
-            rest = f"({rest})?" if index >= least else rest
-        return rest
+    def _container(self, kind: str, place: Place, depth: int) -> str:
+        if kind == "array":
+            separator = self.notation.separator
+            items = sequence(place, lambda part, _: self.value(part, depth), separator=separator)
+            return f'"[" {items} "]"'
+        return f'"{{" {self.members(depth, place, self.notation)} "}}"'
 
-    def _constant(self, place: Place, value: Any) -> str:
+    def _constant(self, place: Place, value: Any, depth: int) -> str:
         notation = self.notation
+        if isinstance(value, list | dict) and depth == MAX_DEPTH:
+            raise Unwritable(place.pointer, f"a value nested more than {MAX_DEPTH} deep")
         if value is None or isinstance(value, bool):
             return f"({notation.constants[value]})"
         if isinstance(value, str):
             return notation.text(self.lark, place, value)
         if isinstance(value, list):
-            written = [self._constant(place, each) for each in value]
+            written = [self._constant(place, each, depth + 1) for each in value]
             return f'"[" {f" {notation.separator} ".join(written)} "]"'
         if isinstance(value, dict):
             keys = sorted(value, key=str.lower) if notation.by_name else list(value)
             written = [
                 f"{notation.name(self.lark, place, key)} {notation.colon} "
-                f"{self._constant(place, value[key])}"
+                f"{self._constant(place, value[key], depth + 1)}"
                 for key in keys
             ]
             return f'"{{" {f" {notation.separator} ".join(written)} "}}"'
         return json.dumps(json.dumps(value))
-
-
-def _any(place: Place) -> Place:
-    return Place(place.root, {})
 
 
 class PythonArguments:
@@ -168,7 +170,8 @@ class PythonArguments:
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
         rules = ValueRules(lark, _PYTHON)
-        return rules.members(Members.of(schema), _keyword, _other_keyword, '"="')
+        keywords = replace(_PYTHON, name=_keyword, others=_KEYWORDS.among, colon='"="')
+        return of_objects(lark, schema, lambda place: rules.members(0, place, keywords))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class PythonLiteral:
         notation = replace(
             _PYTHON,
             string=partial(_literal_string, self.stop),
-            other=partial(_other_literal_text, self.stop),
+            others=partial(_literal_texts, self.stop),
             constants={True: '"True"', False: '"False"', None: '"None"'},
         )
         return ValueRules(lark, notation).value(schema)
@@ -193,7 +196,7 @@ class GemmaArguments:
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
         rules = ValueRules(lark, _GEMMA)
-        members = rules.members(Members.of(schema), _GEMMA.name, _GEMMA.other, _GEMMA.colon)
+        members = of_objects(lark, schema, lambda place: rules.members(0, place, _GEMMA))
         return f'"{{" {members} "}}"'
 
 
@@ -207,34 +210,35 @@ def _keyword(lark: LarkGrammar, place: Place, name: str) -> str:
     return lark.spelled(name)
 
 
-def _other_keyword(lark: LarkGrammar, place: Place, members: Members) -> str:
-    return lark.terminal(place, _KEYWORDS.besides(members))
-
-
 def _python_string(lark: LarkGrammar, place: Place, strings: str) -> str:
+    return lark.terminal(place, _python_texts(strings))
+
+
+def _python_texts(strings: str) -> str:
     if strings == ANY:
-        return lark.terminal(
-            place, rf"/'([^'\\]|{_PYTHON_ESCAPE})*'|\"([^\"\\]|{_PYTHON_ESCAPE})*\"/"
-        )
-    return _quoted(lark, place, strings, r"\\")
+        return rf"/'([^'\\]|{_PYTHON_ESCAPE})*'|\"([^\"\\]|{_PYTHON_ESCAPE})*\"/"
+    return _quoted(strings, r"\\")
 
 
 def _literal_string(stop: str, lark: LarkGrammar, place: Place, strings: str) -> str:
+    return lark.terminal(place, _literal_texts(stop, strings))
+
+
+def _literal_texts(stop: str, strings: str) -> str:
     """In one line and without `stop`."""
     whole = f"~(/(?s:.*)/ {json.dumps(stop, ensure_ascii=False)} /(?s:.*)/)"
     if strings == ANY:
         plain = r"\\\r\n\x00"
-        return lark.terminal(
-            place,
-            rf"/'([^'{plain}]|{_PYTHON_ESCAPE})*'|\"([^\"{plain}]|{_PYTHON_ESCAPE})*\"/ & {whole}",
+        return (
+            rf"/'([^'{plain}]|{_PYTHON_ESCAPE})*'|\"([^\"{plain}]|{_PYTHON_ESCAPE})*\"/ & {whole}"
         )
-    return _quoted(lark, place, f"({strings}) & {whole}", r"\\\r\n\x00")
+    return _quoted(f"({strings}) & {whole}", r"\\\r\n\x00")
 
 
-def _quoted(lark: LarkGrammar, place: Place, strings: str, refused: str) -> str:
+def _quoted(strings: str, refused: str) -> str:
     """Strings without escapes."""
     single, double = f"({strings}) & /[^'{refused}]*/", rf"({strings}) & /[^\"{refused}]*/"
-    return lark.terminal(place, f'("\'" ({single}) "\'") | ("\\"" ({double}) "\\"")')
+    return f'("\'" ({single}) "\'") | ("\\"" ({double}) "\\"")'
 
 
 def _python_text(lark: LarkGrammar, place: Place, text: str) -> str:
@@ -243,21 +247,11 @@ def _python_text(lark: LarkGrammar, place: Place, text: str) -> str:
     return f"({lark.spelled(escaped)} | {lark.spelled(single)})"
 
 
-def _other_python_text(lark: LarkGrammar, place: Place, members: Members) -> str:
-    return _python_string(lark, place, f"{ANY}{besides(members)}" if members.declared else ANY)
-
-
-def _other_literal_text(stop: str, lark: LarkGrammar, place: Place, members: Members) -> str:
-    return _literal_string(
-        stop, lark, place, f"{ANY}{besides(members)}" if members.declared else ANY
-    )
-
-
 _PYTHON = Notation(
     string=_python_string,
     text=_python_text,
     name=_python_text,
-    other=_other_python_text,
+    others=_python_texts,
     constants={True: '"True" | "true"', False: '"False" | "false"', None: '"None" | "null"'},
     separator='"," " "?',
     colon='":" " "?',
@@ -282,15 +276,11 @@ def _gemma_name(lark: LarkGrammar, place: Place, name: str) -> str:
     return lark.spelled(name)
 
 
-def _other_gemma_name(lark: LarkGrammar, place: Place, members: Members) -> str:
-    return lark.terminal(place, _GEMMA_NAMES.besides(members))
-
-
 _GEMMA = Notation(
     string=_gemma_string,
     text=_gemma_text,
     name=_gemma_name,
-    other=_other_gemma_name,
+    others=_GEMMA_NAMES.among,
     constants={True: '"true"', False: '"false"', None: '"null" | "None"'},
     separator='","',
     colon='":"',

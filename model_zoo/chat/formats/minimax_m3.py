@@ -5,17 +5,17 @@ names are tags.
 text, items of a list, or members of an object.
 """
 
+import itertools
 import json
 from typing import Any
 
 from model_zoo.chat.formats.calls import Calls
 from model_zoo.chat.formats.parameters import reader_of
 from model_zoo.chat.formats.schema_place import Place, Reading
-from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps
+from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps
 
 TOKEN = "]<]minimax[>["
 OPEN, CLOSE = f"{TOKEN}<tool_call>", f"{TOKEN}</tool_call>"
-MAX_DEPTH = 32  # of elements within each other
 ITEM = "item"
 TAG, _INVOKE = f"{TOKEN}<", 'invoke name="'
 
@@ -52,10 +52,10 @@ def _children(source: Source, emit: Emit, schema: Place, depth: int) -> Steps[No
     tag = yield from _tag(source)
     is_list = tag == ITEM and depth > 0
     emit("[" if is_list else "{")
-    while True:
+    for index in itertools.count():
         if not is_list:
             emit(json.dumps(tag, ensure_ascii=False) + ": ")
-        within = schema.items() if is_list else schema.member(tag)
+        within = schema.item(index) if is_list else schema.member(tag)
         yield from _element(source, emit, within, depth)
         yield from source.space()
         yield from source.expect(TAG)
@@ -70,16 +70,40 @@ def _children(source: Source, emit: Emit, schema: Place, depth: int) -> Steps[No
 
 def _element(source: Source, emit: Emit, schema: Place, depth: int) -> Steps[None]:
     """The content of an element after its tag, and its end."""
-    pieces: list[str] = []
-    if (yield from source.until((TAG,), pieces.append)) is None:
+    text = _Text(emit, schema)
+    if (yield from source.until((TAG,), text.add)) is None:
         raise Malformed
-    text = "".join(pieces)
     if (yield from _ends(source)):
-        emit(json.dumps(_value(schema, text), ensure_ascii=False))
-    elif text.strip():
+        text.finish()
+    elif text.begun or text.held.strip():
         raise Malformed
     else:
         yield from _children(source, emit, schema, depth + 1)
+
+
+class _Text:
+    """The text of an element. It is emitted while it arrives if the schema says that it is the
+    value."""
+
+    def __init__(self, emit: Emit, schema: Place) -> None:
+        self.begun = False
+        self.held = ""
+        self._emit = emit
+        self._schema = schema
+        self._is_value = reader_of(schema) is None
+
+    def add(self, piece: str) -> None:
+        self.held += piece
+        if self._is_value and (self.begun or self.held.strip()):
+            quote = "" if self.begun else '"'
+            self._emit(quote + json.dumps(self.held, ensure_ascii=False)[1:-1])
+            self.begun, self.held = True, ""
+
+    def finish(self) -> None:
+        value = (
+            '"' if self.begun else json.dumps(_value(self._schema, self.held), ensure_ascii=False)
+        )
+        self._emit(value)
 
 
 def _value(schema: Place, text: str) -> Any:

@@ -4,7 +4,9 @@ Parsers read the text of a value by these rules, so a grammar may only allow wha
 value of the schema.
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -87,27 +89,56 @@ class Place:
             return Reading.JSON
         return Reading.TEXT_OR_NULL if "null" in types else Reading.TEXT
 
-    def member(self, key: str) -> "Place":
-        """The schema of the member `key` of an object; an empty one if it is not declared."""
-        for place in self._all_parts():
-            properties = place._mapping.get("properties")
-            if isinstance(properties, Mapping) and key in properties:
-                return place.part("properties", key)
-        return self._first("additionalProperties")
+    def member(self, key: str | None) -> "Place":
+        """What this schema and those that it combines say of the member `key` of an object; an
+        empty schema if they say nothing. None: of a member that none of them declares."""
+        return self._within(lambda place: place._own_member(key))
 
-    def items(self) -> "Place":
-        """The schema of the items of an array; an empty one if it does not say."""
-        return self._first("items")
+    def item(self, index: int) -> "Place":
+        """What they say of an item of an array."""
+        return self._within(lambda place: place._own_item(index))
+
+    def list_parts(self) -> "tuple[list[Place], Place]":
+        """The schemas of the first items of an array, and that of the others."""
+        first, rest = list_schemas(self._mapping)
+        places = [
+            Place(self.root, schema, f"{self.pointer}/prefixItems/{index}")
+            for index, schema in enumerate(first)
+        ]
+        return places, Place(self.root, rest, f"{self.pointer}/items")
+
+    def names(self) -> frozenset[str]:
+        """The names of the members that they declare."""
+        return frozenset(name for place in self._all_parts() for name in place._properties)
 
     @property
     def _mapping(self) -> Mapping[str, Any]:
         return self.schema if isinstance(self.schema, Mapping) else {}
 
-    def _first(self, keyword: str) -> "Place":
-        for place in self._all_parts():
-            if isinstance(place._mapping.get(keyword), Mapping):
-                return place.part(keyword)
-        return Place(self.root, {})
+    @property
+    def _properties(self) -> Mapping[str, Any]:
+        found = self._mapping.get("properties")
+        return found if isinstance(found, Mapping) else {}
+
+    def _own_member(self, key: str | None) -> "Place | None":
+        if key is not None and key in self._properties:
+            return self.part("properties", key)
+        found = []
+        patterns = self._mapping.get("patternProperties")
+        if isinstance(patterns, Mapping):
+            found += [self.part("patternProperties", pattern) for pattern in patterns]
+        if isinstance(self._mapping.get("additionalProperties"), Mapping):
+            found.append(self.part("additionalProperties"))
+        return _joined(self.root, "anyOf", found)
+
+    def _own_item(self, index: int) -> "Place | None":
+        first, rest = self.list_parts()
+        place = first[index] if index < len(first) else rest
+        return place if isinstance(place.schema, Mapping) else None
+
+    def _within(self, own: "Callable[[Place], Place | None]") -> "Place":
+        """What `own` finds in this schema and in those that it combines."""
+        return _within(self, own, 0, [MAX_PARTS]) or Place(self.root, {})
 
     def _all_parts(self) -> "Iterator[Place]":
         """This part and those that it combines or refers to."""
@@ -122,6 +153,39 @@ class Place:
                 for keyword in ("allOf", "anyOf", "oneOf"):
                     found += place.options(keyword)
                 pending += [(each, depth + 1) for each in found]
+
+
+def list_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The schemas of the first items of an array, and that of the others."""
+    items = schema.get("items", True)
+    if isinstance(items, list):
+        return items, schema.get("additionalItems", True)
+    first = schema.get("prefixItems")
+    return (first if isinstance(first, list) else []), items
+
+
+def _within(
+    place: Place, own: Callable[[Place], Place | None], depth: int, budget: list[int]
+) -> Place | None:
+    if depth > MAX_DEPTH or not budget[0]:
+        return None
+    budget[0] -= 1
+    target = place.target()
+    parts = [*([] if target is None else [target]), *place.options("allOf")]
+    found = [own(place), *(_within(part, own, depth + 1, budget) for part in parts)]
+    for keyword in ("anyOf", "oneOf"):
+        options = [_within(part, own, depth + 1, budget) for part in place.options(keyword)]
+        found.append(_joined(place.root, "anyOf", [each for each in options if each is not None]))
+    return _joined(place.root, "allOf", [each for each in found if each is not None])
+
+
+def _joined(root: Any, keyword: str, places: list[Place]) -> Place | None:
+    """A schema that combines these; its pointer is a digest of theirs."""
+    if len(places) < 2:
+        return places[0] if places else None
+    pointers = json.dumps([keyword, *(place.pointer for place in places)])
+    digest = hashlib.sha256(pointers.encode()).hexdigest()
+    return Place(root, {keyword: [place.schema for place in places]}, digest)
 
 
 def type_of(value: Any) -> str | None:

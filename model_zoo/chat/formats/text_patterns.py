@@ -83,13 +83,13 @@ def _constraints(place: Place) -> list[str | None]:
     if least is not None or most is not None:
         terms.append(f"/(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})/")
     if "pattern" in schema:
-        terms.append(_searched(place, schema["pattern"]))
+        terms.append(searched(place, schema["pattern"]))
     if schema.get("format") in _FORMATS:
         terms.append(_regex(_FORMATS[schema["format"]]))
     return terms
 
 
-def _searched(place: Place, pattern: str) -> str:
+def searched(place: Place, pattern: str) -> str:
     """Texts in which a pattern is found, which may be tied to their beginning and end."""
     body = pattern.removeprefix("^")
     from_begin = body != pattern

@@ -201,6 +201,10 @@ def forms_of(tokenizer: ByteTokenizer, **more) -> ReplyForms:
 
 
 CODER, GEMMA = "tools <tool_call> <function=", "tools <|tool_call>"
+M3 = "tools ]<]minimax[>["
+DEEP: dict[str, Any] = {"type": "array", "items": {}, "minItems": 1}
+for _ in range(40):
+    DEEP = {**DEEP, "items": DEEP}
 
 
 def tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +217,20 @@ def tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         (CODER, {"a": {"type": "string", "pattern": "^a|b$"}}, "/properties/a", '"pattern"'),
         (CODER, {"a": {"const": "x</parameter>"}}, "/properties/a", "no text is allowed there"),
         (CODER, {"<a>": {"type": "string"}}, "/properties/<a>", 'the name "<a>"'),
-        (GEMMA, {"a": {"allOf": [{"type": "string"}, {"minLength": 2}]}}, "/properties/a", "allOf"),
+        (
+            GEMMA,
+            {"a": {"allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}},
+            "/properties/a",
+            "several",
+        ),
+        (GEMMA, {"a": DEEP}, "/properties/a", "nests at most 32 deep"),
+        (M3, {"a": DEEP}, "/properties/a", "nests at most 32 deep"),
+        (
+            M3,
+            {"a": {"properties": {"item": {}}}},
+            "/properties/a/properties/item",
+            "items of lists",
+        ),
         (GEMMA, {"a": {"items": {"const": '<|"|>'}}}, "/properties/a/items", "a text with"),
     ],
 )
@@ -222,7 +239,8 @@ async def test_what_a_familys_form_of_calls_cannot_express_is_refused_with_its_p
 ) -> None:
     forms, prompt = forms_of(ByteTokenizer()), pretend_prompt(template)
     rule = CallRule(("f",), ("f",), required=True, parallel=True, field="tool_choice")
-    task = asked(None, tools=(ADD, tool("f", {"properties": schema})), calls=rule)
+    parameters = {"properties": schema, "required": [*schema]}
+    task = asked(None, tools=(ADD, tool("f", parameters)), calls=rule)
     with pytest.raises(RequestError) as raised:
         await forms.grammar(task, prompt)
     assert str(raised.value).startswith(f'field "tools[1]" cannot be enforced at "{place}" in')

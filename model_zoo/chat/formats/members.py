@@ -1,0 +1,116 @@
+"""The members of objects that a schema allows, for grammars."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
+from model_zoo.chat.formats.plain_schemas import plain
+from model_zoo.chat.formats.schema_place import Place
+from model_zoo.chat.formats.text_patterns import ANY, refuse, searched
+from model_zoo.grammars.json_schema import closed
+
+Parts = list[tuple[str, Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members of an object in the order of their declaration: name, schema, and whether it is
+    required. `others`: terminal expressions of further names, with their schemas; there are from
+    `least` (0 or 1) to `most` of them."""
+
+    declared: tuple[tuple[str, Place, bool], ...]
+    others: tuple[tuple[str, Place], ...]
+    least: int
+    most: int | None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The declared ones."""
+        return frozenset(name for name, _, _ in self.declared)
+
+    @classmethod
+    def of(cls, lark: LarkGrammar, place: Place) -> "Members":
+        """`place`: of a schema that combines no others. Raises Unwritable."""
+        refuse(place, ("enum", "const"))
+        schema = closed(place.schema)
+        patterns = [
+            (searched(place, each), place.part("patternProperties", each))
+            for each in schema.get("patternProperties", ())
+        ]
+        further = schema.get("additionalProperties", True)
+        rest = Place(place.root, {} if further is True else further, f"{place.pointer}/~2")
+        required = dict.fromkeys(schema.get("required", ()))
+        declared = []
+        for name in dict.fromkeys((*schema.get("properties", ()), *required)):
+            parts = [
+                part for names, part in patterns if lark.allows(place, f"{_text(name)} & {names}")
+            ]
+            if name in schema.get("properties", ()):
+                parts.append(place.part("properties", name))
+            declared.append(
+                (name, _all_of(place, name, parts) if parts else rest, name in required)
+            )
+        others = [(_without(names, patterns), part) for names, part in patterns]
+        if further is not False:
+            others.append((_without(ANY, patterns), rest))
+        low, high = schema.get("minProperties", 0), schema.get("maxProperties")
+        least = max(0, low - len(required))
+        most = None if high is None else high - len(declared)
+        if least > (1 if others and most != 0 else 0) or (most is not None and most < 0):
+            raise Unwritable(place.pointer, "this number of members cannot be demanded there")
+        return cls(tuple(declared), tuple(others) if most != 0 else (), least, most)
+
+
+def _all_of(place: Place, name: str, parts: list[Place]) -> Place:
+    if len(parts) == 1:
+        return parts[0]
+    schema = {"allOf": [part.schema for part in parts]}
+    return Place(place.root, schema, f"{place.pointer}/~2/{name}")
+
+
+def _without(names: str, patterns: Parts) -> str:
+    """A terminal expression of the names that no other one of the patterns matches."""
+    others = [f" & ~({each})" for each, _ in patterns if each != names]
+    return f"({names}){''.join(others)}" if others else names
+
+
+def of_objects(lark: LarkGrammar, schema: Place, write: Callable[[Place], str]) -> str:
+    """A reference to the alternatives of a schema as `write` writes each. Raises Unwritable."""
+    written, refused = [], NoValue(schema.pointer)
+    for place in plain(schema):
+        if "object" in (place.types() or ("object",)):
+            try:
+                written.append(write(place))
+            except NoValue as error:
+                refused = error
+    if not written:
+        raise refused
+    return lark.rule(" | ".join(written))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that can be written as they are: those that a regular expression matches."""
+
+    regex: str
+
+    def check(self, place: Place, name: str) -> None:
+        """Raises Unwritable for the declared name of the part `place`."""
+        if re.fullmatch(self.regex, name) is None:
+            raise Unwritable(place.pointer, f'the name "{name[:80]}" cannot be written there')
+
+    def among(self, names: str) -> str:
+        """A terminal expression of those that another one matches."""
+        return f"/{self.regex}/" if names == ANY else f"/{self.regex}/ & ({names})"
+
+
+def besides(names: str, declared: frozenset[str]) -> str:
+    """A terminal expression without certain names."""
+    texts = " | ".join(map(_text, sorted(declared)))
+    return f"({names}) & ~({texts})" if texts else names
+
+
+def _text(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)

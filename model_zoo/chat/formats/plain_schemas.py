@@ -1,0 +1,181 @@
+"""Schemas that combine others (`allOf`, `anyOf`, `$ref` …), as alternatives that combine none."""
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any
+
+from model_zoo.chat.formats.lark import Unwritable
+from model_zoo.chat.formats.schema_place import Place, list_schemas
+from model_zoo.chat.formats.text_patterns import refuse
+
+# Whatever a schema demands by these is beyond grammars of names and values one by one.
+UNSERVED = tuple(
+    "not if dependentRequired dependentSchemas dependencies unevaluatedProperties "
+    "propertyNames contains uniqueItems unevaluatedItems $dynamicRef $recursiveRef".split()
+)
+MAX_LEVELS = 64  # of references and alternatives within each other
+MAX_ALTERNATIVES = 200  # of one value, those within each other included
+
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
+_LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+_MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+_ONE = ("pattern", "format")
+_OF_LISTS = ("items", "prefixItems", "additionalItems")
+_OF_OBJECTS = ("properties", "additionalProperties", "patternProperties")
+_OTHERS = ("type", "enum", "const", "multipleOf", "required")
+_CONSTRAINTS = frozenset((*_LEAST, *_MOST, *_ONE, *_OF_LISTS, *_OF_OBJECTS, *_OTHERS))
+
+Schema = Mapping[str, Any]
+
+
+def plain(place: Place) -> list[Place]:
+    """The schemas without combining keywords of which a value must follow one; none if no value is
+    allowed. Raises Unwritable."""
+    return _plain(place, 0, [MAX_ALTERNATIVES])
+
+
+def _plain(place: Place, levels: int, budget: list[int]) -> list[Place]:
+    schema = place.schema
+    if not isinstance(schema, Mapping) or not schema:
+        return [] if schema is False else [Place(place.root, {}, "any")]
+    refuse(place, UNSERVED)
+    if not any(each in schema for each in _COMBINING):
+        return [place]
+    factors = _factors(place, levels, budget)
+    if len(factors) == 1:
+        return factors[0]
+    found: list[Schema] = [{}]
+    for factor in factors:
+        both = (_both(place, one, other.schema) for one, other in product(found, factor))
+        found = [each for each in both if each is not None]
+        _spend(place, budget, len(found))
+    # No step of a pointer is a tilde and a further digit.
+    return [Place(place.root, each, f"{place.pointer}/~2{at}") for at, each in enumerate(found)]
+
+
+def _factors(place: Place, levels: int, budget: list[int]) -> list[list[Place]]:
+    """Lists of schemas; a value must follow one of each."""
+    schema = place.schema
+    _spend(place, budget, 1)
+    if levels == MAX_LEVELS:
+        raise Unwritable(place.pointer, "too many schemas refer to each other")
+    own = {key: value for key, value in schema.items() if key in _CONSTRAINTS}
+    factors = [[Place(place.root, own)]] if own else []
+    if "$ref" in schema:
+        target = place.target()
+        if target is None:
+            raise Unwritable(place.pointer, '"$ref" does not refer to a part of the schema')
+        factors.append(_plain(target, levels + 1, budget))
+    factors += [_plain(part, levels + 1, budget) for part in place.options("allOf")]
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema:
+            options = place.options(keyword)
+            factors.append([e for part in options for e in _plain(part, levels + 1, budget)])
+    return factors
+
+
+def _spend(place: Place, budget: list[int], count: int) -> None:
+    budget[0] -= count
+    if budget[0] < 0:
+        raise Unwritable(place.pointer, "too many schemas refer to each other")
+
+
+def _both(place: Place, one: Schema, other: Schema) -> dict[str, Any] | None:
+    """A schema whose values follow both; None if there are none. `place`: the combining one."""
+    both: dict[str, Any] = {**other, **one}
+    both.update({k: max(one[k], other[k]) for k in _LEAST if k in one and k in other})
+    both.update({k: min(one[k], other[k]) for k in _MOST if k in one and k in other})
+    for keyword in (*_ONE, "multipleOf"):
+        if keyword in one and keyword in other and one[keyword] != other[keyword]:
+            both[keyword] = _common(place, keyword, one[keyword], other[keyword])
+    if "required" in one and "required" in other:
+        both["required"] = [*dict.fromkeys((*one["required"], *other["required"]))]
+    kinds, values = _kinds(one, other), _values(one, other)
+    if kinds is not None:
+        both["type"] = kinds
+    if values is not None:
+        both.pop("const", None)
+        both["enum"] = values
+    if [] in (kinds, values):
+        return None
+    if any(key in each for each in (one, other) for key in _OF_LISTS):
+        _add_items(both, one, other)
+    if any(key in each for each in (one, other) for key in _OF_OBJECTS):
+        _add_members(place, both, one, other)
+    return both
+
+
+def _common(place: Place, keyword: str, one: Any, other: Any) -> Any:
+    if keyword == "multipleOf" and isinstance(one, int) and isinstance(other, int):
+        return math.lcm(one, other)
+    raise Unwritable(place.pointer, f'several "{keyword}" cannot be expressed there')
+
+
+def _kinds(one: Schema, other: Schema) -> list[str] | None:
+    """The types that both allow; None if neither says."""
+    listed = [_listed(each["type"]) for each in (one, other) if "type" in each]
+    if len(listed) < 2:
+        return listed[0] if listed else None
+    first, second = (set(each) | ({"integer"} & _integers(each)) for each in listed)
+    common = first & second
+    return sorted(common - ({"integer"} if "number" in common else set()))
+
+
+def _integers(kinds: Iterable[str]) -> set[str]:
+    return {"integer"} if "number" in kinds else set()
+
+
+def _listed(kind: Any) -> list[str]:
+    return [kind] if isinstance(kind, str) else list(kind)
+
+
+def _values(one: Schema, other: Schema) -> list[Any] | None:
+    """The enumerated values of both; None if neither enumerates."""
+    listed = [
+        [each["const"]] if "const" in each else each["enum"]
+        for each in (one, other)
+        if "const" in each or "enum" in each
+    ]
+    if len(listed) < 2:
+        return listed[0] if listed else None
+    return [value for value in listed[0] if any(_same(value, each) for each in listed[1])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _add_items(both: dict[str, Any], one: Schema, other: Schema) -> None:
+    (first, rest), (second, further) = list_schemas(one), list_schemas(other)
+    count = max(len(first), len(second))
+    padded = ([*first, *[rest] * count], [*second, *[further] * count])
+    both["prefixItems"] = [_all(padded[0][at], padded[1][at]) for at in range(count)]
+    both["items"] = _all(rest, further)
+    both.pop("additionalItems", None)
+
+
+def _add_members(place: Place, both: dict[str, Any], one: Schema, other: Schema) -> None:
+    for each, beside in ((one, other), (other, one)):
+        if "patternProperties" in each and any(key in beside for key in _OF_OBJECTS):
+            reason = '"patternProperties" beside members of other schemas cannot be expressed there'
+            raise Unwritable(place.pointer, reason)
+    names = {**one.get("properties", {}), **other.get("properties", {})}
+    if names:
+        members = {name: _all(_of_name(one, name), _of_name(other, name)) for name in names}
+        both["properties"] = members
+    further = _all(one.get("additionalProperties", True), other.get("additionalProperties", True))
+    if further is not True:
+        both["additionalProperties"] = further
+
+
+def _of_name(schema: Schema, name: str) -> Any:
+    return schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
+
+
+def _all(one: Any, other: Any) -> Any:
+    if one is False or other is False:
+        return False
+    if one in (True, {}):
+        return other
+    return one if other in (True, {}) or one == other else {"allOf": [one, other]}
