@@ -220,10 +220,12 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOpening:
-    """How to read the text of a reply. `thinks`: the prompt ends within thinking."""
+    """How to read the text of a reply. `thinks`: the prompt ends within thinking. `formed`: the
+    text has a required form."""
 
     format: ReplyFormat
     thinks: bool = False
+    formed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class ModelReplica:
         self, task: ChatTask, prompt: Prompt, request: GenerationRequest
     ) -> AsyncGenerator[ChatDelta, None]:
         stream = self._engine.stream(request)
-        opening, echo = _opening(prompt), task.echo
+        opening, echo = _opening(task, prompt), task.echo
         counter = self._thinking_counter(task, prompt)
         async with aclosing(stream) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
@@ -173,7 +173,7 @@ class ModelReplica:
 
     def _thinking_counter(self, task: ChatTask, prompt: Prompt) -> ThinkingCounter | None:
         """A counter that has read the answer so far; None if replies have no thinking."""
-        opening = _opening(prompt)
+        opening = _opening(task, prompt)
         if opening is None or not opening.format.thinks:
             return None
         counter = ThinkingCounter(opening)
@@ -267,9 +267,9 @@ def _sampling(task: ChatTask, stop: StopRules, prompt_tokens: int) -> SamplingPa
     return dataclasses.replace(sampling, barred=tuple(stop.end_tokens), barred_until=until)
 
 
-def _opening(prompt: Prompt) -> ReplyOpening | None:
-    replies = prompt.reply_format
-    return None if replies is None else ReplyOpening(replies, prompt.thinks)
+def _opening(task: ChatTask, prompt: Prompt) -> ReplyOpening | None:
+    replies, formed = prompt.reply_format, task.output is not None
+    return None if replies is None else ReplyOpening(replies, prompt.thinks, formed)
 
 
 def model_card(

@@ -12,7 +12,7 @@ class ThinkingCounter:
     """
 
     def __init__(self, opening: ReplyOpening) -> None:
-        self._parser = opening.format.parser({}, thinks=opening.thinks)
+        self._parser = opening.format.parser({}, thinks=opening.thinks, formed=opening.formed)
         self._thinking = opening.thinks
 
     def count(self, text: str, tokens: int) -> int:

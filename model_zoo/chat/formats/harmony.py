@@ -4,6 +4,7 @@ Analysis is thinking; a message to `functions.NAME` is a call; everything else i
 """
 
 import re
+from collections.abc import Sequence
 
 from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
 from model_zoo.chat.formats.events import Text, Thinking
@@ -17,13 +18,13 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
 
 
-def read_harmony(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
+def read_harmony(source: Source, tools: Tools) -> Steps[None]:
     """Reads a whole reply; the prompt ends with `<|start|>assistant`."""
     calls = Calls(source, tools)
     while (yield from source.peek()):
         header: list[str] = []
         if (yield from source.until((MESSAGE,), header.append)) is None:
-            source.events.append(Text(_without_markers("".join(header))))
+            source.events.append(Text(without_markers("".join(header))))
             return
         yield from _read_body(source, calls, "".join(header))
 
@@ -34,14 +35,13 @@ def _read_body(source: Source, calls: Calls, header: str) -> Steps[None]:
     if function is not None and calls.tools:
         name = function[1]
         if (yield from calls.read("", lambda source, calls: arguments_of(source, calls, name))):
-            yield from source.until((*ENDS, START), lambda text: None)
-            return
+            yield from source.space()
     kind = Thinking if channel is not None and channel[1] == "analysis" else Text
     yield from source.until((*ENDS, START), lambda text: source.events.append(kind(text)))
 
 
-def _without_markers(text: str) -> str:
+def without_markers(text: str, markers: Sequence[str] = MARKERS) -> str:
     """The text of a reply that does not have the form of messages."""
-    for marker in MARKERS:
+    for marker in markers:
         text = text.replace(marker, "")
     return text

@@ -8,22 +8,24 @@ from model_zoo.chat.formats.arguments import JsonArguments, ParameterArguments
 from model_zoo.chat.formats.family_parameters import MUSE
 from model_zoo.chat.formats.lark import LarkGrammar
 
-# Lark for a reply, of Lark for its text and of the calls that it may have.
-MessageGrammar = Callable[[LarkGrammar, str, AllowedCalls | None], str]
+# Lark for a reply, of Lark for its text, the calls that it may have, and whether it may think.
+MessageGrammar = Callable[[LarkGrammar, str, AllowedCalls | None, bool], str]
 
 
-def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
+def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
     """After `<|start|>assistant`: messages in channels."""
     spelled = lark.spelled
     next_one = spelled(f"{harmony.ENDS[0]}{harmony.START}assistant")
     message = spelled(harmony.MESSAGE)
     json_content = f"({spelled(' <|constrain|>json')} | {spelled(' json')})?"
     commentary = spelled(f"{harmony.CHANNEL}commentary")
-    analysis = lark.rule(f"{spelled(f'{harmony.CHANNEL}analysis')} {message} TEXT {next_one}")
-    before, options = f"{analysis}*", []
+    first, options = [], []
+    if may_think:
+        opening = spelled(f"{harmony.CHANNEL}analysis")
+        first.append(lark.rule(f"{opening} {message} TEXT {next_one}"))
     if calls is not None:
-        preamble = lark.rule(f"{commentary} {message} TEXT {next_one}")
-        before = f"({analysis} | {preamble})*"
+        if not calls.required:
+            first.append(lark.rule(f"{commentary} {message} TEXT {next_one}"))
         for name, arguments in argument_rules(lark, JsonArguments(), calls).items():
             recipient = spelled(f" to=functions.{name}")
             options.append(
@@ -33,10 +35,11 @@ def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
     if calls is None or not calls.required:
         final = spelled(f"{harmony.CHANNEL}final")
         options.append(f"{final} {json_content} {message} {text}")
+    before = f"({' | '.join(first)})*" if first else ""
     return f"{before} ({' | '.join(options)})"
 
 
-def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
+def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
     """After `>>>`: a line with a recipient before each message."""
     said = f"{lark.spelled(recipients.EVERYONE)} {text}"
     if calls is None:
@@ -58,14 +61,16 @@ def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> st
     return called if calls.required else f"{said} | {called}"
 
 
-def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
+def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
     """After `<|start|>assistant`: messages to the model itself, to the user, or to tools."""
     end, start, message = recipients.MUSE_ENDS[0], recipients.START, recipients.MESSAGE
     next_one = lark.spelled(f"{end}{start}assistant")
-    thought = lark.rule(f"{lark.spelled(f' to=self{message}')} TEXT {next_one}")
+    thought = ""
+    if may_think:
+        thought = lark.rule(f"{lark.spelled(f' to=self{message}')} TEXT {next_one}") + "*"
     said = lark.spelled(f" to=user{message}")
     if calls is None:
-        return f"{thought}* {said} {text}"
+        return f"{thought} {said} {text}"
     options = []
     arguments_form = ParameterArguments(MUSE, value_gap=("\n",))
     for name, arguments in argument_rules(lark, arguments_form, calls).items():
@@ -75,8 +80,8 @@ def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None) -> str:
     call = lark.rule(" | ".join(options))
     called = f"{call} ({next_one} {call})*" if calls.parallel else call
     if calls.required:
-        return f"{thought}* {called}"
-    return f"{thought}* ({said} {text} | ({said} TEXT {next_one})? {called})"
+        return f"{thought} {called}"
+    return f"{thought} ({said} {text} | ({said} TEXT {next_one})? {called})"
 
 
 MESSAGE_GRAMMARS: Mapping[str, MessageGrammar] = {

@@ -5,6 +5,7 @@ from functools import partial
 from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
 from model_zoo.chat.formats.events import Text, Thinking
 from model_zoo.chat.formats.family_parameters import MUSE
+from model_zoo.chat.formats.harmony import without_markers
 from model_zoo.chat.formats.source import Source, Steps
 
 NEXT, EVERYONE = ">>>", "all\n"
@@ -13,7 +14,7 @@ MUSE_CALLS = "<atem:function_calls>"
 MUSE_MARKERS = (START, MESSAGE, *MUSE_ENDS)
 
 
-def read_functionary(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
+def read_functionary(source: Source, tools: Tools) -> Steps[None]:
     """Reads a whole reply: `>>>` and a line with `all` or a tool's name precede each message. The
     prompt ends with the first `>>>`."""
     calls = Calls(source, tools)
@@ -31,7 +32,7 @@ def read_functionary(source: Source, tools: Tools, *, thinks: bool) -> Steps[Non
         before = NEXT
 
 
-def read_muse(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
+def read_muse(source: Source, tools: Tools) -> Steps[None]:
     """Reads a whole reply of messages to the model itself, to the user or to tools; the prompt ends
     with `<|start|>assistant`."""
     calls = Calls(source, tools)
@@ -39,7 +40,7 @@ def read_muse(source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
     while (yield from source.peek()):
         header: list[str] = []
         if (yield from source.until((MESSAGE,), header.append)) is None:
-            _say(source, "".join(header))
+            _say(source, without_markers("".join(header), MUSE_MARKERS))
             return
         thinking = "to=self" in "".join(header)
         if not thinking and tools and (yield from source.starts_with((MUSE_CALLS,))):

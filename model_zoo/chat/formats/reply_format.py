@@ -218,15 +218,16 @@ class ReplyFormat:
         """Whether the prompt ends with the tag that opens thinking."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.open)
 
-    def parser(self, tools: Tools, *, thinks: bool = False) -> ReplyParser:
+    def parser(self, tools: Tools, *, thinks: bool = False, formed: bool = False) -> ReplyParser:
         """A parser for one reply. `tools`: the JSON schemas of the declared tools' parameters by
-        name; without tools, calls are text. `thinks`: the prompt ends within thinking."""
+        name; without tools, calls are text. `thinks`: the prompt ends within thinking. `formed`:
+        the text has a required form, so it contains no markup."""
         if self.of_messages:
             read = _MESSAGES_BY_NAME[self.name].read
-        else:
-            syntax = _BY_NAME[self.name]
-            read = TaggedReply(self.thinking, syntax.openers, syntax.bare, syntax.dropped).read
-        return ReplyParser(partial(read, tools=tools, thinks=thinks))
+            return ReplyParser(partial(read, tools=tools))
+        syntax = _BY_NAME[self.name]
+        tagged = TaggedReply(self.thinking, syntax.openers, syntax.bare, syntax.dropped)
+        return ReplyParser(partial(tagged.read, tools=tools, thinks=thinks, formed=formed))
 
 
 @lru_cache(maxsize=64)

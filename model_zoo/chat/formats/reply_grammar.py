@@ -36,11 +36,15 @@ def reply_grammar(
     lark = LarkGrammar(control)
     text = "TEXT" if answer is None else f"@{ANSWER}"
     if form is None:
-        start = MESSAGE_GRAMMARS[reply_format.name](lark, text, calls)
+        start = MESSAGE_GRAMMARS[reply_format.name](lark, text, calls, may_think)
         return lark.listed(start, answer, name=ANSWER)
     body = _Body(lark, form, reply_format.dropped)
     start = body.of(text, calls)
     thinking = reply_format.thinking
+    if thinking is not None and thinking.answer_open:
+        start = f"({lark.spelled(thinking.answer_open)} BLANK?)? ({start})"
+    if thinking is not None and thinking.answer_close:
+        start = f"({start}) (BLANK? {lark.spelled(thinking.answer_close)})?"
     if thinking is not None and (may_think or thinks):
         close = lark.spelled(thinking.close)
         thought = lark.first("thought", f"TEXT? {close}")

@@ -1,6 +1,6 @@
 """Replies whose thinking and calls stand between marker texts, as most families write them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -46,9 +46,9 @@ class TaggedReply:
     bare: BareCalls | None = None
     dropped: tuple[str, ...] = ()
 
-    def read(self, source: Source, tools: Tools, *, thinks: bool) -> Steps[None]:
+    def read(self, source: Source, tools: Tools, *, thinks: bool, formed: bool) -> Steps[None]:
         """Reads a whole reply. `thinks`: the prompt ends within thinking. Calls are text unless
-        there are `tools`.
+        there are `tools`. `formed`: text has a required form, so it contains no markup.
 
         White space beside thinking and calls is dropped, as templates render it again.
         """
@@ -61,32 +61,69 @@ class TaggedReply:
             if found == self.thinking.close:  # how some models say that they do not think
                 blank = ""
                 yield from source.space()
+        elif self.thinking:  # some models open it again
+            yield from source.space()
+            yield from source.starts_with((self.thinking.open,))
         if thinks:
-            blank = ""
             yield from self._think(source)
+        enclosed = yield from self._opens_answer(source)
+        blank = "" if thinks or enclosed else blank
+        ends = {self.thinking.answer_close} if self.thinking and (thinks or enclosed) else set()
         if tools and self.bare:
             blank = yield from _read_bare(source, calls, self.bare, blank)
+        if formed:
+            blank = yield from self._read_calls(source, calls, blank)
         _say(source, blank)
-        yield from self._read_text(source, calls, thought=thinks)
+        yield from self._read_text(source, calls, ends - {""}, formed=formed)
 
-    def _read_text(self, source: Source, calls: Calls, *, thought: bool) -> Steps[None]:
+    def _read_calls(self, source: Source, calls: Calls, blank: str) -> Steps[str]:
+        """Reads what precedes text of a required form. Returns white space that belongs to it."""
         openers = self.openers if calls.tools else {}
-        thinking = [self.thinking.open] if self.thinking else []
         while True:
-            answer = [self.thinking.answer_close] if self.thinking and thought else []
-            markers = tuple(filter(None, (*openers, *thinking, *answer, *self.dropped)))
-            found = yield from source.until(
-                markers, lambda text: _say(source, text), trim=bool(markers)
-            )
+            marker = yield from source.starts_with((*openers, *self.dropped))
+            if marker is None:
+                return blank
+            if marker in openers and not (yield from calls.read(blank + marker, openers[marker])):
+                return ""
+            blank = ""
+            yield from source.space()
+
+    def _read_text(
+        self, source: Source, calls: Calls, ends: Set[str], *, formed: bool
+    ) -> Steps[None]:
+        """`ends`: markers that are none unless they end the reply or precede calls."""
+        openers = self.openers if calls.tools and not formed else {}
+        thinking = [self.thinking.open] if self.thinking and not formed else []
+        dropped = () if formed else self.dropped
+        ends = {*ends, *self.dropped} if formed else {*ends}
+        held = ""
+
+        def say(text: str) -> None:
+            nonlocal held
+            if held and (not text or text.isspace()):
+                held += text
+            else:
+                _say(source, held + text)
+                held = ""
+
+        while True:
+            markers = (*openers, *thinking, *dropped, *ends)
+            found = yield from source.until(markers, say, trim=bool(markers))
             if found is None:
                 return
             blank, marker = found
+            if marker in ends:
+                held += blank + marker
+                continue
             if marker in openers:
                 if (yield from calls.read(blank + marker, openers[marker])):
                     yield from source.space()
             elif marker in thinking:
                 yield from self._think(source)
-                thought = True
+                yield from self._opens_answer(source)
+                assert self.thinking is not None
+                ends |= {self.thinking.answer_close} - {""}
+            held = ""
 
     def _think(self, source: Source) -> Steps[None]:
         assert self.thinking is not None
@@ -95,10 +132,14 @@ class TaggedReply:
             (self.thinking.close,), lambda text: source.events.append(Thinking(text)), trim=True
         )
         yield from source.space()
-        if self.thinking.answer_open and (
-            yield from source.starts_with((self.thinking.answer_open,))
-        ):
-            yield from source.space()
+
+    def _opens_answer(self, source: Source) -> Steps[bool]:
+        """Whether what encloses the answer follows, which is consumed."""
+        opener = self.thinking.answer_open if self.thinking else ""
+        if not opener or (yield from source.starts_with((opener,))) is None:
+            return False
+        yield from source.space()
+        return True
 
 
 def _read_bare(source: Source, calls: Calls, bare: BareCalls, blank: str) -> Steps[str]:
