@@ -3,8 +3,6 @@
 import secrets
 from typing import Any
 
-import msgspec
-
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
 from serve_app.api.openai import encoded
@@ -76,7 +74,7 @@ class MessageEncoder:
         for event in self._reader.read(delta):
             kind, value = self._part(event)
             if isinstance(value, Call):
-                blocks.append(_call_block(value, msgspec.json.decode(value.arguments or "{}")))
+                blocks.append(_call_block(value, value.value()))
             elif kind is not None and blocks and blocks[-1]["type"] == kind:
                 blocks[-1][_BLOCKS[kind][1]] += value
             elif kind is not None:

@@ -1,7 +1,6 @@
 """Ollama's protocol: /api/chat and /api/generate."""
 
 import dataclasses
-import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -334,8 +333,8 @@ class Part:
 
 
 def _called(index: int, call: Call) -> dict[str, Any]:
-    arguments = json.loads(call.arguments)
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+    function = {"index": index, "name": call.name, "arguments": call.value()}
+    return {"id": call.id, "function": function}
 
 
 def _unread_of(messages: list[ChatMessage], images: ImageReader) -> list[Unread]:

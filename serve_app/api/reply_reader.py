@@ -14,6 +14,7 @@ from model_zoo.chat.formats.events import (
     Thinking,
 )
 from model_zoo.chat.formats.parser import ReplyParser
+from model_zoo.chat.formats.source import decoded
 from serve_app.api.tools import new_call_id
 from serve_app.gateway.tasks import ChatDelta
 
@@ -34,7 +35,9 @@ class ReplyReader:
         """The events that are certain now; all that remain if the delta ends the reply."""
         if delta.opening is not None and self._parser is None:
             opening = delta.opening
-            self._parser = opening.format.parser(self._tools, thinks=opening.thinks)
+            self._parser = opening.format.parser(
+                self._tools, thinks=opening.thinks, formed=opening.formed
+            )
         if self._parser is None:
             return [Text(delta.text)] if delta.text else []
         events = self._parser.feed(delta.text)
@@ -48,6 +51,11 @@ class Call:
     name: str
     id: str
     arguments: str = ""
+
+    def value(self) -> dict[str, Any]:
+        """The arguments, whose numbers are finite."""
+        found: dict[str, Any] = decoded(self.arguments or "{}")
+        return found
 
 
 @dataclass(slots=True)

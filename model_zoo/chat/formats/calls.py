@@ -14,6 +14,7 @@ from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 IDS = ("id", "tool_call_id")
+_KEYS = (*NAMES, *ARGUMENTS, *IDS, "function", "type")
 
 # The JSON schema of a tool's parameters, by the tool's name.
 Tools = Mapping[str, Mapping[str, Any]]
@@ -34,13 +35,20 @@ class Calls:
         self._open = False
 
     def begin(self, name: object, identity: object = None) -> None:
-        if self._open or not isinstance(name, str) or not name:
+        if self._open:
+            raise Malformed
+        checked = self.checked_name(name)
+        self._open = True
+        known = identity if isinstance(identity, str) and identity else None
+        self._source.events.append(CallBegin(self._count, checked, known))
+
+    def checked_name(self, name: object) -> str:
+        """Raises Malformed for what cannot be the name of a call."""
+        if not isinstance(name, str) or not name:
             raise Malformed
         if self.declared_only and name not in self.tools:
             raise Malformed
-        self._open = True
-        known = identity if isinstance(identity, str) and identity else None
-        self._source.events.append(CallBegin(self._count, name, known))
+        return name
 
     def arguments(self, piece: str) -> None:
         self._source.events.append(CallArguments(self._count, piece))
@@ -99,6 +107,8 @@ def _members(source: Source, calls: Calls, found: dict[str, Any], *, nested: boo
         return
     while True:
         key = yield from _string(source)
+        if calls.declared_only and key not in _KEYS:
+            raise Malformed
         yield from source.space()
         yield from source.expect(":")
         yield from source.space()
@@ -114,7 +124,7 @@ def _members(source: Source, calls: Calls, found: dict[str, Any], *, nested: boo
             if key in ARGUMENTS:
                 found["arguments"] = value
             elif key in NAMES or (key == "function" and not nested):
-                found["name"] = value
+                found["name"] = calls.checked_name(value)
             elif key in IDS:
                 found["id"] = value
         yield from source.space()

@@ -1,7 +1,13 @@
 """Grammars of the calls of single families."""
 
 from model_zoo.chat.formats import pythonic
-from model_zoo.chat.formats.calls import Calls, arguments_of, json_calls, json_list
+from model_zoo.chat.formats.calls import (
+    Calls,
+    arguments_of,
+    json_calls,
+    json_list,
+    json_sequence,
+)
 from model_zoo.chat.formats.family_parameters import QWEN
 from model_zoo.chat.formats.source import Malformed, Source, Steps
 
@@ -40,8 +46,7 @@ def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
     if (yield from source.peek()) == "<":
         yield from QWEN.read(source, calls)
     else:
-        yield from json_calls(source, calls)
-        yield from source.space()
+        yield from json_sequence(source, calls)
         yield from source.starts_with(("</tool_call>",))
 
 

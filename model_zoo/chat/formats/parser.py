@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from model_zoo.chat.formats.events import CallArguments, Event, Text, Thinking
-from model_zoo.chat.formats.source import Source, Steps
+from model_zoo.chat.formats.source import PIECE, Source, Steps
 
 Grammar = Callable[[Source], Steps[None]]
 
@@ -18,16 +18,18 @@ class ReplyParser:
 
     def feed(self, text: str) -> list[Event]:
         """The events that are certain once `text` has been added."""
-        self._source.add(text)
-        return self._advance()
+        for at in range(0, len(text), PIECE):
+            self._source.add(text[at : at + PIECE])
+            next(self._steps, None)
+        return self._events()
 
     def finish(self) -> list[Event]:
         """The remaining events; the reply has ended."""
         self._source.ended = True
-        return self._advance()
-
-    def _advance(self) -> list[Event]:
         next(self._steps, None)
+        return self._events()
+
+    def _events(self) -> list[Event]:
         events, self._source.events = self._source.events, []
         return merged(events)
 

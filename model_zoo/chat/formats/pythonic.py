@@ -3,9 +3,8 @@
 import json
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import Emit, Malformed, Source, Steps
+from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, finite
 
-MAX_DEPTH = 32  # of lists and dicts within each other
 _CONSTANTS = {
     "True": "true",
     "False": "false",
@@ -76,7 +75,7 @@ def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
             raise Malformed
         calls.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         separator = ", "
-        yield from _value(source, calls.arguments, 0)
+        yield from value(source, calls.arguments)
         yield from source.space()
         if (yield from source.expect(",", ")")) == ")":
             break
@@ -85,7 +84,8 @@ def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
     calls.end()
 
 
-def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
+def value(source: Source, emit: Emit, depth: int = 0) -> Steps[None]:
+    """A literal; its JSON is emitted as it arrives. `depth`: of lists and dicts around it."""
     first = yield from source.peek()
     if first in ("'", '"'):
         yield from _string(source, emit)
@@ -112,7 +112,7 @@ def _container(source: Source, emit: Emit, depth: int) -> Steps[None]:
             yield from source.expect(":")
             yield from source.space()
             emit(": ")
-        yield from _value(source, emit, depth + 1)
+        yield from value(source, emit, depth + 1)
         yield from source.space()
         if (yield from source.expect(",", closer)) == closer:
             break
@@ -160,14 +160,13 @@ def _scalar(text: str) -> str:
     """The JSON of a number or constant."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
+    if text.lstrip("+-")[:1].isalpha():  # NaN and Infinity are not JSON
+        raise Malformed
     try:
-        value = int(text.replace("_", "")) if text.lstrip("+-").isdecimal() else float(text)
+        whole = text.lstrip("+-").isdecimal()
+        return json.dumps(int(text) if whole else finite(text))
     except ValueError:
         raise Malformed from None
-    written = json.dumps(value)
-    if written[-1].isalpha():  # NaN and Infinity are not JSON
-        raise Malformed
-    return written
 
 
 def _in_name(char: str) -> bool:

@@ -5,11 +5,14 @@ than its grammar requires.
 """
 
 import json
-import math
+import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from model_zoo.chat.formats.events import Event
+
+PIECE = 1 << 10  # characters to add at once: what is not consumed is copied at each step
+MAX_DEPTH = 32  # of lists and objects within each other in arguments that are not JSON
 
 Result = TypeVar("Result")
 # A part of a grammar. It yields when it needs more text, and returns its result.
@@ -193,7 +196,7 @@ class Extent:
 def decoded(text: str) -> Any:
     """The value of a JSON text; Malformed if it has none that can be written as JSON in UTF-8."""
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse, parse_float=finite)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -205,8 +208,8 @@ def _refuse(constant: str) -> None:
     raise ValueError
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError
-    return value
+def finite(text: str) -> float:
+    """The number nearest to a text; the largest one instead of an infinite one, which JSON cannot
+    express."""
+    largest = sys.float_info.max
+    return max(-largest, min(float(text), largest))
