@@ -1,5 +1,6 @@
 """Schemas that combine others (`allOf`, `anyOf`, `$ref` …), as alternatives that combine none."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -117,12 +118,13 @@ def _kinds(one: Schema, other: Schema) -> list[str] | None:
     listed = [_listed(each["type"]) for each in (one, other) if "type" in each]
     if len(listed) < 2:
         return listed[0] if listed else None
-    first, second = (set(each) | ({"integer"} & _integers(each)) for each in listed)
+    first, second = ({*each, *_integers(each)} for each in listed)
     common = first & second
-    return sorted(common - ({"integer"} if "number" in common else set()))
+    return sorted(common - _integers(common))
 
 
 def _integers(kinds: Iterable[str]) -> set[str]:
+    """What numbers include."""
     return {"integer"} if "number" in kinds else set()
 
 
@@ -132,18 +134,17 @@ def _listed(kind: Any) -> list[str]:
 
 def _values(one: Schema, other: Schema) -> list[Any] | None:
     """The enumerated values of both; None if neither enumerates."""
-    listed = [
-        [each["const"]] if "const" in each else each["enum"]
-        for each in (one, other)
-        if "const" in each or "enum" in each
-    ]
-    if len(listed) < 2:
-        return listed[0] if listed else None
-    return [value for value in listed[0] if any(_same(value, each) for each in listed[1])]
+    listed = [[each["const"]] for each in (one, other) if "const" in each]
+    listed += [each["enum"] for each in (one, other) if "enum" in each]
+    if not listed:
+        return None
+    return [v for v in listed[0] if all(any(_same(v, e) for e in each) for each in listed[1:])]
 
 
 def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return isinstance(one, bool) == isinstance(other, bool) and one == other
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _add_items(both: dict[str, Any], one: Schema, other: Schema) -> None:
