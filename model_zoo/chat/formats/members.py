@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
 from model_zoo.chat.formats.plain_schemas import plain
 from model_zoo.chat.formats.schema_place import Place
-from model_zoo.chat.formats.text_patterns import ANY, refuse, searched
+from model_zoo.chat.formats.text_patterns import ANY, narrowed, refuse, searched
 from model_zoo.grammars.json_schema import closed
 
 Parts = list[tuple[str, Place]]
@@ -52,9 +52,14 @@ class Members:
             declared.append(
                 (name, _all_of(place, name, parts) if parts else rest, name in required)
             )
-        others = [(_without(names, patterns), part) for names, part in patterns]
+        others = [
+            (_without(searched(place, narrowed(each)), names, patterns), part)
+            for each, (names, part) in zip(
+                schema.get("patternProperties", ()), patterns, strict=True
+            )
+        ]
         if further is not False:
-            others.append((_without(ANY, patterns), rest))
+            others.append((_without(ANY, "", patterns), rest))
         low, high = schema.get("minProperties", 0), schema.get("maxProperties")
         least = max(0, low - len(required))
         most = None if high is None else high - len(declared)
@@ -70,9 +75,9 @@ def _all_of(place: Place, name: str, parts: list[Place]) -> Place:
     return Place(place.root, schema, f"{place.pointer}/~2/{name}")
 
 
-def _without(names: str, patterns: Parts) -> str:
-    """A terminal expression of the names that no other one of the patterns matches."""
-    others = [f" & ~({each})" for each, _ in patterns if each != names]
+def _without(names: str, own: str, patterns: Parts) -> str:
+    """A terminal expression of the `names` that no pattern but their `own` one matches."""
+    others = [f" & ~({each})" for each, _ in patterns if each != own]
     return f"({names}){''.join(others)}" if others else names
 
 

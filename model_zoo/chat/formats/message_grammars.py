@@ -49,11 +49,11 @@ def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_t
     for name, arguments in argument_rules(lark, JsonArguments(), calls).items():
         line = f"{name}\n"
         called = lark.spelled(recipients.NEXT + line)
-        # After text, where it has precedence over more of it.
-        heard = f"{lark.spelled(recipients.EVERYONE)} TEXT {called}"
-        after_text = lark.first(f"heard_{len(first)}", heard)
         opening = lark.spelled(line)
-        opening = opening if calls.required else f"({opening} | {after_text})"
+        if text == "TEXT" and not calls.required:
+            # After text, where it has precedence over more of it.
+            heard = f"{lark.spelled(recipients.EVERYONE)} TEXT {called}"
+            opening = f"({opening} | {lark.first(f'heard_{len(first)}', heard)})"
         first.append(f"{opening} {arguments}")
         further.append(f"{called} {arguments}")
     more = f"({' | '.join(further)})*" if calls.parallel else ""
@@ -81,7 +81,8 @@ def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: b
     called = f"{call} ({next_one} {call})*" if calls.parallel else call
     if calls.required:
         return f"{thought} {called}"
-    return f"{thought} ({said} {text} | ({said} TEXT {next_one})? {called})"
+    before = f"({said} TEXT {next_one})?" if text == "TEXT" else ""
+    return f"{thought} ({said} {text} | {before} {called})"
 
 
 MESSAGE_GRAMMARS: Mapping[str, MessageGrammar] = {

@@ -31,6 +31,7 @@ _FORMATS = {
     "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "uri": r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[a-zA-Z0-9.-]{1,250}(:[0-9]{1,5})?(/[a-zA-Z0-9._~!$&'()*+,;=:@/?-]{0,2000})?",
 }
+_ASCII = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\n\r\f\v"}
 _UNSERVED = ("not", "if", "$dynamicRef", "$recursiveRef")
 
 
@@ -83,7 +84,7 @@ def _constraints(place: Place) -> list[str | None]:
     if least is not None or most is not None:
         terms.append(f"/(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})/")
     if "pattern" in schema:
-        terms.append(searched(place, schema["pattern"]))
+        terms.append(searched(place, narrowed(schema["pattern"])))
     if schema.get("format") in _FORMATS:
         terms.append(_regex(_FORMATS[schema["format"]]))
     return terms
@@ -99,6 +100,24 @@ def searched(place: Place, pattern: str) -> str:
         raise Unwritable(place.pointer, '"pattern" has "^" or "$" in one of several alternatives')
     before, after = "" if from_begin else "(?s:.*)", "" if to_end else "(?s:.*)"
     return _regex(f"{before}(?:{body}){after}")
+
+
+def narrowed(pattern: str) -> str:
+    """A regular expression for Rust that matches no more than those of ECMA-262 and Python: digits,
+    letters and white space of ASCII alone, of which Rust takes all of Unicode's."""
+    written, at, in_class, negated = "", 0, False, False
+    while at < len(pattern):
+        char, following = pattern[at], pattern[at + 1 : at + 2]
+        step = 2 if char == "\\" else 1
+        piece = pattern[at : at + step]
+        if char == "[" and not in_class:
+            in_class, negated = True, following == "^"
+        elif char == "]":
+            in_class = False
+        elif char == "\\" and following in _ASCII and not (in_class and negated):
+            piece = _ASCII[following] if in_class else f"[{_ASCII[following]}]"
+        written, at = written + piece, at + step
+    return written
 
 
 def _has_alternatives(regex: str) -> bool:

@@ -1,5 +1,6 @@
 """Random replies under the grammar of each family are read back by its parser as demanded."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from model_zoo.chat.formats import minimax_m3
 from model_zoo.chat.formats.allowed_calls import AllowedCalls
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.events import (
@@ -20,6 +22,7 @@ from model_zoo.chat.formats.events import (
 )
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from model_zoo.chat.formats.reply_grammar import reply_grammar
+from model_zoo.chat.formats.source import MAX_DEPTH
 from model_zoo.grammars.token_grammar import TokenGrammar, TokenGrammars
 from tests.byte_tokenizer import TOKEN, ByteTokenizer
 from tests.reply_parsing import TOOLS as SAMPLE_TOOLS
@@ -213,6 +216,106 @@ def test_a_prompt_that_opens_thinking_has_it_closed_before_the_form(family: Fami
     assert reply is not None
     events = family.read(reply, thinks=True)
     jsonschema.validate(json.loads(text_in(events)), ANSWER["json_schema"])
+
+
+# Replies with thinking, of which the grammar allows none when it is off.
+THOUGHTS = {
+    "harmony": "<|channel|>analysis<|message|>I<|end|><|start|>assistant"
+    "<|channel|>final<|message|>",
+    "muse": " to=self<|message|>I<|eom|><|start|>assistant to=user<|message|>",
+    "qwen": "<think>I</think>",
+    "gemma4": "<|channel>thought\nI<channel|>",
+}
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+@pytest.mark.parametrize("calls", [None, AllowedCalls(TOOLS, required=False, parallel=True)])
+def test_there_is_no_thinking_where_it_is_off(name: str, calls: AllowedCalls | None) -> None:
+    family = Family(TEMPLATES[name], "control")
+    reply = THOUGHTS[name] + '{"n": 1}'
+    assert_allowed(family, family.grammar(answer=ANSWER, calls=calls), reply)
+    with pytest.raises(AssertionError):
+        assert_allowed(family, family.grammar(answer=ANSWER, calls=calls, thinking=False), reply)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.values[0].vocabulary == "control"])
+def test_a_reply_of_the_form_needs_no_call(family: Family) -> None:
+    calls = AllowedCalls(TOOLS, required=False, parallel=True)
+    begin, _ = MESSAGES.get(family.format.name, ("", ""))
+    assert_allowed(family, family.grammar(answer=ANSWER, calls=calls), begin + '{"n": 1}')
+
+
+ENCLOSED = {
+    "granite": ("tools <|tool_call|> </think> <response>", "<response>", "</response>"),
+    "hunyuan": ("</think> <answer>", "<answer>\n", "\n</answer>"),
+    "apriel": (REPLIES["apriel"][0], "", "\n[END FINAL RESPONSE]"),
+}
+
+
+@pytest.mark.parametrize("name", ENCLOSED)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_what_encloses_an_answer_stands_beside_its_form(name: str, vocabulary: str) -> None:
+    template, before, after = ENCLOSED[name]
+    family = Family(template, vocabulary)
+    thinking = family.format.thinking
+    assert thinking is not None
+    thought = f"{thinking.open}I see{thinking.close}\n"
+    begins = {thought + before, thought, before or thought}
+    for begun, ended in itertools.product(begins, (after, "")):
+        reply = f'{begun}{{"n": 1}}{ended}'
+        assert_allowed(family, family.grammar(answer=ANSWER), reply)
+        parser = family.format.parser(TOOLS, formed=True)
+        assert text_in([*parser.feed(reply), *parser.finish()]) == '{"n": 1}'
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_of_a_form_has_no_markup_in_its_strings(name: str) -> None:
+    form = format_of(TEMPLATES[name])
+    if form.of_messages:
+        pytest.skip("messages end with control tokens")
+    thinking = form.thinking
+    markers = {*form.markup, "<think>", "</think>"}
+    for marker in sorted(markers):
+        text = json.dumps([f"{marker} a {marker}\n", {"name": "clock", "arguments": {}}])
+        for begun in ("", f"{thinking.open}I{thinking.close}" if thinking else ""):
+            for pieces in ([begun + text], list(begun + text)):
+                parser = form.parser(TOOLS, formed=True)
+                events = [event for piece in pieces for event in parser.feed(piece)]
+                assert text_in([*events, *parser.finish()]) == text
+
+
+NESTED = {
+    "lfm2": ("<|tool_call_start|>[f(a=", ")]<|tool_call_end|>", "[", "]"),
+    "gemma4": ("<|tool_call>call:f{a:", "}<tool_call|>", "[", "]"),
+    "minimax-m3": (
+        f'{minimax_m3.OPEN}\n{minimax_m3.TAG}invoke name="f">{minimax_m3.TAG}a>',
+        f"{minimax_m3.TAG}/a>{minimax_m3.TAG}/invoke>\n{minimax_m3.CLOSE}",
+        f"{minimax_m3.TAG}item>",
+        f"{minimax_m3.TAG}/item>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("schema", [{}, {"$ref": "#/$defs/list"}])
+def test_values_nest_as_deep_as_they_are_read(name: str, schema: dict[str, Any]) -> None:
+    family = Family(TEMPLATES[name], "control")
+    lists = {"type": "array", "items": {"$ref": "#/$defs/list"}}
+    tools = {"f": {"properties": {"a": schema}, "required": ["a"], "$defs": {"list": lists}}}
+    grammar = family.grammar(calls=AllowedCalls(tools, required=True, parallel=False))
+    begin, end, opener, closer = NESTED[name]
+    # The argument itself is an element, and what is empty is a list.
+    deepest = MAX_DEPTH - (name == "minimax-m3") * (1 + bool(schema))
+    inner = {"lfm2": "'x'", "gemma4": '<|"|>x<|"|>', "minimax-m3": "x"}[name] if not schema else ""
+    for levels in (deepest, deepest + 1):
+        reply = begin + opener * levels + inner + closer * levels + end
+        if levels == deepest:
+            assert_allowed(family, grammar, reply)
+            parser = family.format.parser(tools)
+            assert len(calls_in([*parser.feed(reply), *parser.finish()])) == 1
+        else:
+            with pytest.raises(AssertionError):
+                assert_allowed(family, grammar, reply)
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.values[0].format.thinking])

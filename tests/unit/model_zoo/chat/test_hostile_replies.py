@@ -1,0 +1,266 @@
+"""Replies that are hard to separate: markup in values, missing ends, line breaks, sizes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_zoo.chat.formats import minimax_m3
+from model_zoo.chat.formats.events import CallAborted, CallArguments, Text, Thinking
+from model_zoo.chat.formats.parameters import MAX_LITERAL
+from model_zoo.chat.formats.reply_format import format_of
+from tests.reply_parsing import TOOLS, Parsed, parsed, replied
+from tests.reply_transcripts import REPLIES
+
+TEMPLATES = {name: template for name, (template, _, _) in REPLIES.items()} | {
+    "hermes": "tools <tool_call>",
+    "qwen3": "tools <tool_call> <think> </think>",
+    "mistral": "tools [TOOL_CALLS]",
+    "llama": "tools <|python_tag|>",
+    "harmony": "<|channel|> <|message|>",
+    "gemma4": "tools <|tool_call>",
+    "deepseek": "tools <｜tool▁calls▁begin｜> <think> </think>",
+    "granite": "tools <|tool_call|> </think> <response>",
+}
+TAG = minimax_m3.TAG
+MARKS = "</tool_call> <tool_call> ]] }, [TOOL_CALLS] <think> </invoke> <|im_end|>"
+KIMI_CALL = "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+
+def one(city: Any = "x", name: str = "get_time") -> tuple[tuple[str, dict[str, Any], None]]:
+    return ((name, {"city": city}, None),)
+
+
+TWO = (("get_time", {}, None),) * 2
+JSON = '{"name": "get_time", "arguments": {}}'
+
+HOSTILE: dict[str, tuple[str, str, Parsed]] = {
+    # Markup in values.
+    "json": (
+        "hermes",
+        f'<tool_call>{{"name": "get_time", "arguments": {{"city": "{MARKS}"}}}}</tool_call>',
+        Parsed(calls=one(MARKS)),
+    ),
+    "list": (
+        "mistral",
+        f'[TOOL_CALLS][{{"name": "get_time", "arguments": {{"city": "{MARKS}"}}}}]',
+        Parsed(calls=one(MARKS)),
+    ),
+    "parameters": (
+        "qwen3-coder",
+        "<tool_call>\n<function=get_time>\n<parameter=city>\n<parameter=x>{MARKS}</function>\n"
+        "</parameter>\n</function>\n</tool_call>",
+        Parsed(calls=one("<parameter=x>{MARKS}</function>")),
+    ),
+    "pairs": (
+        "glm-4.6",
+        f"<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>{MARKS}</arg_value>\n</tool_call>",
+        Parsed(calls=one(MARKS)),
+    ),
+    "gemma": (
+        "gemma4",
+        f'<|tool_call>call:get_time{{city:<|"|>}}<tool_call|>{MARKS}<|"|>}}<tool_call|>',
+        Parsed(calls=one(f"}}<tool_call|>{MARKS}")),
+    ),
+    "gemma: quotes of JSON": (
+        "gemma4",
+        '<|tool_call>call:get_time{city:"a, \\"b\\"}"}<tool_call|>',
+        Parsed(calls=one('a, "b"}')),
+    ),
+    "python": (
+        "lfm2",
+        f"<|tool_call_start|>[get_time(city='{MARKS})]<|tool_call_end|>')]<|tool_call_end|>",
+        Parsed(calls=one(f"{MARKS})]<|tool_call_end|>")),
+    ),
+    "elements": (
+        "minimax-m3",
+        f'{minimax_m3.OPEN}{TAG}invoke name="get_time">{TAG}city>{MARKS} </city>{TAG}/city>'
+        f"{TAG}/invoke>{minimax_m3.CLOSE}",
+        Parsed(calls=one(f"{MARKS} </city>")),
+    ),
+    "deepseek": (
+        "deepseek",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>"
+        '{"city": "<｜tool▁call▁end｜>"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        Parsed(calls=one("<｜tool▁call▁end｜>")),
+    ),
+    # Calls beside each other.
+    "two in a tag": ("hermes", f"<tool_call>{JSON}\n{JSON}</tool_call>", Parsed(calls=TWO)),
+    "two tags": ("hermes", f"<tool_call>{JSON}<tool_call>{JSON}", Parsed(calls=TWO)),
+    "two of Mistral": ("mistral", f"[TOOL_CALLS][{JSON}][TOOL_CALLS][{JSON}]", Parsed(calls=TWO)),
+    "two of Gemma": (
+        "gemma4",
+        "<|tool_call>call:get_time{}<|tool_call>call:get_time{}<tool_call|>",
+        Parsed(calls=TWO),
+    ),
+    "two of Kimi": (
+        "kimi-k2",
+        f"<|tool_calls_section_begin|>{KIMI_CALL}{KIMI_CALL}",
+        Parsed(calls=(("get_time", {}, "functions.get_time:0"),) * 2),
+    ),
+    "text between": (
+        "hermes",
+        f"A <tool_call>{JSON}</tool_call> B <tool_call>{JSON}</tool_call> C",
+        Parsed("ABC", calls=TWO),
+    ),
+    # Thinking.
+    "never ends": (
+        "qwen3",
+        f"<think>So <tool_call>{JSON}</tool_call> and",
+        Parsed(thinking=f"So <tool_call>{JSON}</tool_call> and"),
+    ),
+    "a call within": (
+        "qwen3",
+        f"<think>{JSON} <tool_call>x</think>Hi<tool_call>{JSON}</tool_call>",
+        Parsed("Hi", f"{JSON} <tool_call>x", TWO[:1]),
+    ),
+    "a piece of the end": ("qwen3", "<think>a </thin", Parsed(thinking="a </thin")),
+    "enclosed": (
+        "granite",
+        "<think>a</think><response>It is </response> or not.</response>\n",
+        Parsed("It is </response> or not.", "a"),
+    ),
+    "enclosed without thinking": ("granite", "<response>Hi</response>", Parsed("Hi")),
+    # Names and types.
+    "unknown tool": (
+        "hermes",
+        '<tool_call>{"name": "none", "arguments": {"city": 3}}</tool_call>',
+        Parsed(calls=one(3, "none")),
+    ),
+    "unknown tool without a marker": (
+        "llama",
+        '{"name": "none", "parameters": {}}',
+        Parsed('{"name": "none", "parameters": {}}'),
+    ),
+    "other types": (
+        "qwen3-coder",
+        "<tool_call><function=get_time><parameter=days>\nmany, 1\n</parameter></function>",
+        Parsed(calls=(("get_time", {"days": "many, 1"}, None),)),
+    ),
+    # Unicode and line breaks.
+    "unicode": (
+        "hermes",
+        '<tool_call>{"name": "get_time", "arguments": {"city": "👩‍👩‍👧 \\ud83d\\ude00 ﷽"}}',
+        Parsed(calls=one("👩‍👩‍👧 😀 ﷽")),
+    ),
+    "CRLF in JSON": (
+        "hermes",
+        '<tool_call>\r\n{"name": "get_time",\r\n"arguments": {}}\r\n</tool_call>\r\n',
+        Parsed(calls=TWO[:1]),
+    ),
+    "CRLF in parameters": (
+        "qwen3-coder",
+        "<tool_call>\r\n<function=get_time>\r\n<parameter=city>\r\na\r\nb\r\n</parameter>\r\n"
+        "</function>\r\n</tool_call>",
+        Parsed(calls=one("a\r\nb")),
+    ),
+    "a carriage return at the end": (
+        "qwen3-coder",
+        "<tool_call>\n<function=get_time>\n<parameter=city>\na\r\n</parameter>\n</function>\n"
+        "</tool_call>",
+        Parsed(calls=one("a\r")),
+    ),
+    # What follows a call.
+    "harmony: more": (
+        "harmony",
+        "<|channel|>commentary to=functions.get_time<|message|>{} }<|call|>",
+        Parsed("}", calls=TWO[:1]),
+    ),
+    "muse: cut": ("muse", "<|start|>assistant to=user", Parsed("assistant to=user")),
+    "a large number": (
+        "qwen3-coder",
+        "<tool_call><function=get_time><parameter=days>1e999</parameter></function></tool_call>",
+        Parsed(calls=(("get_time", {"days": 1.7976931348623157e308}, None),)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_reply_is_separated_however_it_is_cut(case: str) -> None:
+    name, text, expected = HOSTILE[case]
+    form = format_of(TEMPLATES[name])
+    for step in (1, 7, len(text)):
+        pieces = [text[at : at + step] for at in range(0, len(text), step)]
+        assert parsed(replied(form, pieces)) == expected
+
+
+LONG = "a'b " * 10_000
+NUMBERS = f"[{', '.join(['1', 'None'] * (MAX_LITERAL // 100))}]"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("hermes", f'<tool_call>{{"name": "get_time", "arguments": {{"city": "{LONG}"}}}}', LONG),
+        ("lfm2", f'<|tool_call_start|>[get_time(city="{LONG}")]', LONG),
+        ("gemma4", f'<|tool_call>call:get_time{{city:<|"|>{LONG}<|"|>}}', LONG),
+        ("lfm2", f"<|tool_call_start|>[get_time(deep={NUMBERS})]", eval(NUMBERS)),
+        (
+            "qwen3-coder",
+            f"<tool_call><function=get_time><parameter=list>{NUMBERS}</parameter></function>",
+            eval(NUMBERS),
+        ),
+    ],
+    ids=["json", "python", "gemma", "items", "literal"],
+)
+def test_long_arguments_are_read_whole(name: str, text: str, value: Any, together: bool) -> None:
+    """Reading takes time in proportion to the length, so this ends."""
+    step = len(text) if together else 50
+    pieces = [text[at : at + step] for at in range(0, len(text), step)]
+    tools = {"get_time": {"properties": {"list": {"type": "array"}}}}
+    ((_, arguments, _),) = parsed(replied(format_of(TEMPLATES[name]), pieces, tools=tools)).calls
+    assert [*arguments.values()] == [value]
+
+
+CALLING = [name for name in REPLIES if REPLIES[name][2].calls and "Paris" in REPLIES[name][1]]
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_texts_of_arguments_are_passed_on_as_they_arrive(name: str) -> None:
+    template, reply, _ = REPLIES[name]
+    parser = format_of(template).parser(TOOLS)
+    events = parser.feed(reply[: reply.index("Paris") + 3])
+    arguments = "".join(event.json for event in events if isinstance(event, CallArguments))
+    assert arguments.replace(" ", "").endswith('"city":"Par')
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_that_cannot_be_markup_is_passed_on_at_once(name: str) -> None:
+    form = format_of(TEMPLATES[name])
+    if form.of_messages:
+        pytest.skip("a header precedes the text")
+    parser = form.parser(TOOLS)
+    assert parser.feed("Well") == [Text("Well")]
+    assert parser.feed(", (a b") == [Text(", (a b")]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"colour": ', '{"name": "Ann"', "[1", '[{"name": "Ann"', '{"type": "cat", "age"']
+)
+def test_json_that_is_no_call_is_passed_on_as_soon_as_it_is_certain(text: str) -> None:
+    parser = format_of(TEMPLATES["llama"]).parser(TOOLS)
+    events = [event for char in text for event in parser.feed(char)]
+    assert parsed(events).text == text.rstrip()
+
+
+@pytest.mark.parametrize("name", [n for n in TEMPLATES if not format_of(TEMPLATES[n]).of_messages])
+@settings(max_examples=20, deadline=None, database=None, derandomize=True)
+@given(data=st.data())
+def test_replies_without_calls_lose_markup_alone(name: str, data: st.DataObject) -> None:
+    form = format_of(TEMPLATES[name])
+    words = st.text('ab{}:"1é\n', min_size=1, max_size=4)
+    pieces = data.draw(st.lists(st.one_of(st.sampled_from(sorted(form.markup)), words), max_size=6))
+    cut = replied(form, list("".join(pieces)))
+    assert parsed(cut) == parsed(replied(form, ["".join(pieces)]))
+    if not parsed(cut).calls:
+        said = "".join(e.text for e in cut if isinstance(e, Text | Thinking | CallAborted))
+        assert without(form.markup, said) == without(form.markup, "".join(pieces))
+
+
+def without(markup: frozenset[str], text: str) -> str:
+    """The text without markers and white space."""
+    for marker in sorted(markup, key=len, reverse=True):
+        text = text.replace(marker, "")
+    return "".join(text.split())
