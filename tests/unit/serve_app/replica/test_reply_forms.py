@@ -17,7 +17,7 @@ import torch
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import Message
-from model_zoo.chat_model import Prompt
+from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
@@ -31,6 +31,7 @@ from serve_app.replica.reply_forms import ReplyForms
 from tests.byte_tokenizer import ByteTokenizer
 from tests.checkout import DEMO_MODEL
 from tests.patience import HANG_S
+from tests.reply_parsing import parsed
 
 SCHEMA = {
     "type": "object",
@@ -148,6 +149,55 @@ async def test_replies_with_forms_are_the_same_after_preemption(replica) -> None
     for one, other in zip(alone, together, strict=True):
         assert (one.text, one.tokens) == (other.text, other.tokens)
     assert all(re.fullmatch("([0-9] ?)+", each.text) for each in together[:3])
+
+
+# A tool of each form of calls, after which the prompts of this test are formed.
+CALLED = {
+    "coder": "tools <tool_call> <function=",
+    "gemma": "tools <|tool_call>",
+    "python": "tools <|tool_list_start|>",
+    "elements": "tools ]<]minimax[>[",
+}
+
+
+async def test_calls_of_all_forms_are_the_same_after_preemption_and_elsewhere(
+    replica, monkeypatch
+) -> None:
+    """The demo model's vocabulary has no markers of these forms, which are texts then."""
+    prepare = ChatModel.prepare
+
+    def prepared(model, messages, *, tools=(), **more):
+        formed = pretend_prompt(CALLED[tools[0]["function"]["name"]])
+        prompt = prepare(model, messages, tools=tools, **more)
+        return replace(prompt, reply_format=formed.reply_format, call_form=formed.call_form)
+
+    monkeypatch.setattr(ChatModel, "prepare", prepared)
+    parameters = {"properties": {"a": SCHEMA, "c": {"enum": ["red", "blue"]}}, "required": ["a"]}
+    tasks = [
+        replace(
+            asked(
+                None,
+                tools=(tool(name, parameters),),
+                calls=CallRule((name,), (name,), required=True, parallel=False, field="tools"),
+            ),
+            max_tokens=250,
+        )
+        for name in CALLED
+    ]
+    alone = [await reply(replica, task) for task in tasks]
+    for name, done in zip(CALLED, alone, strict=True):
+        events = format_of(CALLED[name]).parser({name: parameters})
+        ((_, arguments, _),) = parsed([*events.feed(done.text), *events.finish()]).calls
+        jsonschema.validate(arguments, parameters)
+    for task, whole in zip(tasks, alone, strict=True):
+        for count in (len(whole.tokens) // 2, len(whole.tokens) - 2):
+            rest = await reply(replica, replace(task, begun=ResumeState(whole.tokens[:count])))
+            assert (rest.text, rest.tokens) == (whole.text, whole.tokens[count:])
+    with serving(320, cache_tokens=320, prefix_cache=False) as (crowded, engine):
+        together = await asyncio.gather(*(reply(crowded, task) for task in tasks))
+        assert engine.statistics().preemptions_total > 0
+    for one, other in zip(alone, together, strict=True):
+        assert (one.text, one.tokens) == (other.text, other.tokens)
 
 
 async def test_stop_strings_and_max_tokens_end_a_form_early(replica) -> None:
