@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from model_zoo.chat.formats.lark import LINE_END, LarkGrammar, NoValue, Pieces, Unwritable
 from model_zoo.chat.formats.members import Members, Names, besides, of_objects
 from model_zoo.chat.formats.parameters import CDATA, CDATA_END, Parameters
+from model_zoo.chat.formats.plain_schemas import CONSTRAINTS
 from model_zoo.chat.formats.schema_place import Place, Reading
 from model_zoo.chat.formats.text_patterns import strings_of
 
@@ -50,7 +51,7 @@ def times(rule: str, least: int, most: int | None) -> str:
 def enumerated(lark: LarkGrammar, place: Place) -> list[Any]:
     """The values of `enum` or `const` that follow the schema."""
     values = [place.schema["const"]] if "const" in place.schema else place.schema["enum"]
-    return lark.followed(place, values)
+    return values if len(CONSTRAINTS & place.schema.keys()) == 1 else lark.followed(place, values)
 
 
 def texts_of(place: Place, reading: Reading) -> str | None:
@@ -134,6 +135,8 @@ class ParameterArguments:
             if lark.allows(part, key):
                 with suppress(Unwritable):
                     others.append(self._one(lark, None, part, read, lark.terminal(part, key)))
+        if members.least and not others:
+            raise lark.refusal(place, "this number of members cannot be demanded there")
         if others:
             written.append(times(" | ".join(others), members.least, members.most))
         return lark.rule(" ".join(written) or '""')

@@ -80,6 +80,8 @@ class _Elements:
 
     def _content(self, place: Place, read: Place, depth: int) -> str:
         """A reference to the content of an element and the beginning of its end tag."""
+        read, leaves = read.referred(), plain(place)
+        place = leaves[0] if len(leaves) == 1 else place
         key = json.dumps([depth, place.pointer, read.pointer])
         return self.lark.rule_of(place, key, self._names, partial(self._options, read, depth))
 

@@ -12,6 +12,7 @@ from model_zoo.chat.formats.source import MAX_DEPTH
 from model_zoo.grammars.json_schema import compilable, rebased, refers
 from model_zoo.grammars.token_grammar import GrammarError, check, followed, terminal_matches
 
+MAX_RULES = 50_000  # a recursive schema has some for each level
 MAX_TERMINALS = 2000  # checking one takes about a millisecond
 MAX_SCHEMA_BYTES = 4 * 2**20  # of all schemas, in which definitions are repeated
 
@@ -88,6 +89,8 @@ class LarkGrammar:
 
     def name(self) -> str:
         """The name of one more rule."""
+        if self._named == MAX_RULES:
+            raise Unwritable("", "the schemas have too many parts")
         self._named += 1
         return f"rule_{self._named}"
 
@@ -137,12 +140,14 @@ class LarkGrammar:
 
     def refusal(self, place: Place, reason: str) -> Unwritable:
         """NoValue if a part of the schema allows none, not even in JSON."""
-        kind = Unwritable if self._error(place) is None else NoValue
+        kind = Unwritable if self._error(self._source(place)) is None else NoValue
         return kind(place.pointer, reason)
 
     def followed(self, place: Place, values: Sequence[Any]) -> list[Any]:
         """Those of the values that follow the schema."""
-        schema = json.loads(self._source(place, merged=False))
+        source = self._source(place)
+        self._charge(source)
+        schema = json.loads(source)
         try:
             follow = followed(schema, (json.dumps(v, ensure_ascii=False) for v in values))
         except GrammarError:
@@ -154,25 +159,28 @@ class LarkGrammar:
         value."""
         text = self._source(place, merged=merged)
         if text not in self._schemas:
-            self._schema_bytes += len(text)
-            if self._schema_bytes > MAX_SCHEMA_BYTES:
-                raise Unwritable("", "the schemas with their definitions are too large")
-            error = self._error(place)
+            error = self._error(text)
             if error is not None:
                 raise (NoValue if _UNSATISFIABLE in error else Unwritable)(place.pointer, error)
             self._schemas[text] = f"json_{len(self._schemas)}"
         return f"@{self._schemas[text]}"
 
-    def _error(self, place: Place) -> str | None:
-        """Why there is no JSON of a part of a schema."""
-        schema = json.loads(self._source(place, merged=False))
+    def _error(self, source: str) -> str | None:
+        """Why there is no JSON of a schema."""
+        self._charge(source)
         try:
-            check(json.dumps({"grammars": [{"json_schema": schema}]}))
+            check(json.dumps({"grammars": [{"json_schema": json.loads(source)}]}))
         except GrammarError as error:
             return str(error)
         return None
 
-    def _source(self, place: Place, *, merged: bool) -> str:
+    def _charge(self, source: str) -> None:
+        """Raises Unwritable if too much has been compiled."""
+        self._schema_bytes += len(source)
+        if self._schema_bytes > MAX_SCHEMA_BYTES:
+            raise Unwritable("", "the schemas with their definitions are too large")
+
+    def _source(self, place: Place, *, merged: bool = False) -> str:
         """A part of a schema as a schema of its own, in JSON."""
         schema = place.schema
         if place.pointer and refers(schema):

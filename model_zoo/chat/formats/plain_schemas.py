@@ -25,7 +25,7 @@ _ONE = ("pattern", "format")
 _OF_LISTS = ("items", "prefixItems", "additionalItems")
 _OF_OBJECTS = ("properties", "additionalProperties", "patternProperties")
 _OTHERS = ("type", "enum", "const", "multipleOf", "required")
-_CONSTRAINTS = frozenset((*_LEAST, *_MOST, *_ONE, *_OF_LISTS, *_OF_OBJECTS, *_OTHERS))
+CONSTRAINTS = frozenset((*_LEAST, *_MOST, *_ONE, *_OF_LISTS, *_OF_OBJECTS, *_OTHERS))
 
 Schema = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ def _factors(place: Place, levels: int, budget: list[int]) -> list[list[Place]]:
     _spend(place, budget, 1)
     if levels == MAX_LEVELS:
         raise Unwritable(place.pointer, "too many schemas refer to each other")
-    own = {key: value for key, value in schema.items() if key in _CONSTRAINTS}
+    own = {key: value for key, value in schema.items() if key in CONSTRAINTS}
     factors = [[Place(place.root, own)]] if own else []
     if "$ref" in schema:
         target = place.target()

@@ -71,6 +71,16 @@ class Place:
             place = place.part(step)
         return place
 
+    def referred(self) -> "Place":
+        """What a schema that is a mere reference refers to; otherwise the schema itself."""
+        place = self
+        for _ in range(MAX_DEPTH):
+            target = place.target() if place._mapping.keys() == {"$ref"} else None
+            if target is None:
+                break
+            place = target
+        return place
+
     def options(self, keyword: str) -> "list[Place]":
         """The schemas in the list `keyword`."""
         found = self._mapping.get(keyword)

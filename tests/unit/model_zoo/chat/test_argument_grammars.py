@@ -136,6 +136,10 @@ BASE = {"type": "object", "properties": {"x": TEXT}, "required": ["x"]}
 CAT = {"properties": {"kind": {"const": "cat"}, "lives": COUNT}, "required": ["kind", "lives"]}
 DOG = {"properties": {"kind": {"const": "dog"}, "name": TEXT}, "required": ["kind", "name"]}
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+TREE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}},
+}
 # Schemas of one argument.
 COMBINED: dict[str, Any] = {
     "texts": {"allOf": [{"type": "string"}, {"minLength": 2}, {"maxLength": 4}]},
@@ -182,6 +186,7 @@ COMBINED: dict[str, Any] = {
     "bounded values": {"enum": [1, 7, "a", [1], [1, 2], {"a": 1}], "minimum": 5, "minItems": 2},
     "values of both": {"allOf": [{"enum": ["a", "b", None, 3]}, {"enum": ["b", "c", 3]}]},
     "itself": {"$ref": "#/$defs/node"},
+    "itself twice": {"$ref": "#/$defs/tree"},
     "an option that has no value": {"properties": {"x": COUNT, "y": {"enum": [1], "minimum": 2}}},
 }
 
@@ -194,7 +199,7 @@ def test_calls_follow_schemas_that_combine_others(name: str, case: str) -> None:
         "type": "object",
         "properties": {"a": COMBINED[case]},
         "required": ["a"],
-        "$defs": {"base": BASE, "node": NODE},
+        "$defs": {"base": BASE, "node": NODE, "tree": TREE},
     }
     grammar = family.grammar(schema)
     replies = [family.reply(grammar, seed) for seed in range(4)]
