@@ -191,7 +191,7 @@ async def test_calls_of_all_forms_are_the_same_after_preemption_and_elsewhere(
         jsonschema.validate(arguments, parameters)
     for task, whole in zip(tasks, alone, strict=True):
         half = len(whole.tokens) // 2
-        rest = await reply(replica, replace(task, begun=ResumeState(whole.tokens[:half])))
+        rest = await reply(replica, replace(task, resume=ResumeState(whole.tokens[:half])))
         assert (rest.text, rest.tokens) == (whole.text, whole.tokens[half:])
     with serving(512, cache_tokens=560, prefix_cache=False) as (crowded, engine):
         together = await asyncio.gather(*(reply(crowded, task) for task in tasks))
