@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
+from runtime.kernels.selection import highest
 
 # logits float32 [tokens, experts] and the number of experts per row
 # -> chosen int64 [tokens, used] and weights float32 [tokens, used]
@@ -18,13 +19,13 @@ def softmax_of_all(logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
 
     Shazeer et al., "Outrageously Large Neural Networks", before renormalisation.
     """
-    chosen = _highest(logits, used)
+    chosen = highest(logits, used)
     return chosen, logits.softmax(dim=-1).gather(1, chosen)
 
 
 def softmax_of_chosen(logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
     """Weights are the softmax over the chosen experts: `softmax_of_all`, renormalised."""
-    chosen = _highest(logits, used)
+    chosen = highest(logits, used)
     return chosen, logits.gather(1, chosen).softmax(dim=-1)
 
 
@@ -40,7 +41,7 @@ def stated_softmax(metadata: Metadata) -> Routing:
 
 def sigmoid_of_chosen(logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
     """Weights are the sigmoids of the chosen logits, as in Llama 4."""
-    chosen = _highest(logits, used)
+    chosen = highest(logits, used)
     return chosen, sigmoid(logits.gather(1, chosen))
 
 
@@ -65,7 +66,7 @@ class GroupLimited:
 
     def __call__(self, logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
         scores = self.scores(logits)
-        chosen = _highest(self._allowed(scores if self.bias is None else scores + self.bias), used)
+        chosen = highest(self._allowed(scores if self.bias is None else scores + self.bias), used)
         weights = scores.gather(1, chosen)
         if self.renormalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -78,7 +79,7 @@ class GroupLimited:
         grouped = scores.unflatten(1, (self.groups, -1))
         best = grouped.topk(2 if self.group_pairs else 1, dim=-1).values.sum(dim=-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
-        kept.scatter_(1, _highest(best, self.used_groups), value=True)
+        kept.scatter_(1, highest(best, self.used_groups), value=True)
         return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
 
 
@@ -89,8 +90,3 @@ def softmax(logits: Tensor) -> Tensor:
 def sigmoid(logits: Tensor) -> Tensor:
     """Elementwise. The last bit of torch's own sigmoid depends on an element's memory address."""
     return 1 / (1 + logits.neg().exp())
-
-
-def _highest(logits: Tensor, used: int) -> Tensor:
-    """[tokens, used] int64, highest first; of equal logits the lower expert first."""
-    return logits.sort(dim=-1, descending=True, stable=True).indices[:, :used]

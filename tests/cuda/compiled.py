@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def main(module: str, capability: str) -> None:
     """Print what `compile_all` returns, as JSON."""
     specimens = import_module(module).SPECIMENS
     compiled = {name: compile_specimen(s, int(capability)) for name, s in specimens.items()}
-    print(json.dumps({name: asdict(result) for name, result in compiled.items()}))
+    print(json.dumps({name: vars(result) for name, result in compiled.items()}))
 
 
 if __name__ == "__main__":

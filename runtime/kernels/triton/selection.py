@@ -1,0 +1,39 @@
+"""The largest numbers of rows on CUDA devices, in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.triton.launch import launch
+
+_LEAST = tl.constexpr(-(2**31))
+
+
+def highest(values: Tensor, count: int) -> Tensor:
+    """As `runtime.kernels.selection.highest`."""
+    rows, n = values.shape
+    wide = values.float().contiguous()
+    result = torch.empty(rows, count, dtype=torch.int64, device=values.device)
+    launch(
+        highest_kernel, (rows,), wide, result, n, COUNT=count, PADDED=triton.next_power_of_2(n),
+        device=values.device,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def highest_kernel(values, result, n, COUNT: tl.constexpr, PADDED: tl.constexpr):
+    """One row. Floats are compared as integers of the same order, NaN above all."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, PADDED)
+    value = tl.load(values + row * n + index, mask=index < n, other=0.0) + 0.0  # -0 equals 0
+    bits = value.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = tl.where(value != value, 0x7FFFFFFF, key)
+    key = tl.where(index < n, key, _LEAST)
+    for place in range(COUNT):
+        best = tl.max(key, 0)
+        first = tl.min(tl.where(key == best, index, PADDED), 0)
+        tl.store(result + row * COUNT + place, first.to(tl.int64))
+        key = tl.where(index == first, _LEAST, key)

@@ -1,0 +1,13 @@
+"""What `test_selection.py` compiles."""
+
+from runtime.kernels.triton.selection import highest_kernel
+from tests.cuda.compiled import Specimen
+
+SPECIMENS = {
+    "128 experts": Specimen(
+        highest_kernel,
+        {"values": "*fp32", "result": "*i64", "n": "i32"},
+        {"COUNT": 8, "PADDED": 128},
+        ("n",),
+    )
+}
