@@ -1,23 +1,18 @@
 """Launches planned steps on the device and reads back their results."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.engine.request import (
     MAX_TOP_LOGPROBS,
-    Alternative,
-    DrawFailure,
     GenerationRequest,
     ImageSpan,
-    Pooled,
     Pooling,
     Result,
-    Sampled,
     SamplingParams,
-    Scored,
     StopRules,
 )
 from runtime.engine.scheduler import Chunk, Sequence, SlotLoad, StepPlan
@@ -30,31 +25,13 @@ from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimit
 from runtime.worker.mask_worker import MaskWorker, Unmasked
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
-from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
+from runtime.worker.prompt_scores import PromptScores
 from runtime.worker.recorded_steps import RecordedSteps
-from runtime.worker.sampler import Drawn, Sampler
+from runtime.worker.sampler import Sampler
+from runtime.worker.step_results import NOT_FINITE, Launched, ResultCopier, outcomes
 
 # An image's digest -> its features on the device, [rows, width], padding rows last.
 FeatureLookup = Callable[[bytes], Tensor]
-
-_NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A launched step. `drawing`: the chunk of each drawn row; `unmasked`: the rows that have drawn
-    without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: of
-    prompts. `done` is recorded at the end of the step; None on a CPU."""
-
-    chunks: tuple[Chunk, ...]
-    drawing: tuple[int, ...]
-    drawn: Drawn | None
-    unmasked: Unmasked
-    pooling: tuple[int, ...]
-    vectors: Tensor
-    scored: ScoredStep
-    scores: PromptScores | None
-    done: torch.cuda.Event | None
 
 
 class DeviceRunner:
@@ -109,6 +86,9 @@ class DeviceRunner:
                 model, pool, groups=groups, slots=limits.slots, nbytes=recorded_bytes
             ).states
         self._pooler = Pooler(slots=limits.slots, hidden=model.hidden_size, device=device)
+        self._copier = None
+        if device.type == "cuda":
+            self._copier = ResultCopier(limits, hidden=model.hidden_size, device=device)
         self._fresh = True
         self._scratch: Tensor | None = None  # features during warm-up
 
@@ -138,25 +118,13 @@ class DeviceRunner:
         scores = self._score(states[draws:pooled_at], inputs) if scored.rows else None
         pooling = inputs.pooled.chunks
         launched = Launched(
-            plan.chunks, inputs.drawing, drawn, unmasked, pooling, vectors, scored, scores, None
+            plan.chunks, inputs.drawing, drawn, unmasked, pooling, vectors, scored, scores
         )
-        return launched if self._device.type != "cuda" else _copied_to_host(launched, self._device)
+        return launched if self._copier is None else self._copier.begin(launched)
 
     def collect(self, launched: Launched) -> tuple[Result, ...]:
         """Wait for a step; its results, aligned with its chunks. Only this method waits."""
-        if launched.done is not None:
-            launched.done.synchronize()
-        results: list[Result] = [None] * len(launched.chunks)
-        if launched.drawn is not None:
-            _store_drawn(launched, launched.drawn, results)
-        finite = launched.vectors.isfinite().all(dim=1).tolist()
-        for index, vector, sound in zip(launched.pooling, launched.vectors, finite, strict=True):
-            results[index] = Pooled(vector.numpy().tobytes()) if sound else _NOT_FINITE
-        for index, logprobs in by_chunk(launched.scored, launched.scores).items():
-            found = results[index]
-            assert not isinstance(found, Pooled | Scored)
-            results[index] = _NOT_FINITE if logprobs is None else Scored(logprobs, found)
-        return tuple(results)
+        return outcomes(launched) if self._copier is None else self._copier.finish(launched)
 
     def warm_up(
         self, images: ImageLimits | None = None, *, workspace_bytes: int | None = None
@@ -164,7 +132,7 @@ class DeviceRunner:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
         Then the largest decode step and the smallest, which may use other kernels. All rows write
-        to page 0, which is cleared afterwards; slots are loaded before use. `images`: limits of the
+        to the page that no sequence has; slots are loaded before use. `images`: limits of the
         images that any row may belong to. `workspace_bytes`: what the largest step takes on a
         device that does not keep the memory of a step and has the same kernels for all: so much is
         allocated, written and freed instead, and only the smallest step is run.
@@ -180,8 +148,8 @@ class DeviceRunner:
                 torch.ones(workspace_bytes, dtype=torch.uint8, device=self._device)
                 steps = steps[-1:]
             for rows, slots in steps:
-                if _NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
-                    raise ModelFileError(f"The model cannot compute: {_NOT_FINITE.reason}")
+                if NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
+                    raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
@@ -190,7 +158,6 @@ class DeviceRunner:
                 f"fit in the memory left on {self._device}: {error} Lower `step_tokens`, "
                 "`max_sequences` or `cache_tokens`."
             ) from error
-        self._pool.clear_page(0)
         self._fresh, self._scratch = True, None
 
     def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
@@ -320,59 +287,7 @@ class _AnyToken:
         mask.cast("B")[:] = b"\xff" * mask.nbytes
 
 
-def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> None:
-    scores = _Scores(drawn)
-    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
-    for row, (index, token, finite) in enumerate(rows):
-        wanted = launched.chunks[index].sequence.request.sampling.logprobs
-        sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
-        results[index] = launched.unmasked.get(row) or (sampled if finite else _NOT_FINITE)
-
-
-class _Scores:
-    """The log-probabilities of the scored rows, in order."""
-
-    def __init__(self, drawn: Drawn) -> None:
-        self._rows = zip(
-            drawn.logprobs.tolist(),
-            drawn.top_tokens.tolist(),
-            drawn.top_logprobs.tolist(),
-            strict=True,
-        )
-
-    def next(self, token: int, alternatives: int) -> Sampled:
-        logprob, tokens, logprobs = next(self._rows)
-        pairs = zip(tokens[:alternatives], logprobs[:alternatives], strict=True)
-        return Sampled(token, logprob, tuple(Alternative(*pair) for pair in pairs))
-
-
 def is_lack_of_memory(error: Exception) -> bool:
     """Whether an allocation failed. On CUDA torch has a type for it, on a CPU only a message."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or "can't allocate memory" in str(error)
-
-
-def _copied_to_host(launched: Launched, device: torch.device) -> Launched:
-    """`launched` in pinned memory; valid once its event `done` has completed."""
-
-    def pinned(tensor: Tensor) -> Tensor:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
-
-    drawn = launched.drawn
-    if drawn is not None:
-        drawn = Drawn(
-            pinned(drawn.tokens),
-            pinned(drawn.finite),
-            pinned(drawn.logprobs),
-            pinned(drawn.top_tokens),
-            pinned(drawn.top_logprobs),
-        )
-    vectors, scores = pinned(launched.vectors), launched.scores
-    if scores is not None:
-        scores = PromptScores(
-            pinned(scores.logprobs), pinned(scores.top_tokens), pinned(scores.top_logprobs)
-        )
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(device))
-    return replace(launched, drawn=drawn, vectors=vectors, scores=scores, done=done)

@@ -1,0 +1,150 @@
+"""The results of launched steps: their copy to the host, and what they are for each chunk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from runtime.engine.request import (
+    MAX_TOP_LOGPROBS,
+    Alternative,
+    DrawFailure,
+    Pooled,
+    Result,
+    Sampled,
+    Scored,
+)
+from runtime.engine.scheduler import Chunk
+from runtime.worker.input_preparer import StepLimits
+from runtime.worker.mask_worker import Unmasked
+from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
+from runtime.worker.sampler import Drawn
+
+NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """The pinned buffer that a step's results go to; they are there when `done` has completed."""
+
+    buffer: Tensor
+    done: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launched step. `drawing`: the chunk of each drawn row; `unmasked`: the rows that have drawn
+    without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: of
+    prompts. `copy`: None if the device's memory is the host's."""
+
+    chunks: tuple[Chunk, ...]
+    drawing: tuple[int, ...]
+    drawn: Drawn | None
+    unmasked: Unmasked
+    pooling: tuple[int, ...]
+    vectors: Tensor
+    scored: ScoredStep
+    scores: PromptScores | None
+    copy: HostCopy | None = None
+
+
+class ResultCopier:
+    """Copies the results of each step from a CUDA device to pinned memory, in one piece."""
+
+    def __init__(self, limits: StepLimits, *, hidden: int, device: torch.device) -> None:
+        self._device = device
+        self._nbytes = result_bytes(limits, hidden=hidden)
+        self._free = [self._pinned() for _ in range(2)]  # for two steps in flight
+
+    def begin(self, launched: Launched) -> Launched:
+        """The same on the host, after `finish`."""
+        parts = _tensors(launched)
+        order = sorted(range(len(parts)), key=lambda index: -parts[index].element_size())
+        packed = torch.cat([parts[index].reshape(-1).view(torch.uint8) for index in order])
+        buffer = self._free.pop() if self._free else self._pinned()
+        host = buffer[: len(packed)]
+        host.copy_(packed, non_blocking=True)
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(self._device))
+        copies = list(parts)
+        pieces = host.split([parts[index].nbytes for index in order])
+        for index, piece in zip(order, pieces, strict=True):  # the widest first, so all are aligned
+            copies[index] = piece.view(parts[index].dtype).view(parts[index].shape)
+        return _with_tensors(replace(launched, copy=HostCopy(buffer, done)), copies)
+
+    def finish(self, launched: Launched) -> tuple[Result, ...]:
+        """Waits for the copy; as `outcomes`. The buffer is then free for another step."""
+        assert launched.copy is not None
+        launched.copy.done.synchronize()
+        found = outcomes(launched)
+        self._free.append(launched.copy.buffer)
+        return found
+
+    def _pinned(self) -> Tensor:
+        return torch.empty(self._nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def result_bytes(limits: StepLimits, *, hidden: int) -> int:
+    """The most that a step returns: a token, scores and a vector for each slot, and scores of
+    prompts."""
+    scored = 4 + (8 + 4) * MAX_TOP_LOGPROBS
+    return limits.slots * (8 + 1 + scored + 4 * hidden) + limits.step_tokens * scored
+
+
+def outcomes(launched: Launched) -> tuple[Result, ...]:
+    """The results on the host, aligned with the chunks."""
+    results: list[Result] = [None] * len(launched.chunks)
+    if launched.drawn is not None:
+        _store_drawn(launched, launched.drawn, results)
+    if launched.pooling:
+        finite = launched.vectors.isfinite().all(dim=1).tolist()
+        for index, vector, sound in zip(launched.pooling, launched.vectors, finite, strict=True):
+            results[index] = Pooled(vector.numpy().tobytes()) if sound else NOT_FINITE
+    for index, logprobs in by_chunk(launched.scored, launched.scores).items():
+        found = results[index]
+        assert not isinstance(found, Pooled | Scored)
+        results[index] = NOT_FINITE if logprobs is None else Scored(logprobs, found)
+    return tuple(results)
+
+
+def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> None:
+    scores = _Scores(drawn)
+    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
+    for row, (index, token, finite) in enumerate(rows):
+        wanted = launched.chunks[index].sequence.request.sampling.logprobs
+        sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
+        results[index] = launched.unmasked.get(row) or (sampled if finite else NOT_FINITE)
+
+
+class _Scores:
+    """The log-probabilities of the scored rows, in order."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self._rows = zip(
+            drawn.logprobs.tolist(),
+            drawn.top_tokens.tolist(),
+            drawn.top_logprobs.tolist(),
+            strict=True,
+        )
+
+    def next(self, token: int, alternatives: int) -> Sampled:
+        logprob, tokens, logprobs = next(self._rows)
+        pairs = zip(tokens[:alternatives], logprobs[:alternatives], strict=True)
+        return Sampled(token, logprob, tuple(Alternative(*pair) for pair in pairs))
+
+
+def _tensors(launched: Launched) -> list[Tensor]:
+    groups = (group for group in (launched.drawn, launched.scores) if group is not None)
+    return [*(getattr(g, field.name) for g in groups for field in fields(g)), launched.vectors]
+
+
+def _with_tensors(launched: Launched, tensors: Sequence[Tensor]) -> Launched:
+    """With others for those of `_tensors`."""
+    others = iter(tensors)
+    drawn, scores = launched.drawn, launched.scores
+    if drawn is not None:
+        drawn = Drawn(*(next(others) for _ in fields(drawn)))
+    if scores is not None:
+        scores = PromptScores(*(next(others) for _ in fields(scores)))
+    return replace(launched, drawn=drawn, scores=scores, vectors=next(others))
