@@ -1,0 +1,232 @@
+"""A CUDA device that computes nothing: what a step would launch, move and wait for is counted.
+
+Tensors on it have shapes and types, but no elements; those of the host are real. An operation that
+needs an element on the host, whose shape depends on elements, or that mixes devices, is an error.
+"""
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runtime.kernels.triton.launch import has_kernels
+
+DEVICE = torch.device("cuda", 0)
+CAPABILITY = (9, 0)
+PROPERTIES = SimpleNamespace(name="H100", multi_processor_count=132, total_memory=80 << 30)
+# c10::impl::device_guard_impl_registry, and indices of it in c10/core/DeviceType.h.
+_GUARDS, _CUDA, _META = "_ZN3c104impl26device_guard_impl_registryE", 1, 14
+
+_WITHOUT_KERNEL = frozenset(
+    """empty empty_strided empty_like new_empty new_empty_strided detach detach_ _unsafe_view
+    lift_fresh alias resize_ set_ record_stream""".split()
+)
+# They read as many bytes of their first argument as they return.
+_GATHERING = frozenset("index_select gather embedding index _unsafe_index".split())
+# They write as many bytes of their first argument as their last one has.
+_SCATTERING = frozenset("index_copy_ index_put_ _index_put_impl_ index_add_ scatter_".split())
+# They read nothing of the argument that they are given for its shape.
+_FILLING = frozenset("fill_ zero_ full_like zeros_like ones_like copy_".split())
+
+
+class SynchronisationError(AssertionError):
+    """An operation makes the host wait for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel, and the bytes that it reads and writes."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened on the device.
+
+    An operation of torch counts as one launch, even if it takes several kernels (sorting, sums). A
+    tensor counts with its elements, but not with repetitions of one that is expanded. Copies
+    between host and device are counted by direction; `pageable_uploads` are those from host memory
+    that is not pinned: the driver copies it first and may wait.
+    """
+
+    launches: list[Launch] = field(default_factory=list)
+    uploads: int = 0
+    pageable_uploads: int = 0
+    downloads: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.launches)
+
+    @property
+    def frequencies(self) -> Counter[str]:
+        return Counter(each.name for each in self.launches)
+
+
+class FakeCuda(TorchDispatchMode):
+    """Runs operations on host tensors, and counts those on tensors of `DEVICE`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = Counts()
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._pinned: WeakSet[torch.UntypedStorage] = WeakSet()
+        self._parts: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+
+    @contextmanager
+    def counting(self) -> Iterator[Counts]:
+        """Counts from here on."""
+        self._counts = Counts()
+        yield self._counts
+        self._counts = Counts()
+
+    def use_partly(self, tensor: Tensor, nbytes: int) -> None:
+        """Triton kernels read or write `nbytes` of `tensor`, as of the pages that rows see; of
+        other arguments they are taken to read or write all."""
+        self._parts[tensor.untyped_storage()] = nbytes
+
+    def start(
+        self, kernel: Any, grid: Sequence[int], arguments: Sequence[object], options: object
+    ) -> None:
+        """Instead of `runtime.kernels.triton.launch.start`."""
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        for tensor in tensors:
+            assert tensor.device == DEVICE, f"{kernel.__name__} has an argument on {tensor.device}"
+        nbytes = sum(self._parts.get(t.untyped_storage(), _nbytes(t)) for t in tensors)
+        self._counts.launches.append(Launch(kernel.__name__, nbytes))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
+        pinned = kwargs.pop("pin_memory", False)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        to_device = torch.device(kwargs.get("device") or "cpu").type == "cuda"
+        if not to_device and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            result = func(*args, **kwargs)
+            if pinned:
+                self._pinned.add(result.untyped_storage())
+            return result
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if name == "_local_scalar_dense":
+            raise SynchronisationError("the host reads an element of a tensor on the device")
+        if name == "copy_" and len({tensor.device for tensor in tensors}) > 1:
+            return self._copied(*args[:2], *args[2:], **kwargs)
+        if name == "_to_copy" and kwargs.get("device") is not None and not to_device:
+            raise SynchronisationError("the host waits for a copy of a tensor on the device")
+        uploads = to_device and any(tensor.device.type == "cpu" for tensor in tensors)
+        if uploads:
+            self._note_upload(tensors[0])
+        with self._fakes:
+            result = func(*args, **kwargs)
+        if not (uploads or func.is_view or name in _WITHOUT_KERNEL):
+            self._note_launch(name, tensors, result)
+        return result
+
+    def _copied(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        """A copy between host and device. What arrives on the host are ones: tokens of that number,
+        and numbers that are finite."""
+        if target.device == DEVICE:
+            self._note_upload(source)
+            return target
+        if not non_blocking or target.untyped_storage() not in self._pinned:
+            raise SynchronisationError("the host waits for a copy of a tensor on the device")
+        self._counts.downloads += 1
+        return target.fill_(1)
+
+    def _note_upload(self, source: Tensor) -> None:
+        self._counts.uploads += 1
+        self._counts.pageable_uploads += source.untyped_storage() not in self._pinned
+
+    def _note_launch(self, name: str, tensors: Sequence[Tensor], result: object) -> None:
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        written = sum(map(_nbytes, results))
+        if not written:
+            return
+        read = [_nbytes(tensor) for tensor in tensors if tensor.device == DEVICE]
+        if name in _GATHERING:
+            read[0] = written
+        elif name in _SCATTERING:
+            read[0], written = 0, read[-1]
+        elif name in _FILLING:
+            read[0] = 0
+        self._counts.launches.append(Launch(name, sum(read) + written))
+
+
+@contextmanager
+def fake_cuda() -> Iterator[FakeCuda]:
+    """Tensors may be made on `DEVICE`; events and streams of torch do nothing."""
+    _set_device_guard()
+    names = ("_lazy_init", "Event", "Stream", "current_stream", "device", "synchronize")
+    torchs: dict[str, Callable[..., Any]] = dict.fromkeys(names, _Inert)
+    torchs["get_device_capability"] = lambda device: CAPABILITY
+    torchs["get_device_properties"] = lambda device: PROPERTIES
+    fake = FakeCuda()
+    has_kernels.cache_clear()
+    lifts = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` copies to the device by an operation
+    try:
+        with (
+            patch.multiple(torch.cuda, **torchs),
+            patch("runtime.kernels.triton.launch.start", fake.start),
+            fake,
+        ):
+            yield fake
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lifts)
+        has_kernels.cache_clear()
+
+
+def _set_device_guard() -> None:
+    """Builds without CUDA have no guard of its devices; that of meta tensors does nothing."""
+    torch._C._ensureCUDADeviceGuardSet()  # for builds with CUDA on a machine without a device
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (_META + 1)).in_dll(c10, _GUARDS)
+    guards[_CUDA] = guards[_CUDA] or guards[_META]
+
+
+class _Inert:
+    """Stands for events, streams and guards."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def record(self, *arguments: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *arguments: Any) -> None:
+        pass
+
+
+def _is_composite(func: Any) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    distinct = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        distinct *= size if stride else min(size, 1)
+    return distinct * tensor.element_size()

@@ -1,0 +1,109 @@
+"""No step of any text family makes the host wait for the device, or mixes devices."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.engine.request import SamplingParams
+from runtime.kernels.selection import highest
+from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.selection import highest_kernel
+from tests.cuda.fake_device import DEVICE, FakeCuda, Launch, fake_cuda
+from tests.cuda.steps import FakeSteps, Rows, load_on_device
+from tests.families.text_families import TEXT_MODELS
+
+CONTEXT, SLOTS = 128, 5
+# One for each path of the sampler, with what else it may do.
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0, logprobs=2),
+    "top": SamplingParams(top_k=9, logprobs=3),
+    "sorted": SamplingParams(top_k=0, top_p=0.5, repeat_penalty=1.1, logit_bias=((3, 1.0),)),
+    "whole": SamplingParams(top_k=0, top_p=1.0, presence_penalty=0.5, repeat_last_n=None),
+}
+# Positions before the rows of each sequence, and their number.
+PREFILL = [(0, 40), (30, 30), (0, 1)]
+DECODING = [(40, 1), (60, 1), (1, 1), (1, 1), (90, 1)]
+MIXED = [(0, 40), (17, 1), (30, 30), (64, 1), (0, 7)]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCuda]:
+    with fake_cuda() as device:
+        yield device
+
+
+def steps_of(family: str, path: Path, fake: FakeCuda) -> FakeSteps:
+    TEXT_MODELS[family].write(path, next(iter(TEXT_MODELS[family].configs)))
+    model = load_on_device(path, context_tokens=CONTEXT)
+    return FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT)
+
+
+@pytest.mark.parametrize("family", TEXT_MODELS)
+def test_steps_of_a_family_never_wait(family: str, tmp_path: Path, fake: FakeCuda) -> None:
+    """With rows of all paths of the sampler together."""
+    steps = steps_of(family, tmp_path / "model.gguf", fake)
+    paths = [*SAMPLINGS.values(), SAMPLINGS["top"]]
+    for scene in (MIXED, DECODING):
+        rows = [Rows(*place, sampling) for place, sampling in zip(scene, paths, strict=True)]
+        assert steps.launch(rows).launches
+    with torch.inference_mode():
+        assert steps.logits(2).dtype == torch.float32
+
+
+def test_steps_with_one_path_of_the_sampler_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
+    steps = steps_of("llama", tmp_path / "model.gguf", fake)
+    for sampling in SAMPLINGS.values():
+        for scene in (PREFILL, DECODING, MIXED):
+            assert steps.launch([Rows(*place, sampling) for place in scene]).launches
+
+
+WAITING: dict[str, Callable[[Tensor], object]] = {
+    "reading an element": lambda x: x.sum().item(),
+    "deciding by an element": lambda x: bool(x.any()),
+    "a list": lambda x: x.tolist(),
+    "indices of elements": lambda x: x.nonzero(),
+    "a selection by elements": lambda x: x[x > 0],
+    "different elements": lambda x: x.unique(),
+    "a copy to the host": lambda x: x.cpu(),
+    "a copy to pinned memory": lambda x: torch.empty(4, pin_memory=True).copy_(x),
+    "a copy to memory that is not pinned": lambda x: torch.empty(4).copy_(x, non_blocking=True),
+    "two devices": lambda x: x + torch.ones(4),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_waits_is_found(name: str, fake: FakeCuda) -> None:
+    with torch.inference_mode(), pytest.raises((RuntimeError, AssertionError)):
+        WAITING[name](torch.ones(4, device=DEVICE))
+
+
+def test_launches_bytes_and_copies_are_counted(fake: FakeCuda) -> None:
+    pinned = torch.zeros(8, pin_memory=True)
+    with torch.inference_mode(), fake.counting() as counts:
+        x = torch.empty(8, device=DEVICE)
+        x[:4].copy_(pinned[:4], non_blocking=True)
+        y = torch.arange(4).to(DEVICE)
+        torch.tensor([1, 2], device=DEVICE)
+        assert (counts.uploads, counts.pageable_uploads, counts.nbytes) == (3, 2, 0)
+        rows = x.view(8, 1).expand(8, 16)[y]  # reads 4 indices and 4 rows of 16 numbers
+        assert counts.nbytes == 4 * 8 + 2 * 4 * 16 * 4
+        rows.add_(1.0)
+        assert counts.frequencies == {"index": 1, "add_": 1}
+        pinned[:4].copy_(rows[:, 0], non_blocking=True)
+        assert counts.downloads == 1 and pinned.tolist() == [1.0] * 4 + [0.0] * 4
+
+
+def test_triton_kernels_are_launches_with_the_bytes_of_their_tensors(fake: FakeCuda) -> None:
+    with torch.inference_mode(), fake.counting() as counts:
+        values, cache = torch.empty(3, 100, device=DEVICE), torch.empty(1000, device=DEVICE)
+        chosen = highest(values, 7)
+        assert counts.launches == [Launch("highest_kernel", 3 * 100 * 4 + 3 * 7 * 8)]
+        fake.use_partly(cache, 36)
+        launch(highest_kernel, (5,), cache[10:], chosen, 990, device=DEVICE)
+        launch(highest_kernel, (0,), cache, chosen, 990, device=DEVICE)  # nothing to compute
+        assert counts.launches[1:] == [Launch("highest_kernel", 36 + 3 * 7 * 8)]
+        with pytest.raises(AssertionError, match="highest_kernel has an argument on cpu"):
+            launch(highest_kernel, (5,), torch.ones(4), chosen, 990, device=DEVICE)
