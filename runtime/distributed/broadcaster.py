@@ -42,7 +42,6 @@ class _Command(IntEnum):
 
     STATES = 0  # compute hidden states; the batch follows
     LOGITS = 1  # compute logits of the next n of these states
-    CLEAR = 2  # clear a page
 
 
 class Broadcaster:
@@ -55,9 +54,6 @@ class Broadcaster:
     def note_pages(self, cells: Tensor, pages: Tensor) -> None:
         """New page table entries, which are sent with the next batch."""
         self._table_writes.append((cells, pages))
-
-    def send_clear(self, page: int) -> None:
-        self._send([_Command.CLEAR, page])
 
     def send_logits(self, rows: int) -> None:
         self._send([_Command.LOGITS, rows])
@@ -134,10 +130,6 @@ class RankZeroPool:
         self._broadcaster.note_pages(cells.clone(), pages.clone())
         self._pool.write_pages(cells, pages)
 
-    def clear_page(self, page: int) -> None:
-        self._broadcaster.send_clear(page)
-        self._pool.clear_page(page)
-
 
 @torch.inference_mode()
 def follow(
@@ -162,8 +154,6 @@ def follow(
                 rows = int(numbers[1])
                 decoder.logits(states[:rows])
                 states = states[rows:]
-            case _Command.CLEAR:
-                pool.clear_page(int(numbers[1]))
 
 
 def _sizes_of(batch: Batch, table_writes: int) -> list[int]:

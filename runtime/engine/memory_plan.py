@@ -8,15 +8,15 @@ from typing import Protocol
 
 import torch
 
-from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import DoesNotFitError
 from runtime.kv.cache_types import CacheType
-from runtime.kv.pool import page_bytes
+from runtime.kv.pool import cache_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.mask_worker import buffer_bytes as mask_bytes
 from runtime.worker.recorded_steps import recorded_bytes
 from runtime.worker.sampler import Sampler
+from runtime.worker.step_results import result_bytes
 
 # Share of the measured memory that stays free, for other processes and for fragmentation.
 LEFT_FREE = 0.1
@@ -58,8 +58,7 @@ class MemoryPlan:
         self, pages: Sequence[int], layout: CacheLayout, type: CacheType, *, cache_tokens: int
     ) -> "MemoryPlan":
         """This plan with fewer pages, which hold `cache_tokens`."""
-        sizes = [page_bytes(layout, group, type) for group in range(len(layout.groups))]
-        cache = sum(count * size for count, size in zip(pages, sizes, strict=True))
+        cache = cache_bytes(layout, pages, type)
         return replace(
             self,
             cache_bytes=cache,
@@ -178,7 +177,7 @@ class _CacheSizes:
         in_flight = options.depth * options.limits.step_tokens
         self._page_tokens = layout.page_tokens
         self._slots = slots
-        self._page_bytes = [page_bytes(layout, g, type) for g in range(len(layout.groups))]
+        self._layout, self._type = layout, type
         self._context_pages = -(-context_tokens // layout.page_tokens)
         self._whole = layout.capacity_pages(context_tokens)
         self._one = layout.held_pages(context_tokens, in_flight)
@@ -224,7 +223,7 @@ class _CacheSizes:
         return min(-(-tokens // self._page_tokens) * self._page_tokens, self.most_tokens)
 
     def nbytes(self, pages: Sequence[int]) -> int:
-        return sum(count * size for count, size in zip(pages, self._page_bytes, strict=True))
+        return cache_bytes(self._layout, pages, self._type)
 
     def _wanted(self, tokens: int) -> tuple[int, ...]:
         pages = -(-tokens // self._page_tokens)
@@ -273,10 +272,9 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """Slot state, the largest workspace, pooled vectors, scores of prompts, page tables, and
-    buffers of inputs and masks: one on the device and two on the host, which take twice one here;
-    and the masks of all slots while they are computed.
-    """
+    """Slot state, the largest workspace, sums of pooled states, results and their packed copy, page
+    tables, and buffers of inputs and masks: one on the device and two on the host, which take twice
+    one here; and the masks of all slots while they are computed."""
     slots, context_tokens = limits.slots, limits.context_tokens
 
     state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens)
@@ -284,11 +282,11 @@ def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits)
         slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size
     )
     tables = slots * sum(layout.capacity_pages(context_tokens))
-    vectors = 2 * 4 * slots * model.hidden_size
-    scores = limits.step_tokens * (4 + 12 * MAX_TOP_LOGPROBS)
+    sums = 4 * slots * model.hidden_size
+    results = 2 * result_bytes(limits, hidden=model.hidden_size)
     masks = mask_bytes(slots=slots, vocab_size=model.vocab_size)
     inputs = buffer_bytes(layout, limits)
-    return state + workspace + vectors + scores + 2 * inputs + 3 * masks + 4 * tables
+    return state + workspace + sums + results + 2 * inputs + 3 * masks + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

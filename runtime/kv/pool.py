@@ -25,15 +25,15 @@ class PagePool(Protocol):
 
     def write_pages(self, cells: Tensor, pages: Tensor) -> None: ...
 
-    def clear_page(self, page: int) -> None: ...
-
 
 class KVPool:
     """The paged keys and values of every layer, and the page table of each slot.
 
-    `pages`: number of pages of each group; `pages_per_sequence`: pages of a full context. `type`:
-    that of all layers but `exact` ones. All memory is allocated and written here. `layer_devices`:
-    the device of each layer's pages; None: all are on `device`, as the page tables are.
+    `pages`: number of pages of each group; one more, the last, belongs to no sequence, and all
+    tables have it until `write_pages`, so rows of warm-up and padding are written there.
+    `pages_per_sequence`: pages of a full context. `type`: that of all layers but `exact` ones. All
+    memory is allocated and written here. `layer_devices`: the device of each layer's pages; None:
+    all are on `device`, as the page tables are.
     """
 
     def __init__(
@@ -52,8 +52,10 @@ class KVPool:
         sizes = [slots * width for width in self._widths]
         self._slots = slots
         self._begins = [0, *accumulate(sizes)]
-        self._cells = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._cells = torch.empty(sum(sizes), dtype=torch.int32, device=device)
         self._tables = tuple(part.view(slots, -1) for part in self._cells.split(sizes))
+        for table, count in zip(self._tables, pages, strict=True):
+            table.fill_(count)
         self._layers: dict[int, LayerPages] = {}
         for number, (group, count) in enumerate(zip(layout.groups, pages, strict=True)):
             cache = group.cache
@@ -63,9 +65,12 @@ class KVPool:
                 quantized = QuantizedRows(stored, cache.key_dim, cache.value_dim)
             for index in group.layers:
                 place = device if layer_devices is None else layer_devices[index]
-                keys, values = (
-                    torch.zeros(count, *cells, stored.width(dim), dtype=stored.dtype, device=place)
+                shapes = [
+                    (count + 1, *cells, stored.width(dim))
                     for *cells, dim in cache.page_shapes(layout.page_tokens)
+                ]
+                keys, values = (
+                    torch.zeros(shape, dtype=stored.dtype, device=place) for shape in shapes
                 )
                 self._layers[index] = LayerPages(keys, values, number, quantized)
 
@@ -87,11 +92,11 @@ class KVPool:
         """Write `pages` [n] int32 to the page table entries `cells` [n] int64, all different."""
         self._cells.index_copy_(0, cells, pages)
 
-    def clear_page(self, page: int) -> None:
-        """Zero page `page` in every layer that has it."""
-        for layer in self._layers.values():
-            layer.keys[page : page + 1].zero_()
-            layer.values[page : page + 1].zero_()
+
+def cache_bytes(layout: CacheLayout, pages: Sequence[int], type: CacheType) -> int:
+    """Bytes of the tensors of a `KVPool`."""
+    sizes = (page_bytes(layout, group, type) for group in range(len(layout.groups)))
+    return sum((count + 1) * size for count, size in zip(pages, sizes, strict=True))
 
 
 def page_bytes(layout: CacheLayout, group: int, type: CacheType) -> int:

@@ -69,7 +69,7 @@ def test_with_room_to_spare_every_slot_gets_a_full_context():
     memory = plan()
     assert memory.pages == (4 * 16,)
     assert memory.cache_tokens == 4 * 16 * 16
-    assert memory.cache_bytes == 64 * 16 * 2 * 16 * 4 * 2
+    assert memory.cache_bytes == (64 + 1) * 16 * 2 * 16 * 4 * 2
     assert memory.weight_bytes == WEIGHTS
     assert memory.activation_bytes == ACTIVATIONS + 32 + 4
 
@@ -118,7 +118,7 @@ def test_the_pool_takes_the_planned_cache_bytes():
 
 def test_with_less_memory_the_cache_shrinks_to_the_last_page_that_fits():
     roomy = plan()
-    page = roomy.cache_bytes // 64
+    page = roomy.cache_bytes // 65  # one belongs to no sequence
     needed = roomy.available_bytes - roomy.headroom_bytes
     tight = plan(memory_bytes=needed - 10 * page + 5)
     assert tight.pages == (54,) and tight.headroom_bytes == 5
@@ -159,7 +159,7 @@ def test_a_tenth_of_measured_memory_is_left_free(monkeypatch):
     monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: needed)
     memory = plan(memory_bytes=None)
     assert memory.available_bytes == needed
-    page = roomy.cache_bytes // 64
+    page = roomy.cache_bytes // 65
     assert 0 <= memory.headroom_bytes - 0.1 * needed < page + 1
 
 
@@ -180,15 +180,15 @@ def test_the_cache_of_a_mixed_model_is_its_full_layers_and_the_bound_of_the_othe
     layers = (LOCAL,) * 5 + (FULL,)
     memory = plan(layers=layers, context_tokens=4000)
     assert memory.pages == (LOCAL_PAGES, 4 * 250)
-    assert memory.cache_bytes == (5 * LOCAL_PAGES + 4 * 250) * PAGE
+    assert memory.cache_bytes == (5 * (LOCAL_PAGES + 1) + 4 * 250 + 1) * PAGE
     longer = plan(layers=layers, context_tokens=40_000)
-    assert longer.cache_bytes == (5 * LOCAL_PAGES + 4 * 2500) * PAGE
+    assert longer.cache_bytes == (5 * (LOCAL_PAGES + 1) + 4 * 2500 + 1) * PAGE
 
 
 def test_five_sliding_layers_of_six_give_far_more_context_in_the_same_bytes():
     context = {"context_tokens": 4000, "slots": 16}
     full = plan(layers=(FULL,) * 6, cache_tokens=4000, **context)
-    assert full.cache_bytes == 6 * 250 * PAGE
+    assert full.cache_bytes == 6 * (250 + 1) * PAGE
     mixed = (LOCAL,) * 5 + (FULL,)
     around = plan(layers=mixed, cache_tokens=4000, **context)
     others = around.available_bytes - around.headroom_bytes - around.cache_bytes

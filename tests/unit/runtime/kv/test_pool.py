@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from runtime.engine.request import GenerationRequest, StopRules
+from runtime.engine.scheduler import Sequence
+from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
-from runtime.kv.pool import KVPool, page_bytes
+from runtime.kv.pool import KVPool, cache_bytes
 from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 
 CPU = torch.device("cpu")
@@ -28,17 +31,17 @@ def test_each_layer_has_its_own_pages_in_the_shape_it_declares(layout):
     ):
         layer = pool.layer(index)
         assert layer.group == group
-        assert layer.keys.shape == (pages, 4, cache.kv_heads, cache.key_dim)
-        assert layer.values.shape == (pages, 4, cache.kv_heads, cache.value_dim)
+        assert layer.keys.shape == (pages + 1, 4, cache.kv_heads, cache.key_dim)
+        assert layer.values.shape == (pages + 1, 4, cache.kv_heads, cache.value_dim)
     pool.layer(0).keys.fill_(1)
     assert pool.layer(2).keys.sum() == 0
 
 
 @pytest.mark.parametrize("type", CacheType)
-def test_page_bytes_add_up_to_what_the_tensors_take(layout, type):
+def test_cache_bytes_are_what_the_tensors_take(layout, type):
     pool = pool_of(layout, type)
     taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in range(4))
-    assert taken == 7 * page_bytes(layout, 0, type) + 9 * page_bytes(layout, 1, type)
+    assert taken == cache_bytes(layout, (7, 9), type)
 
 
 def test_page_writes_reach_their_group_slot_and_index_only(layout):
@@ -46,19 +49,19 @@ def test_page_writes_reach_their_group_slot_and_index_only(layout):
     writes = {(0, 1, 2): 6, (1, 2, 4): 8, (1, 0, 0): 3}
     cells = torch.tensor([pool.table_cell(*place) for place in writes])
     pool.write_pages(cells, torch.tensor(list(writes.values()), dtype=torch.int32))
-    expected = torch.zeros(2, 3, 5, dtype=torch.int32)
+    expected = torch.tensor([7, 9], dtype=torch.int32).view(2, 1, 1).repeat(1, 3, 5)
     for place, page in writes.items():
         expected[place] = page
     assert torch.equal(torch.stack(pool.page_tables), expected)
 
 
-def test_clearing_a_page_leaves_the_others(layout):
+def test_tables_begin_with_the_page_that_no_sequence_gets(layout):
     pool = pool_of(layout)
-    for index in range(4):
-        pool.layer(index).keys.fill_(1)
-        pool.layer(index).values.fill_(1)
-    pool.clear_page(2)
-    for index in range(4):
-        for tensor in (pool.layer(index).keys, pool.layer(index).values):
-            assert tensor[2].sum() == 0
-            assert tensor[[0, 1, 3]].min() == 1
+    manager = KVCacheManager(layout.kinds, (7, 9), page_tokens=4)
+    sequence = Sequence(GenerationRequest("all", (1,) * 28, StopRules(1)), [1] * 28)
+    granted = [(grant.group, grant.page) for grant in manager.reserve(sequence, 28)]
+    for group, table in enumerate(pool.page_tables):
+        spare = {(group, page) for page in table.unique().tolist()}
+        assert len(spare) == 1 and spare.isdisjoint(granted)
+        layer = next(pool.layer(i) for i in range(4) if pool.layer(i).group == group)
+        assert spare == {(group, len(layer.keys) - 1)}

@@ -28,12 +28,12 @@ def test_states_have_the_shapes_they_declare_in_float32_whatever_the_cache_has(t
     )
     for index in (1, 2):
         layer = pool.layer(index)
-        assert layer.keys.shape == (3, 2, 7) and layer.values.shape == (3, 3, 4, 5)
+        assert layer.keys.shape == (4, 2, 7) and layer.values.shape == (4, 3, 4, 5)
         assert layer.keys.dtype == layer.values.dtype == torch.float32
     assert pool.layer(0).keys.dtype == type.dtype
     assert pool.page_tables[1].shape == (3, 1)
     taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in (1, 2))
-    assert taken == 3 * page_bytes(layout, 1, type)
+    assert taken == 4 * page_bytes(layout, 1, type)
 
 
 def test_every_slot_has_a_state_even_where_the_cache_holds_one_context() -> None:

@@ -275,8 +275,8 @@ def test_warming_up_runs_the_largest_step_and_leaves_no_trace(model):
     bench.runner.warm_up()
     assert model.batches == [(40, 3), (3, 3), (1, 1)]
     for index in range(2):
-        assert bench.pool.layer(index).keys.abs().sum() == 0
-        assert bench.pool.layer(index).values.abs().sum() == 0
+        pages = bench.pool.layer(index)
+        assert pages.keys[:-1].abs().sum() == pages.values[:-1].abs().sum() == 0
     requests = crowd()
     assert bench.run(*requests) == [plain_answer(model, asked) for asked in requests]
 
