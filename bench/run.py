@@ -7,11 +7,12 @@ from pathlib import Path
 from bench.contender import Setting
 from bench.first_token import first_token_rows
 from bench.gaps import gap_rows
+from bench.host import host_section
 from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import kept_sections
+from bench.sections import HOST, kept_sections, with_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
 from bench.vision_model import VisionModelShape, ensure_vision_model
@@ -27,6 +28,7 @@ def main() -> None:
     setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
     plan = Plan(arguments.rounds, setting)
     page = results_page(_measure(arguments, plan))
+    page = with_section(page, HOST, host_section(plan.rounds))
     print(page)
     if not arguments.quick:
         RESULTS.write_text(page + kept_sections(RESULTS.read_text()))

@@ -4,6 +4,7 @@ GRAMMARS = "# Structured output"
 TEMPLATES = "# Chat templates"
 ROUTING = "# Routing, simulated"
 REAL = "# A real file"
+HOST = "# Host time of a step"
 
 
 def with_section(page: str, heading: str, section: str) -> str:

@@ -1,7 +1,6 @@
 """The asyncio interface of the engine, whose loop runs on a thread."""
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -20,6 +19,8 @@ from runtime.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+STATISTICS_NS = 100_000_000  # between snapshots of a busy engine: they cost time per sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class AsyncEngine:
         self._woken = False
         self._death: str | None = None
         self._busy_since: float | None = None  # start of the current step; None while idle
-        self._snapshot = engine.statistics()
+        self._snapshot, self._counted_ns = engine.statistics(), 0
+        self._wakeups: dict[asyncio.AbstractEventLoop, _Wakeups] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._features = engine.features
         if self._features is not None:
@@ -117,6 +119,7 @@ class AsyncEngine:
             raise engine_dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
 
     def statistics(self) -> EngineStatistics:
+        """As of the end of a step, at most `STATISTICS_NS` before that of the last one."""
         return self._snapshot
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -125,7 +128,7 @@ class AsyncEngine:
         Output since the last read is merged into one delta. Raises RequestError, OverloadedError or
         EngineDeadError before the first one.
         """
-        pending = _PendingDelta(asyncio.get_running_loop())
+        pending = _PendingDelta(self._wakeups_of(asyncio.get_running_loop()))
         self._submit(request, pending.put)
         ended = False
         try:
@@ -135,6 +138,13 @@ class AsyncEngine:
                 yield delta
         finally:
             self._leave(request, ended=ended)
+
+    def _wakeups_of(self, loop: asyncio.AbstractEventLoop) -> "_Wakeups":
+        with self._changed:
+            if loop not in self._wakeups:
+                opened = {k: v for k, v in self._wakeups.items() if not k.is_closed()}
+                self._wakeups = {**opened, loop: _Wakeups(loop)}
+            return self._wakeups[loop]
 
     def _submit(self, request: GenerationRequest, deliver: Deliver) -> None:
         with self._changed:
@@ -167,7 +177,7 @@ class AsyncEngine:
                     self._peers.check()
                 self._busy_since = self._clock()
                 busy = self._engine.step()
-                self._snapshot = self._engine.statistics()
+                self._count(busy)
                 self._busy_since = self._clock() if busy else None
                 if not busy:
                     self._sleep()
@@ -175,6 +185,12 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("the engine loop failed")
             self._die(f"{type(error).__name__}: {error}")
+
+    def _count(self, busy: bool) -> None:
+        """Take a snapshot, unless the last one was of a busy engine and is new."""
+        now = time.monotonic_ns()
+        if not busy or now - self._counted_ns >= STATISTICS_NS:
+            self._snapshot, self._counted_ns = self._engine.statistics(), now if busy else 0
 
     def _take_commands(self) -> bool:
         with self._changed:
@@ -221,23 +237,49 @@ def failure(engine: AsyncEngine, delta: Delta) -> CaravanError:
     return GenerationFailedError(delta.error or "The model could not continue.")
 
 
-class _PendingDelta:
-    """Output of one request that its reader has not taken yet, merged into one delta."""
+class _Wakeups:
+    """Wakes the readers of one event loop: a call to the loop, which costs a system call, for all
+    that have output since the loop last ran."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._lock = threading.Lock()
+        self._filled: list[asyncio.Event] = []
+
+    def set(self, filled: asyncio.Event) -> None:
+        """Called on the engine's thread. Ignored if the event loop is closed."""
+        with self._lock:
+            first = not self._filled
+            self._filled.append(filled)
+        if first:
+            try:
+                self._loop.call_soon_threadsafe(self._set_all)
+            except RuntimeError:  # the loop is closed
+                self._filled = []
+
+    def _set_all(self) -> None:
+        with self._lock:
+            events, self._filled = self._filled, []
+        for event in events:
+            event.set()
+
+
+class _PendingDelta:
+    """Output of one request that its reader has not taken yet, merged into one delta."""
+
+    def __init__(self, wakeups: _Wakeups) -> None:
+        self._wakeups = wakeups
         self._lock = threading.Lock()
         self._delta: Delta | None = None
         self._filled = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
-        """Called on the engine's thread. Ignored if the reader's event loop is closed."""
+        """Called on the engine's thread."""
         with self._lock:
             wake = self._delta is None
             self._delta = delta if self._delta is None else self._delta.merged(delta)
         if wake:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._filled.set)
+            self._wakeups.set(self._filled)
 
     async def take(self) -> Delta:
         await self._filled.wait()

@@ -95,6 +95,16 @@ class EngineStatistics:
     images_encoded_total: int = 0
 
 
+@dataclass(slots=True)
+class _Totals:
+    """The counters of `EngineStatistics` that the engine itself increases."""
+
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    completion_tokens_total: int = 0
+
+
 @dataclass(eq=False, slots=True)
 class _Live:
     """A request between its arrival and its last delta; times in the clock's nanoseconds."""
@@ -132,7 +142,7 @@ class Engine:
         self._live: dict[str, _Live] = {}
         self._by_sequence: dict[Sequence, _Live] = {}
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
-        self._totals = EngineStatistics()
+        self._totals = _Totals()
         self._throughput = Throughput(scheduler.step_tokens)
 
     def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
@@ -174,8 +184,8 @@ class Engine:
         scheduler, cache_manager = self._scheduler, self._scheduler.cache_manager
         unfinished = [*scheduler.waiting, *scheduler.running]
         throughput = self._throughput
-        return dataclasses.replace(
-            self._totals,
+        return EngineStatistics(
+            **dataclasses.asdict(self._totals),
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             slots=scheduler.slots,
@@ -244,7 +254,7 @@ class Engine:
         self._throughput.retire(now)
         for advance in self._scheduler.retire(plan, results):
             self._deliver(advance, now)
-        self._totals = dataclasses.replace(self._totals, steps_total=self._totals.steps_total + 1)
+        self._totals.steps_total += 1
 
     def _deliver(self, advance: Advance, now: int) -> None:
         live = self._by_sequence[advance.sequence]
@@ -298,20 +308,17 @@ class Engine:
     def _end(self, live: _Live, delta: Delta, finish: FinishReason) -> None:
         text, shown = live.text.flush()
         usage = self._usage(live)
-        last = dataclasses.replace(
-            Delta(text, (), _logprobs(live, shown), finish, usage, delta.error, delta.vector),
-            matched=delta.matched,
+        logprobs = _logprobs(live, shown)
+        last = Delta(
+            text, (), logprobs, finish, usage, delta.error, delta.vector, matched=delta.matched
         )
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
         totals, resume = self._totals, live.sequence.request.resume
-        sampled = usage.completion_tokens - (len(resume.tokens) if resume else 0)
-        self._totals = dataclasses.replace(
-            totals,
-            prompt_tokens_total=totals.prompt_tokens_total + usage.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens_total + usage.cached_tokens,
-            completion_tokens_total=totals.completion_tokens_total + sampled,
-        )
+        totals.prompt_tokens_total += usage.prompt_tokens
+        totals.cached_tokens_total += usage.cached_tokens
+        totals.completion_tokens_total += usage.completion_tokens
+        totals.completion_tokens_total -= len(resume.tokens) if resume else 0
         live.deliver(delta.merged(last))
 
     def _usage(self, live: _Live) -> Usage:

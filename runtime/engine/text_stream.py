@@ -25,6 +25,7 @@ class TextStream:
         self._pieces: deque[tuple[int, int, Sampled]] = deque()  # begin, end in bytes
         self._resumed_text = ""
         self._skip = 0  # characters that the client already has
+        self._holds = bool(self._stops)  # whether any text may be held back or skipped
 
     @property
     def stopped(self) -> bool:
@@ -39,6 +40,7 @@ class TextStream:
         self._held = sampled
         self._resumed_text, _ = self._release(len(sampled) - self._possible_stop())
         self._skip = characters
+        self._holds = True
 
     def push(
         self, piece: bytes, sampled: Sampled, *, may_stop: bool = True
@@ -47,6 +49,9 @@ class TextStream:
 
         When a stop string is complete and `may_stop` is set, it ends the text.
         """
+        if not self._holds and not self._pieces and piece.isascii():
+            self._released += len(piece)
+            return piece.decode(), (sampled,)
         assert not self.stopped
         begin = self._released + len(self._held)
         self._pieces.append((begin, begin + len(piece), sampled))

@@ -10,6 +10,7 @@ from runtime.engine.request import ImageSpan
 from runtime.kv.spec import CacheKind
 
 PageKey = bytes
+_FAR = 2**62 - 1  # a position that no sequence has
 
 
 class Owner(Protocol):
@@ -64,6 +65,8 @@ class _PageGroup:
 
     def __init__(self, kind: CacheKind, pages: int) -> None:
         self.kind = kind
+        # Whether later rows may see less than earlier ones, so that pages are released meanwhile.
+        self.shrinks = kind.by_image or kind.first_visible(_FAR) > 0
         self.free = deque(range(pages))
         self.owners = [0] * pages
         self.key_of: dict[int, PageKey] = {}
@@ -125,8 +128,11 @@ class KVCacheManager:
         prefix_cache: bool = True,
     ) -> None:
         self._groups = [_PageGroup(kind, count) for kind, count in zip(kinds, pages, strict=True)]
+        self._shrinking = [group for group in self._groups if group.shrinks]
         self._page_tokens = page_tokens
         self._prefix_cache = prefix_cache and not any(kind.by_sequence for kind in kinds)
+        # Of owners without images: positions for which all groups have pages.
+        self._reserved: dict[Owner, int] = {}
 
     @property
     def page_tokens(self) -> int:
@@ -170,6 +176,8 @@ class KVCacheManager:
 
     def reserve(self, owner: Owner, end: int) -> list[PageGrant] | None:
         """Reserve pages for positions up to `end`; the new pages, or None and no change."""
+        if end <= self._reserved.get(owner, 0):
+            return []
         wanted = [self._missing(group, owner, end) for group in self._groups]
         if any(len(w) > g.available for w, g in zip(wanted, self._groups, strict=True)):
             return None
@@ -184,6 +192,8 @@ class KVCacheManager:
                 page = group.take()
                 held.pages.append(page)
                 grants.append(PageGrant(number, index, page))
+        if not owner.spans:
+            self._reserved[owner] = -(-end // self._page_tokens) * self._page_tokens
         return grants
 
     def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
@@ -218,24 +228,28 @@ class KVCacheManager:
         """Add the owner's full, confirmed pages to the prefix cache."""
         if not self._prefix_cache:
             return
-        self._extend_keys(owner, owner.confirmed)
         for group in self._groups:
             held = group.held.get(owner)
             if held is None:
                 continue
             full = group.kind.extent(owner.confirmed, owner.spans) // self._page_tokens
+            if full <= held.published:
+                continue
+            self._extend_keys(owner, owner.confirmed)
             for index in range(max(held.published, held.begin), full):
                 group.publish(held.pages[index - held.begin], self._key(group, owner, index))
-            held.published = max(held.published, full)
+            held.published = full
 
     def trim(self, owner: Owner) -> None:
         """Release pages that no later row of the owner can see. Publish first."""
-        for group in self._groups:
+        for group in self._shrinking:
             held = group.held.get(owner)
             if held is None:
                 continue
             first = self._first_page(group, owner)
-            gone = min(max(0, first - held.begin), len(held.pages))
+            if first <= held.begin:
+                continue
+            gone = min(first - held.begin, len(held.pages))
             for page in held.pages[:gone]:
                 group.drop(page)
             del held.pages[:gone]
@@ -243,6 +257,7 @@ class KVCacheManager:
 
     def release(self, owner: Owner) -> None:
         """Release all pages, those at the end first, so that prefixes stay cached longest."""
+        self._reserved.pop(owner, None)
         for group in self._groups:
             held = group.held.pop(owner, None)
             if held is not None:

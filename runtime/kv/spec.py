@@ -71,6 +71,9 @@ class CacheKind(Protocol):
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
         """Begin and end of the indices that each row at positions [start, end) sees."""
 
+    def seen_by(self, position: int) -> tuple[int, int]:
+        """`seen` of the row at `position` in a sequence without images."""
+
     def extent(self, end: int, images: Images = ()) -> int:
         """One more than the last index that the rows before `end` fill."""
 
@@ -117,6 +120,9 @@ class _Positions:
                 inside = range(max(image.start, start), image.end)
                 ends[inside.start - start : inside.stop - start] = [image.end] * len(inside)
         return begins, ends
+
+    def seen_by(self, position: int) -> tuple[int, int]:
+        return self.first_visible(position), position + 1
 
     def extent(self, end: int, images: Images = ()) -> int:
         return end
@@ -215,6 +221,9 @@ class Cross:
                     begins[after:] = [run[0].rows.start] * count
                     ends[after:] = [place.rows.stop] * count
         return begins, ends
+
+    def seen_by(self, position: int) -> tuple[int, int]:
+        return 0, 0
 
     def extent(self, end: int, images: Images = ()) -> int:
         return max((b.end for b in self._blocks(images) if b.position < end), default=0)

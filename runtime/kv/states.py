@@ -26,6 +26,9 @@ class Recurrent:
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
         return [0] * (end - start), [1] * (end - start)
 
+    def seen_by(self, position: int) -> tuple[int, int]:
+        return 0, 1
+
     def extent(self, end: int, images: Images = ()) -> int:
         return min(end, 1)
 

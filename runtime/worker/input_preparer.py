@@ -9,27 +9,29 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 from runtime.engine.scheduler import Chunk, SlotLoad, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.vision.image_rows import AXES, FeatureRows, axes_of, plan_insertions
+from runtime.vision.image_rows import AXES, FeatureRows, Insertions, axes_of, plan_insertions
 from runtime.worker.logit_biases import (
     BiasedRows,
     LoadedBiases,
     rows_of,
     table_bytes,
-    used_entries,
 )
 from runtime.worker.model import ImageWrite, RowSpan
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
-from runtime.worker.sampler import FLOATS, INTS, Draws, LoadedSlots, Path, Sampler, path_of
+from runtime.worker.sampler import FLOATS, INTS, Draws, LoadedSlots, Path, Sampler
+from runtime.worker.slot_requests import SlotRequests
 
 _INT32, _INT64 = torch.int32, torch.int64
+_NOTHING = Insertions((), ()), ScoredStep((), ()), PooledStep((), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ class InputPreparer:
         self._needs_axes = position_axes == AXES
         self._pool = pool
         self._sampler = sampler
-        self._context_tokens = limits.context_tokens
+        self._context_tokens, self._slots = limits.context_tokens, limits.slots
+        self._requests = SlotRequests(slots=limits.slots, vocab_size=sampler.vocab_size)
         nbytes, device_bytes = buffer_bytes(layout, limits), None
         if device.type == "cuda":
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -119,24 +122,32 @@ class InputPreparer:
     def prepare(self, plan: StepPlan) -> DeviceInputs:
         """Write and upload one plan. Waits only if the upload before the last is in progress."""
         self._buffers.reverse()
-        buffer, chunks = self._buffers[0], plan.chunks
+        buffer, chunks, room = self._buffers[0], plan.chunks, self._slots
         buffer.clear()
+        self._requests.update(chunks)
+        slots = np.fromiter((chunk.slot for chunk in chunks), np.int64, len(chunks))
+        plain = self._requests.plain[slots].tolist()
         rows = _row_spans(chunks)
-        positions, row_slot = _write_rows(buffer, chunks, rows)
-        insertions = plan_insertions(chunks, rows)
-        drawing = self._drawing_order(chunks)
-        scored, pooled = plan_scores(chunks, rows), plan_pooling(chunks, rows)
+        insertions, scored, pooled = _NOTHING
+        if not all(plain):
+            insertions = plan_insertions(chunks, rows)
+            scored, pooled = plan_scores(chunks, rows), plan_pooling(chunks, rows)
+        drawing = self._drawing_order(chunks, slots)
         drawn_rows = [rows[index].end - 1 for index in drawing]
         cell = self._pool.table_cell
+        # Steps of up to `room` rows, each of which draws, have these parts at the same offsets.
+        positions, row_slot = _write_rows(buffer, chunks, slots, room)
+        groups = tuple(_write_group(buffer, k, chunks, rows, plain, room) for k in self._kinds)
+        outputs = buffer.put([*drawn_rows, *scored.rows, *pooled.rows], _INT64, room=room)
         inputs = DeviceInputs(
             positions,
-            _write_axes(buffer, chunks, rows) if self._needs_axes else None,
+            _write_axes(buffer, chunks, rows, room) if self._needs_axes else None,
             row_slot,
             buffer.put(insertions.rows, _INT64),
             insertions.parts,
-            tuple(_write_group(buffer, kind, chunks, rows) for kind in self._kinds),
-            buffer.put([*drawn_rows, *scored.rows, *pooled.rows], _INT64),
-            self._write_draws(buffer, [chunks[index] for index in drawing]),
+            groups,
+            outputs,
+            self._write_draws(buffer, [chunks[index] for index in drawing], slots[list(drawing)]),
             drawing,
             scored,
             pooled,
@@ -147,35 +158,35 @@ class InputPreparer:
         buffer.upload()
         return inputs
 
-    def _drawing_order(self, chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    def _drawing_order(self, chunks: Sequence[Chunk], slots: NDArray[np.int64]) -> tuple[int, ...]:
         """Indices of the chunks that draw a token, ordered by sampling path."""
-        vocab = self._sampler.vocab_size
-        keyed = [
-            (path_of(chunk.sequence.request.sampling, vocab), index)
-            for index, chunk in enumerate(chunks)
-            if chunk.samples and chunk.sequence.request.draws
-        ]
-        return tuple(index for _, index in sorted(keyed))
+        samples = np.fromiter((chunk.samples for chunk in chunks), np.bool_, len(chunks))
+        drawing = np.flatnonzero(samples & self._requests.draws[slots])
+        paths = self._requests.path[slots[drawing]]
+        return tuple(drawing[paths.argsort(kind="stable")].tolist())
 
-    def _write_draws(self, buffer: PinnedBuffer, drawn: Sequence[Chunk]) -> Draws:
-        params = [chunk.sequence.request.sampling for chunk in drawn]
+    def _write_draws(
+        self, buffer: PinnedBuffer, drawn: Sequence[Chunk], slots: NDArray[np.int64]
+    ) -> Draws:
+        """`slots` [drawn]: those of the chunks."""
+        requests, room = self._requests, self._slots
         ends = [chunk.start + chunk.length for chunk in drawn]
-        paths = [path_of(s, self._sampler.vocab_size) for s in params]
-        penalised = [row for row, s in enumerate(params) if s.penalised]
-        scored = [row for row, s in enumerate(params) if s.logprobs is not None]
-        biased = [row for row, s in enumerate(params) if s.biased]
-        width = max((used_entries(params[row]) for row in biased), default=0)
-        top = (s.top_k for s, p in zip(params, paths, strict=True) if p is Path.TOP)
+        counts = np.bincount(requests.path[slots], minlength=len(Path))
+        penalised = np.flatnonzero(requests.penalised[slots])
+        params = ((drawn[row].sequence.request.sampling, ends[row]) for row in penalised.tolist())
+        scored = np.flatnonzero(requests.alternatives[slots] >= 0)
+        biased = np.flatnonzero(requests.biases[slots])
+        width = int(requests.biases[slots].max(initial=0))
         return Draws(
-            slots=buffer.put([chunk.slot for chunk in drawn], _INT64),
-            positions=buffer.put(ends, _INT64),
-            counts=tuple(paths.count(path) for path in Path),
-            width=max(top, default=0),
+            slots=buffer.put(slots, _INT64, room=room),
+            positions=buffer.put(ends, _INT64, room=room),
+            counts=tuple(counts.tolist()),
+            width=int(requests.top_k[slots].max(initial=0)),
             penalised=buffer.put(penalised, _INT64),
-            window=max((_lookback(params[row], ends[row]) for row in penalised), default=0),
+            window=max((_lookback(*each) for each in params), default=0),
             scored=buffer.put(scored, _INT64),
-            alternatives=max((params[row].logprobs or 0 for row in scored), default=0),
-            biased=BiasedRows(buffer.put(biased, _INT64), width) if biased else None,
+            alternatives=int(requests.alternatives[slots].max(initial=0)),
+            biased=BiasedRows(buffer.put(biased, _INT64), width) if width else None,
         )
 
     def _write_loads(self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedSlots:
@@ -234,23 +245,25 @@ def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
 
 
 def _write_rows(
-    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+    buffer: PinnedBuffer, chunks: Sequence[Chunk], chunk_slots: NDArray[np.int64], room: int
 ) -> tuple[Tensor, Tensor]:
     """The position and the slot of each row."""
-    position_array, positions = buffer.take(rows[-1].end, _INT64)
-    slot_array, slots = buffer.take(rows[-1].end, _INT32)
-    if len(chunks) == len(positions):
-        position_array[:] = [chunk.start for chunk in chunks]
-        slot_array[:] = [chunk.slot for chunk in chunks]
-        return positions, slots
-    for chunk, span in zip(chunks, rows, strict=True):
-        position_array[span.begin : span.end] = np.arange(chunk.start, chunk.start + chunk.length)
-        slot_array[span.begin : span.end] = chunk.slot
+    lengths = np.fromiter((chunk.length for chunk in chunks), np.int64, len(chunks))
+    starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
+    count = int(lengths.sum())
+    position_array, positions = buffer.take(count, _INT64, room=room)
+    slot_array, slots = buffer.take(count, _INT32, room=room)
+    begins = lengths.cumsum() - lengths
+    position_array[:] = np.repeat(starts - begins, lengths)
+    position_array += np.arange(count)
+    slot_array[:] = np.repeat(chunk_slots, lengths)
     return positions, slots
 
 
-def _write_axes(buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan]) -> Tensor:
-    array, axes = buffer.take(AXES * rows[-1].end, _INT64)
+def _write_axes(
+    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan], room: int
+) -> Tensor:
+    array, axes = buffer.take(AXES * rows[-1].end, _INT64, room=AXES * room)
     written = array.reshape(AXES, -1)
     for chunk, span in zip(chunks, rows, strict=True):
         end = chunk.start + chunk.length
@@ -259,18 +272,32 @@ def _write_axes(buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[Ro
 
 
 def _write_group(
-    buffer: PinnedBuffer, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
+    buffer: PinnedBuffer,
+    kind: CacheKind,
+    chunks: Sequence[Chunk],
+    rows: Sequence[RowSpan],
+    plain: Sequence[bool],
+    room: int,
 ) -> DeviceGroup:
-    begin_array, begin = buffer.take(rows[-1].end, _INT32)
-    end_array, end = buffer.take(rows[-1].end, _INT32)
+    """`plain`: as in `SlotRequests`, of each chunk."""
+    begin_array, begin = buffer.take(rows[-1].end, _INT32, room=room)
+    end_array, end = buffer.take(rows[-1].end, _INT32, room=room)
+    begins: list[int] = []
+    ends: list[int] = []
     spans = []
-    for chunk, span in zip(chunks, rows, strict=True):
-        stop = chunk.start + chunk.length
-        begins, ends = kind.seen(chunk.start, stop, chunk.sequence.spans)
-        begin_array[span.begin : span.end] = begins
-        end_array[span.begin : span.end] = ends
-        seen = min(begins), max(ends)
-        spans.append(RowSpan(span.begin, span.end, span.slot, span.start, *seen))
+    for chunk, span, alone in zip(chunks, rows, plain, strict=True):
+        if alone and chunk.length == 1:
+            first, last = kind.seen_by(chunk.start)
+            begins.append(first)
+            ends.append(last)
+        else:
+            stop = chunk.start + chunk.length
+            some_begins, some_ends = kind.seen(chunk.start, stop, chunk.sequence.spans)
+            first, last = min(some_begins), max(some_ends)
+            begins += some_begins
+            ends += some_ends
+        spans.append(RowSpan(span.begin, span.end, span.slot, span.start, first, last))
+    begin_array[:], end_array[:] = begins, ends
     images = _write_images(buffer, kind, chunks, rows) if kind.by_image else None
     return DeviceGroup(tuple(spans), begin, end, images)
 

@@ -40,18 +40,20 @@ class PinnedBuffer:
         if self._uploaded is not None:
             self._uploaded.synchronize()
 
-    def take(self, count: int, dtype: torch.dtype) -> tuple[NDArray[Any], Tensor]:
-        """`count` elements: the host array to write, and the tensor on the device."""
+    def take(self, count: int, dtype: torch.dtype, *, room: int = 0) -> tuple[NDArray[Any], Tensor]:
+        """`count` elements: the host array to write, and the tensor on the device. The next part
+        begins after `room` elements, if `count` is not larger."""
         begin, end = self._used, self._used + count * dtype.itemsize
         assert end <= len(self._array), "the plan is larger than any plan may be"
-        self._used = -(-end // ALIGNMENT) * ALIGNMENT
+        after = begin + max(count, room) * dtype.itemsize
+        self._used = -(-after // ALIGNMENT) * ALIGNMENT
         host: NDArray[Any] = self._array[begin:end].view(_NUMPY_TYPES[dtype])
         return host, self._device[begin:end].view(dtype)
 
-    def put(self, values: ArrayLike, dtype: torch.dtype) -> Tensor:
+    def put(self, values: ArrayLike, dtype: torch.dtype, *, room: int = 0) -> Tensor:
         """A tensor with the shape of `values`."""
         array: NDArray[Any] = np.asarray(values, _NUMPY_TYPES[dtype])
-        host, tensor = self.take(array.size, dtype)
+        host, tensor = self.take(array.size, dtype, room=room)
         host[:] = array.ravel()
         return tensor.view(array.shape)
 

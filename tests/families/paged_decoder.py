@@ -1,7 +1,6 @@
 """A decoder with a small paged cache, fed sequence by sequence, for comparing logits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -113,7 +112,7 @@ class PagedDecoder:
         for span in spans:
             stop = span.start + span.end - span.begin
             first, last = kind.seen(span.start, stop, self._images[span.slot])
-            bounded.append(replace(span, seen_begin=min(first), seen_end=max(last)))
+            bounded.append(span._replace(seen_begin=min(first), seen_end=max(last)))
             begins, ends = begins + first, ends + last
             slots += [span.slot] * len(first)
         cells, writes, after = self._written(kind, table, spans)

@@ -135,7 +135,7 @@ def by_definition(
 def rows_of(plan: AttentionPlan, begin: int, end: int) -> AttentionPlan:
     """The plan of some rows of one sequence."""
     spans = [
-        replace(s, begin=0, end=end - begin, start=s.start + begin - s.begin)
+        s._replace(begin=0, end=end - begin, start=s.start + begin - s.begin)
         for s in plan.spans
         if s.begin <= begin and end <= s.end
     ]

@@ -6,14 +6,15 @@ import threading
 
 import pytest
 
-from runtime.engine.async_engine import AsyncEngine
+from runtime.engine import async_engine
+from runtime.engine.async_engine import STATISTICS_NS, AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
-from tests.patience import until
+from tests.patience import HANG_S, until
 from tests.unit.runtime.engine.fake_runner import VOCABULARY, PretendRunner, answer
 from tests.unit.runtime.engine.test_engine import LIMITS, token_bytes
 
@@ -44,6 +45,44 @@ async def collect(engine: AsyncEngine, one: GenerationRequest) -> Delta:
         async for delta in deltas:
             merged = merged.merged(delta)
     return merged
+
+
+def test_output_wakes_an_event_loop_once_until_it_runs(monkeypatch) -> None:
+    steps, enough = [], threading.Event()
+
+    def count() -> None:
+        steps.append(1)
+        if len(steps) == 4:
+            enough.set()
+
+    async def main() -> None:
+        loop, calls = asyncio.get_running_loop(), []
+        with running(PretendRunner(count)) as engine:
+            call = loop.call_soon_threadsafe
+            monkeypatch.setattr(loop, "call_soon_threadsafe", lambda f: (calls.append(f), call(f)))
+            reads = [asyncio.ensure_future(collect(engine, request("x" * n))) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            assert enough.wait(HANG_S) and len(calls) == 1  # meanwhile the loop does not run
+            assert all(len(delta.tokens) == 20 for delta in await asyncio.gather(*reads))
+
+    asyncio.run(main())
+
+
+def test_a_busy_engine_counts_its_sequences_at_intervals(monkeypatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(async_engine.time, "monotonic_ns", lambda: STATISTICS_NS)
+        with running() as engine:
+            counted = []
+            count = engine._engine.statistics
+            monkeypatch.setattr(
+                engine._engine, "statistics", lambda: (counted.append(1), count())[1]
+            )
+            await collect(engine, request("x", count=60))
+            await until(lambda: engine.statistics().running == 0)
+            assert engine.statistics().steps_total >= 60
+            assert len(counted) < 10
+
+    asyncio.run(main())
 
 
 def test_many_streams_at_once_get_their_own_tokens() -> None:

@@ -34,6 +34,15 @@ def test_a_character_split_over_tokens_is_released_whole() -> None:
     assert stream.push(second, Sampled(1)) == ("é", (Sampled(0), Sampled(1)))
 
 
+def test_a_resumed_answer_may_end_inside_a_character() -> None:
+    stream = TextStream()
+    stream.resume("Gr\u00fc".encode()[:-1], 2)
+    assert stream.push("\u00fc".encode()[-1:], Sampled(7)) == ("\u00fc", (Sampled(7),))
+    broken = TextStream()
+    broken.resume("Gr\u00fc".encode()[:-1], 2)
+    assert broken.push(b"n", Sampled(7)) == ("\ufffdn", (Sampled(7),))
+
+
 def test_bytes_that_cannot_become_text_are_replaced_and_a_broken_end_is_dropped() -> None:
     assert feed(TextStream(), [b"a\xff", b"b", b"\xf0\x9f"]) == ("a\ufffdb", [0, 1, 2])
 

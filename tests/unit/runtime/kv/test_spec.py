@@ -6,6 +6,7 @@ import pytest
 
 from runtime.engine.request import ImageSpan
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
+from runtime.kv.states import Recurrent
 
 POSITIONS = [Full(), Sliding(1), Sliding(6), Chunked(5), Chunked(8)]
 
@@ -24,6 +25,12 @@ def test_the_first_visible_index_is_monotonic_and_starts_what_a_row_sees(kind) -
     assert firsts == sorted(firsts)
     begins, ends = kind.seen(7, 50)
     assert begins == firsts[7:] and ends == list(range(8, 51))
+
+
+@pytest.mark.parametrize("kind", [*POSITIONS, Cross(4, 16), Recurrent()])
+def test_a_row_alone_sees_what_it_sees_among_others(kind) -> None:
+    begins, ends = kind.seen(0, 50)
+    assert [kind.seen_by(position) for position in range(50)] == [*zip(begins, ends, strict=True)]
 
 
 def test_windows_and_chunks_count_the_row_itself() -> None:

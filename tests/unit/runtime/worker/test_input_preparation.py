@@ -95,6 +95,20 @@ def test_rows_lie_flat_in_the_order_of_the_chunks(preparer):
     assert [(span.seen_begin, span.seen_end) for span in chunked] == [(0, 8), (40, 41), (0, 2)]
 
 
+def test_decode_steps_have_their_inputs_at_the_same_places(preparer):
+    places = []
+    for penalty, scores, count in ((1.0, None, 2), (1.1, 3, 4), (1.0, 1, 4)):
+        sampling = SamplingParams(repeat_penalty=penalty, logprobs=scores)
+        inputs = preparer.prepare(
+            plan(*(chunk(n, 9 + n, 1, sampling=sampling) for n in range(count)))
+        )
+        groups = (part for group in inputs.groups for part in (group.begin, group.end))
+        parts = (inputs.positions, inputs.row_slot, *groups, inputs.output_rows)
+        draws = (inputs.draws.slots, inputs.draws.positions)
+        places.append([part.storage_offset() * part.itemsize for part in (*parts, *draws)])
+    assert places[0] == places[1] == places[2]
+
+
 def test_each_row_sees_what_the_kind_of_its_group_allows(preparer):
     chunks = [chunk(0, 0, 9), chunk(1, 3, 11), chunk(2, 30, 1), chunk(3, 16, 8)]
     inputs = preparer.prepare(plan(*chunks))

@@ -1,0 +1,51 @@
+"""What preparing a step needs to know of the request in each slot, as columns."""
+
+from collections.abc import Callable, Sequence
+from weakref import ref
+
+import numpy as np
+
+from runtime.engine import scheduler
+from runtime.engine.request import GenerationRequest
+from runtime.engine.scheduler import Chunk
+from runtime.worker.logit_biases import used_entries
+from runtime.worker.sampler import Path, path_of
+
+
+class SlotRequests:
+    """Columns [slots], which are written when a request enters a slot, not in each step.
+
+    draws: tokens are sampled; path: how; top_k: in path TOP, else 0; penalised: with penalties;
+    alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; plain: no
+    images, no pooling and no log-probabilities of the prompt.
+    """
+
+    def __init__(self, *, slots: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._sequences: list[Callable[[], scheduler.Sequence | None]] = [_nothing] * slots
+        self.draws, self.penalised, self.plain = np.zeros((3, slots), np.bool_)
+        self.path, self.top_k, self.alternatives, self.biases = np.zeros((4, slots), np.int64)
+
+    def update(self, chunks: Sequence[Chunk]) -> None:
+        """Before the columns are read for the slots of `chunks`."""
+        known = self._sequences
+        for chunk in chunks:
+            if known[chunk.slot]() is not chunk.sequence:
+                known[chunk.slot] = ref(chunk.sequence)
+                self._write(chunk.slot, chunk.sequence.request)
+
+    def _write(self, slot: int, request: GenerationRequest) -> None:
+        sampling = request.sampling
+        path = path_of(sampling, self._vocab_size)
+        self.draws[slot] = request.draws
+        self.path[slot] = path
+        self.top_k[slot] = sampling.top_k if path is Path.TOP else 0
+        self.penalised[slot] = sampling.penalised
+        self.alternatives[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.biases[slot] = used_entries(sampling) if sampling.biased else 0
+        plain = request.pooling is None and request.prompt_logprobs is None
+        self.plain[slot] = plain and not request.spans
+
+
+def _nothing() -> None:
+    """A reference to no sequence."""
