@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.scope import TensorScope
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for
 from runtime.engine import scheduler
@@ -40,7 +40,8 @@ def load_on_device(path: Path, *, context_tokens: int) -> DecoderModel:
     """The decoder of a file, computing in bfloat16 on the fake device."""
     file = UnreadFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    scope = TensorScope(file, device=DEVICE, dtype=torch.bfloat16, context_tokens=context_tokens)
+    options = ScopeOptions(context_tokens=context_tokens)
+    scope = TensorScope(file, device=DEVICE, dtype=torch.bfloat16, options=options)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()
     return decoder

