@@ -13,22 +13,28 @@ import torch
 from torch import Tensor
 
 from runtime.errors import UnsupportedModelError
-from runtime.quant.formats import codebooks, k_quants, legacy, microscaling, ternary
+from runtime.quant.formats import codebooks, k_quants, legacy, microscaling, planes, ternary
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A format that stores `block_elements` consecutive weights of a row in `block_bytes` bytes."""
+    """A format that stores `block_elements` consecutive weights of a row in `block_bytes` bytes.
+
+    blocks: the type whose rows are stored in planes; only whole rows can be read. None for types of
+    files.
+    """
 
     id: int
     name: str
     block_elements: int
     block_bytes: int
+    blocks: "BlockType | None" = None
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of a row of `elements` weights, a multiple of `block_elements`."""
         assert elements % self.block_elements == 0, (self.name, elements)
-        return elements // self.block_elements * self.block_bytes
+        plain = elements // self.block_elements * self.block_bytes
+        return plain if self.blocks is None else plain + -plain % planes.ROW_MULTIPLE
 
 
 _TYPES = (
@@ -68,6 +74,14 @@ BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TYPES
 # MXFP4 with adjacent elements in one byte, as in the first gpt-oss files; its id was that of a
 # removed GGUF type.
 MXFP4_PAIRS = BlockType(4, "MXFP4_PAIRS", 32, 17)
+# The same rows in planes, by the name of the type; their ids are none of GGUF's.
+PLANAR_TYPES: Mapping[str, BlockType] = MappingProxyType(
+    {
+        t.name: replace(t, id=1000 + t.id, name=f"{t.name} in planes", blocks=t)
+        for t in (*_TYPES, MXFP4_PAIRS)
+        if t.name in planes.PLANES
+    }
+)
 
 
 def block_type(name: str) -> BlockType:
@@ -80,16 +94,21 @@ def block_type(name: str) -> BlockType:
 
 
 class Compute(IntEnum):
-    """How activations enter products with quantised weights on a CPU.
+    """How activations enter products with quantised weights.
 
     EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 and of
     8 bits with one scale, so that products are sums of integers. Types without such kernels are
-    always EXACT.
+    always EXACT. On CUDA devices it applies to up to eight rows; more of them, and EXACT, are
+    multiplied in their own type, to which the weights are rounded.
     """
 
     EXACT = 0
     FINE = 1
     FAST = 2
+
+
+# Bytes that are rearranged into planes at once.
+_SLAB_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -133,9 +152,36 @@ class Weight:
         return replace(self, data=data, shape=(*data.shape[:-1], self.shape[-1]))
 
     def inputs(self, begin: int, end: int) -> "Weight":
-        """Columns [begin, end) of each matrix, as a view; both are multiples of a block."""
+        """Columns [begin, end) of each matrix, as a view; both are multiples of a block.
+
+        Not of planes.
+        """
+        assert self.type.blocks is None, self.type.name
         data = self.data[..., self.type.row_bytes(begin) : self.type.row_bytes(end)]
         return replace(self, data=data, shape=(*self.shape[:-1], end - begin))
+
+    def in_planes(self, device: torch.device) -> "Weight":
+        """On the device, in planes if its type has any."""
+        type = PLANAR_TYPES.get(self.type.name)
+        if type is None:
+            return self.to(device)
+        shape = *self.shape[:-1], type.row_bytes(self.shape[-1])
+        data = torch.empty(shape, dtype=torch.uint8, device=device)
+        at_once = max(1, _SLAB_BYTES // max(1, self.data.shape[-1]))
+        for source, placed in zip(
+            self.data if self.data.dim() == 3 else [self.data],
+            data if data.dim() == 3 else [data],
+            strict=True,
+        ):
+            for some, rows in zip(source.split(at_once), placed.split(at_once), strict=True):
+                moved = planes.to_planes(some.to(device), self.type.name, self.type.block_bytes)
+                rows.copy_(moved)
+        return replace(self, data=data, type=type)
+
+    def numbers(self) -> Tensor | None:
+        """[..., out, in] in the type that they are stored in; None if they are in blocks."""
+        dtype = _PLAIN.get(self.type.name)
+        return None if dtype is None else _numbers(self.data.contiguous(), dtype)
 
     def dequantize(self) -> Tensor:
         """float32, of the logical shape; may share memory with `data` where the type is F32."""
@@ -143,15 +189,19 @@ class Weight:
 
 
 def dequantize(data: Tensor, type: BlockType) -> Tensor:
-    """uint8 [..., n * block_bytes] -> float32 [..., n * block_elements].
+    """uint8 [..., n * block_bytes], of planes whole rows -> float32 [..., n * block_elements].
 
     Bit for bit equal to `gguf.quants.dequantize`; integers and F64, which it does not support, are
     rounded to float32. The result for F32 is a view of `data`.
     """
     if type.name in _PLAIN:
         return _numbers(data.contiguous(), _PLAIN[type.name]).float()
-    blocks = data.reshape(-1, type.block_bytes)
     elements = data.shape[-1] // type.block_bytes * type.block_elements
+    if type.blocks is None:
+        blocks = data.reshape(-1, type.block_bytes)
+    else:
+        type = type.blocks
+        blocks = planes.to_blocks(data.flatten(0, -2), type.name, type.block_bytes)
     return _DEQUANTIZERS[type.name](blocks).reshape(*data.shape[:-1], elements)
 
 

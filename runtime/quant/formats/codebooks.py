@@ -19,7 +19,7 @@ from runtime.quant.formats.bits import (
 )
 from runtime.quant.formats.grids import grid_rows
 
-_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Seven signs, and an eighth that makes the number of negative ones even.
 _EVEN_SIGNS = tuple(index | (index.bit_count() & 1) << 7 for index in range(128))
 _SHIFT = 0.125
@@ -27,7 +27,7 @@ _SHIFT = 0.125
 
 def iq4_nl(blocks: Tensor) -> Tensor:
     """32 weights: a half, nibbles: low ones are elements 0..15, high ones 16..31."""
-    values = looked_up(_NONLINEAR, fields(blocks[:, None, 2:], 2, 4))
+    values = looked_up(NONLINEAR, fields(blocks[:, None, 2:], 2, 4))
     return values.view(-1, 32).mul_(halves(blocks[:, :2]))
 
 
@@ -35,7 +35,7 @@ def iq4_xs(blocks: Tensor) -> Tensor:
     """Eight 6-bit scales as 2 bytes of high pairs and 4 of low nibbles; per 32 as in IQ4_NL."""
     high, low = fields_of_each(blocks[:, 2:4], 4, 2), fields_of_each(blocks[:, 4:8], 2, 4)
     scale = halves(blocks[:, :2]) * (signed(low | (high << 4)) - 32).float()
-    values = looked_up(_NONLINEAR, fields(blocks[:, 8:].view(-1, 8, 16), 2, 4))
+    values = looked_up(NONLINEAR, fields(blocks[:, 8:].view(-1, 8, 16), 2, 4))
     return values.view(-1, 8, 32).mul_(scale.unsqueeze(2))
 
 

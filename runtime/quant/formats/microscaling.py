@@ -6,7 +6,7 @@ from torch import Tensor
 from runtime.quant.formats.bits import fields, looked_up
 
 # The values of E2M1, doubled; the scales below are therefore halved.
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _power(byte: Tensor) -> Tensor:
 
 def _values(packed: Tensor) -> Tensor:
     """uint8 [n, groups, width] -> float32 [n, groups, 2, width]: low nibbles, then high ones."""
-    return looked_up(_E2M1, fields(packed, 2, 4))
+    return looked_up(E2M1, fields(packed, 2, 4))
 
 
 def _e4m3(byte: int) -> float:
