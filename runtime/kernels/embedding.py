@@ -4,14 +4,19 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import Weight, gather_rows
 
 
 def embedding_rows(weight: Weight, ids: Tensor) -> Tensor:
     """weight (rows, in), ids [n] int64 -> float32 [n, in], bit for bit as `gather_rows`, the twin.
 
-    Raises IndexError for ids outside the rows.
+    Raises IndexError for ids outside the rows, except on CUDA devices.
     """
+    if weight.type.blocks is not None and has_kernels(ids.device):
+        from runtime.kernels.triton.dequantize import dequantized
+
+        return dequantized(weight, torch.float32, ids)
     kernels = library() if ids.device.type == "cpu" else None
     if kernels is None or not kernels.caravan_embedding_knows(weight.type.id):
         return gather_rows(weight, ids)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import Weight, dequantize
 
 
@@ -26,6 +27,10 @@ def expert_products(
     it is computed in float32, the matrix of each used expert is read once, and the bits of a row do
     not depend on other rows.
     """
+    if weight.type.blocks is not None and has_kernels(x.device):
+        from runtime.kernels.triton.products import experts_product
+
+        return experts_product(x, weight, chosen, bias=bias, scale=scale)
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         return expert_products_twin(x, weight, chosen, bias=bias, scale=scale)

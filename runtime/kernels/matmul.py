@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import Weight, block_type, dequantize
 
 # Weights that the twin dequantises at once: 64 MiB in float32.
@@ -18,9 +19,13 @@ EXPANDED_ELEMENTS = 1 << 16
 def matmul(x: Tensor, weight: Weight) -> Tensor:
     """x [tokens, in] of float32, bfloat16 or float16, weight (out, in) -> [tokens, out] like x.
 
-    With C kernels it is computed as `weight.compute` says, accumulated in float32, and the bits of
-    a row do not depend on other rows.
+    With kernels it is computed as `weight.compute` says, accumulated in float32. With C kernels the
+    bits of a row do not depend on other rows.
     """
+    if weight.type.blocks is not None and has_kernels(x.device):
+        from runtime.kernels.triton.products import product
+
+        return product(x, weight)
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         return matmul_twin(x, weight)
@@ -34,6 +39,9 @@ def matmul(x: Tensor, weight: Weight) -> Tensor:
 
 def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
     """The specification of `matmul`: dequantise the weight to x's type, a slab at a time."""
+    numbers = weight.numbers()
+    if numbers is not None and numbers.dtype == x.dtype:
+        return F.linear(x, numbers)
     slabs = weight.data.split(max(1, SLAB_ELEMENTS // weight.shape[-1]))
     products = [F.linear(x, dequantize(slab, weight.type).to(x.dtype)) for slab in slabs]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)

@@ -1,0 +1,65 @@
+"""Pairs of a row and an expert, by expert in bundles of one size, without synchronisation."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.tiles import Bundles
+
+_READ = 1024  # pairs that a program reads at once
+
+
+def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:
+    """chosen [pairs] int64, below `experts` -> as many bundles of `size` as could be needed."""
+    pairs, device = len(chosen), chosen.device
+    most = pairs // size + min(experts, pairs)
+    result = Bundles(
+        torch.empty(most, dtype=torch.int32, device=device),
+        torch.empty(most, size, dtype=torch.int32, device=device),
+    )
+    counts = torch.empty(experts, dtype=torch.int32, device=device)
+    launch(count_kernel, (experts,), chosen, counts, pairs, READ=_READ, device=device)
+    launch(
+        bundle_kernel, (experts + 1,), chosen, counts, result.experts, result.pairs, pairs, experts,
+        most, SIZE=size, EXPERTS=triton.next_power_of_2(experts), READ=_READ, device=device,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def count_kernel(chosen, counts, pairs, READ: tl.constexpr):
+    """The pairs of each expert; a program for each."""
+    expert = tl.program_id(0)
+    count = tl.zeros([READ], tl.int32)
+    for begin in range(0, pairs, READ):
+        pair = begin + tl.arange(0, READ)
+        count += (tl.load(chosen + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(count))
+
+
+@triton.jit
+def bundle_kernel(
+    chosen, counts, bundle_experts, bundle_pairs, pairs, experts, bundles,
+    SIZE: tl.constexpr, EXPERTS: tl.constexpr, READ: tl.constexpr,
+):  # fmt: skip
+    """The bundles of an expert; the last program marks those that are not needed."""
+    expert, others = tl.program_id(0), tl.arange(0, EXPERTS)
+    needed = tl.load(counts + others, mask=others < experts, other=0)
+    needed = (needed + SIZE - 1) // SIZE
+    begin = tl.sum(tl.where(others < expert, needed, 0))
+    end = begin + tl.sum(tl.where(others == expert, needed, 0))
+    end = tl.where(expert == experts, bundles, end)
+    number = tl.arange(0, READ)
+    for first in range(begin, end, READ):
+        tl.store(bundle_experts + first + number, expert, mask=first + number < end)
+    filled = begin * SIZE
+    for first in range(0, pairs, READ):
+        pair = first + number
+        mine = tl.load(chosen + pair, mask=pair < pairs, other=-1) == expert
+        place = filled + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(bundle_pairs + place, pair, mask=mine)
+        filled += tl.sum(mine.to(tl.int32))
+    for first in range(filled, end * SIZE, READ):
+        tl.store(bundle_pairs + first + number, pairs, mask=first + number < end * SIZE)

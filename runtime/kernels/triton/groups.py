@@ -1,0 +1,362 @@
+"""Groups of 32 weights of rows in planes, as words of four signed bytes with scales.
+
+The planes are those of `runtime/quant/formats/planes.py`. Each thread has a group of its own, so
+that all loads are as wide as a plane allows and nothing is exchanged between threads. A weight is
+scale * (byte - offset) - minimum, with one scale and minimum for each half of the group; in float32
+it has the bits of `runtime/quant/formats`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.triton.words import (
+    E2M1,
+    NONLINEAR,
+    even_signs,
+    four_words,
+    half,
+    halves,
+    looked_up,
+    negated,
+    one_byte,
+    one_word,
+    power_of_two,
+    short,
+    small_float,
+    two_words,
+)
+from runtime.quant.formats.grids import GRIDS, load_grid
+
+
+@dataclass(frozen=True)
+class Form:
+    """offset: of the bytes; minima: whether weights have any; halved: whether the halves of a group
+    have scales of their own; grid: the table that the type indexes."""
+
+    offset: int = 0
+    minima: bool = False
+    halved: bool = False
+    grid: str | None = None
+
+
+FORMS = {
+    "Q4_0": Form(offset=8),
+    "Q4_1": Form(minima=True),
+    "Q5_0": Form(offset=16),
+    "Q5_1": Form(minima=True),
+    "Q8_0": Form(),
+    "Q2_K": Form(minima=True, halved=True),
+    "Q3_K": Form(offset=4, halved=True),
+    "Q4_K": Form(minima=True),
+    "Q5_K": Form(minima=True),
+    "Q6_K": Form(offset=32, halved=True),
+    "IQ4_NL": Form(),
+    "IQ4_XS": Form(),
+    "MXFP4": Form(),
+    "MXFP4_PAIRS": Form(),
+    "NVFP4": Form(halved=True),
+    "TQ1_0": Form(offset=1),
+    "TQ2_0": Form(offset=1),
+    "IQ2_XXS": Form(grid="IQ2_XXS"),
+    "IQ2_XS": Form(halved=True, grid="IQ2_XS"),
+    "IQ2_S": Form(halved=True, grid="IQ2_S"),
+    "IQ3_XXS": Form(grid="IQ3_XXS"),
+    "IQ3_S": Form(grid="IQ3_S"),
+    "IQ1_S": Form(offset=9, grid="IQ1_S"),
+    "IQ1_M": Form(offset=9, halved=True, grid="IQ1_S"),
+}
+
+
+@triton.constexpr_function
+def offset_of(type: str) -> int:
+    return FORMS[type].offset
+
+
+@triton.constexpr_function
+def has_minima(type: str) -> bool:
+    return FORMS[type].minima
+
+
+@triton.constexpr_function
+def is_halved(type: str) -> bool:
+    return FORMS[type].halved
+
+
+@triton.constexpr_function
+def among(type: str, names: str) -> bool:
+    return type in names.split()
+
+
+@cache
+def grid_of(type: str, device: torch.device) -> Tensor | None:
+    """int32 [words]: the grid that the type indexes, if any, four weights a word.
+
+    Ternary grids have 8 * weight + 9, so that an eighth can be added or subtracted in bytes.
+    """
+    name = FORMS[type].grid
+    if name is None:
+        return None
+    weights = load_grid(name, torch.device("cpu"))
+    weights = weights * 8 + 9 if min(GRIDS[name].levels) < 0 else weights
+    return weights.to(torch.uint8).view(torch.int32).flatten().to(device)
+
+
+@triton.jit
+def group(row, g, groups, grid, TYPE: tl.constexpr):
+    """row: uint8 pointer or pointers [n]; g int32 [n] of the `groups` of a row.
+
+    -> eight words, the scales of both halves, their minima; each [n].
+    """
+    if among(TYPE, "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0"):
+        return _legacy(row, g, groups, TYPE)
+    elif among(TYPE, "Q2_K Q3_K Q4_K Q5_K Q6_K"):
+        return _k_quant(row, g, groups // 8, TYPE)
+    elif among(TYPE, "IQ4_NL IQ4_XS MXFP4 MXFP4_PAIRS NVFP4"):
+        return _table(row, g, groups, TYPE)
+    elif among(TYPE, "IQ2_XXS IQ2_XS IQ2_S"):
+        return _two_bits(row, g, groups // 8, grid, TYPE)
+    elif among(TYPE, "IQ3_XXS IQ3_S"):
+        return _three_bits(row, g, groups // 8, grid, TYPE)
+    elif among(TYPE, "IQ1_S IQ1_M"):
+        return _one_bit(row, g, groups // 8, grid, TYPE)
+    else:
+        return _ternary(row, g, groups // 8, TYPE)
+
+
+@triton.jit
+def _legacy(row, g, groups, TYPE: tl.constexpr):
+    if TYPE == "Q8_0":
+        words = four_words(row + g * 32) + four_words(row + g * 32 + 16)
+        rest = row + groups * 32
+    else:
+        words = _nibbles(row + g * 16)
+        rest = row + groups * 16
+    if among(TYPE, "Q5_0 Q5_1"):
+        words = _with_bits(words, one_word(rest + g * 4), 4)
+        rest += groups * 4
+    if has_minima(TYPE):
+        scale, minimum = halves(rest + g * 4)
+        return words, (scale, scale), (-minimum, -minimum)
+    else:
+        scale = half(rest + g * 2)
+        return words, (scale, scale), (scale, scale)
+
+
+@triton.jit
+def _k_quant(row, g, blocks, TYPE: tl.constexpr):
+    block = g // 8
+    if among(TYPE, "Q2_K Q3_K"):
+        words = _pairs(two_words(row + g * 8))
+        rest = row + blocks * 64
+    else:
+        words = _nibbles(row + g * 16)
+        rest = row + blocks * 128
+    if among(TYPE, "Q3_K Q5_K"):
+        words = _with_bits(words, one_word(rest + g * 4), 2 if TYPE == "Q3_K" else 4)
+        rest += blocks * 32
+    if TYPE == "Q2_K":
+        both, ends = short(rest + g * 2), halves(rest + blocks * 16 + block * 4)
+        scales = (ends[0] * (both & 15).to(tl.float32), ends[0] * (both >> 8 & 15).to(tl.float32))
+        lows = (both >> 4 & 15).to(tl.float32), (both >> 12 & 15).to(tl.float32)
+        return words, scales, (ends[1] * lows[0], ends[1] * lows[1])
+    elif TYPE == "Q6_K":
+        words = _with_pairs(words, two_words(rest + g * 8))
+        rest += blocks * 64
+        both, whole = short(rest + g * 2), half(rest + blocks * 16 + block * 2)
+        first, second = (both << 24) >> 24, (both << 16) >> 24
+        scales = (whole * first.to(tl.float32), whole * second.to(tl.float32))
+        return words, scales, scales
+    else:
+        low, high = one_byte(rest + g), one_byte(rest + blocks * 8 + g // 2) >> (g % 2 * 4)
+        first = (low & 15) | ((high & 3) << 4)
+        second = (low >> 4) | ((high >> 2 & 3) << 4)
+        if TYPE == "Q3_K":
+            whole = half(rest + blocks * 12 + block * 2)
+            scales = (whole * (first - 32).to(tl.float32), whole * (second - 32).to(tl.float32))
+            return words, scales, scales
+        else:
+            whole, least = halves(rest + blocks * 12 + block * 4)
+            scale, minimum = whole * first.to(tl.float32), least * second.to(tl.float32)
+            return words, (scale, scale), (minimum, minimum)
+
+
+@triton.jit
+def _table(row, g, groups, TYPE: tl.constexpr):
+    packed = four_words(row + g * 16)
+    table: tl.constexpr = NONLINEAR if among(TYPE, "IQ4_NL IQ4_XS") else E2M1
+    words = looked_up(packed[0], table) + looked_up(packed[1], table)
+    words = words + looked_up(packed[2], table) + looked_up(packed[3], table)
+    rest = row + groups * 16
+    if TYPE == "NVFP4":
+        both = short(rest + g * 2)
+        scales = (small_float(both & 255), small_float(both >> 8))
+        return words, scales, scales
+    else:
+        if TYPE == "IQ4_NL":
+            scale = half(rest + g * 2)
+        elif TYPE == "IQ4_XS":
+            blocks = groups // 8
+            low = one_byte(rest + g // 2) >> (g % 2 * 4)
+            high = one_byte(rest + blocks * 4 + g // 4) >> (g % 4 * 2)
+            number = ((low & 15) | ((high & 3) << 4)) - 32
+            scale = half(rest + blocks * 6 + g // 8 * 2) * number.to(tl.float32)
+        else:
+            scale = power_of_two(one_byte(rest + g))
+        return words, (scale, scale), (scale, scale)
+
+
+@triton.jit
+def _two_bits(row, g, blocks, grid, TYPE: tl.constexpr):
+    if TYPE == "IQ2_S":
+        index, signs = one_word(row + g * 4), one_word(row + blocks * 32 + g * 4)
+        high = one_byte(row + blocks * 64 + g)
+        rest = row + blocks * 72
+    else:
+        index, signs = two_words(row + g * 8)
+        high = index
+        rest = row + blocks * 64
+    words = ()
+    for part in tl.static_range(4):
+        if TYPE == "IQ2_S":
+            place = (index >> 8 * part & 255) | ((high >> 2 * part & 3) << 8)
+            sign = signs >> 8 * part
+        elif TYPE == "IQ2_XS":
+            both = (index if part < 2 else signs) >> part % 2 * 16
+            place, sign = both & 511, even_signs(both >> 9 & 127)
+        else:
+            place, sign = index >> 8 * part & 255, even_signs(signs >> 7 * part & 127)
+        first, second = two_words((grid + place * 2).to(tl.pointer_type(tl.uint8)))
+        words = words + (negated(first, sign), negated(second, sign >> 4))
+    if TYPE == "IQ2_XXS":
+        scale = half(rest + g // 8 * 2) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.25
+        return words, (scale, scale), (scale, scale)
+    else:
+        both, whole = one_byte(rest + g), half(rest + blocks * 8 + g // 8 * 2)
+        first = whole * ((both & 15).to(tl.float32) + 0.5) * 0.25
+        second = whole * ((both >> 4).to(tl.float32) + 0.5) * 0.25
+        return words, (first, second), (first, second)
+
+
+@triton.jit
+def _three_bits(row, g, blocks, grid, TYPE: tl.constexpr):
+    index = two_words(row + g * 8)
+    signs = one_word(row + blocks * 64 + g * 4)
+    rest = row + blocks * 96
+    high = one_byte(rest + g) if TYPE == "IQ3_S" else signs
+    words = ()
+    for part in tl.static_range(4):
+        both = index[part // 2] >> part % 2 * 16
+        first, second = both & 255, both >> 8 & 255
+        if TYPE == "IQ3_S":
+            first |= (high >> 2 * part & 1) << 8
+            second |= (high >> 2 * part + 1 & 1) << 8
+            sign = signs >> 8 * part
+        else:
+            sign = even_signs(signs >> 7 * part & 127)
+        words = words + (negated(tl.load(grid + first), sign),)
+        words = words + (negated(tl.load(grid + second), sign >> 4),)
+    if TYPE == "IQ3_S":
+        number = one_byte(rest + blocks * 8 + g // 2) >> (g % 2 * 4) & 15
+        scale = half(rest + blocks * 12 + g // 8 * 2) * (number * 2 + 1).to(tl.float32)
+    else:
+        scale = half(rest + g // 8 * 2) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.5
+    return words, (scale, scale), (scale, scale)
+
+
+@triton.jit
+def _one_bit(row, g, blocks, grid, TYPE: tl.constexpr):
+    """Bytes are eight times a weight and one more or less, so scales are divided by eight."""
+    index, more = one_word(row + g * 4), short(row + blocks * 32 + g * 2)
+    rest = row + blocks * 48
+    words = ()
+    for part in tl.static_range(4):
+        if TYPE == "IQ1_S":
+            upper, minus = more >> 3 * part & 7, more >> 15 & 1
+        else:
+            upper, minus = more >> 4 * part & 7, more >> 4 * part + 3 & 1
+        place = (index >> 8 * part & 255) | (upper << 8)
+        first, second = two_words((grid + place * 2).to(tl.pointer_type(tl.uint8)))
+        shift = (1 - 2 * minus) * 0x01010101
+        words = words + (first + shift, second + shift)
+    if TYPE == "IQ1_S":
+        scale = half(rest + g // 8 * 2) * ((more >> 12 & 7) * 2 + 1).to(tl.float32) * 0.125
+        return words, (scale, scale), (scale, scale)
+    else:
+        low, high = two_words(rest + g // 8 * 8)
+        bits = (low >> 12 & 15) | (low >> 24 & 0xF0) | (high >> 4 & 0xF00) | (high >> 16 & 0xF000)
+        whole = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 0.125
+        four = tl.where(g % 8 < 4, low, high) >> (g % 4 // 2 * 16 + g % 2 * 6)
+        first = whole * ((four & 7) * 2 + 1).to(tl.float32)
+        second = whole * ((four >> 3 & 7) * 2 + 1).to(tl.float32)
+        return words, (first, second), (first, second)
+
+
+@triton.jit
+def _ternary(row, g, blocks, TYPE: tl.constexpr):
+    block = g // 8
+    if TYPE == "TQ2_0":
+        words = _pairs(two_words(row + g * 8))
+        scale = half(row + blocks * 64 + block * 2)
+    else:
+        words = ()
+        for part in tl.static_range(8):
+            words = words + (_digits(row + block * 52, g % 8, part),)
+        scale = half(row + blocks * 52 + block * 2)
+    return words, (scale, scale), (scale, scale)
+
+
+@triton.jit
+def _digits(block, g, PART: tl.constexpr):
+    """Four digits of a block of TQ1_0: one digit each of four bytes."""
+    last = 4 if PART < 4 else PART - 4
+    digit = tl.where(g < 5, g, tl.where(g < 7, 2 * g - 10 + PART // 4, last))
+    end = 32 + PART * 4 if PART < 4 else 48
+    at = tl.where(g < 5, PART * 4, tl.where(g < 7, 32 + PART % 4 * 4, end))
+    power = tl.where(digit == 4, 81, 0x1B090301 >> (digit % 4 * 8) & 255)
+    word = one_word(block + at)
+    even = ((((word & 0x00FF00FF) * power) & 0x00FF00FF) * 3) >> 8 & 0x00FF00FF
+    odd = ((((word >> 8 & 0x00FF00FF) * power) & 0x00FF00FF) * 3) & 0x03000300
+    return even | odd
+
+
+@triton.jit
+def _nibbles(at):
+    """Low nibbles are the first half of a group."""
+    a, b, c, d = four_words(at)
+    mask: tl.constexpr = 0x0F0F0F0F
+    low = (a & mask, b & mask, c & mask, d & mask)
+    return low + ((a >> 4) & mask, (b >> 4) & mask, (c >> 4) & mask, (d >> 4) & mask)
+
+
+@triton.jit
+def _pairs(two):
+    words = ()
+    for part in tl.static_range(8):
+        words = words + ((two[part // 4] >> part % 4 * 2) & 0x03030303,)
+    return words
+
+
+@triton.jit
+def _with_pairs(words, two):
+    """Two more bits, after the four."""
+    result = ()
+    for part in tl.static_range(8):
+        word = two[part // 4]
+        moved = word << 4 - part % 4 * 2 if part % 4 < 3 else word >> 2
+        result = result + (words[part] | (moved & 0x30303030),)
+    return result
+
+
+@triton.jit
+def _with_bits(words, bits, PLACE: tl.constexpr):
+    """One more bit, at this place."""
+    result = ()
+    for part in tl.static_range(8):
+        moved = bits << PLACE - part if part <= PLACE else bits >> part - PLACE
+        result = result + (words[part] | (moved & (0x01010101 << PLACE)),)
+    return result

@@ -1,0 +1,64 @@
+"""Which kernel multiplies by weights in planes, by the number of rows.
+
+`Weight.compute` means what it means on a CPU for few rows. More of them are multiplied in their own
+type, to which the weights are rounded as in the twins, by tensor cores.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from runtime.kernels.triton.bundles import bundles_of
+from runtime.kernels.triton.dequantize import dequantized
+from runtime.kernels.triton.tiles import expert_tiles, tile_of, tile_product
+from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_product
+from runtime.quant.block_types import Compute, Weight
+
+# Up to so many rows: beyond, all weights are dequantised before the product. By counts of
+# instructions: a tile takes 8 to 10 a weight, as many as vectors of MOST_ROWS rows.
+MOST_TILE_ROWS = 64
+# Mean pairs of an expert up to which each of them reads the matrix for itself.
+_VECTORS_PER_EXPERT = 2
+# Weights that are dequantised at once: at most 256 MiB.
+_SLAB_ELEMENTS = 1 << 26
+
+
+def product(x: Tensor, weight: Weight) -> Tensor:
+    """As `matmul`; weight (out, in) in planes."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    if not len(x):
+        return x.new_empty(0, weight.shape[0])
+    if weight.compute is not Compute.EXACT and len(x) <= MOST_ROWS:
+        return vector_product(x, weight)
+    if len(x) <= MOST_TILE_ROWS:
+        return tile_product(x, weight)
+    return _dense_product(x, weight)
+
+
+def experts_product(
+    x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
+) -> Tensor:
+    """As `expert_products`; weight (experts, out, in) in planes."""
+    pairs, (experts, outs, _) = chosen.numel(), weight.shape
+    if not pairs:
+        return x.new_empty(*chosen.shape, outs)
+    x = x.contiguous()
+    few = pairs <= _VECTORS_PER_EXPERT * experts
+    if weight.compute is not Compute.EXACT and few:
+        return expert_vectors(x, weight, chosen, bias, scale)
+    size = tile_of(x.dtype, triton.cdiv(pairs, experts))
+    bundles = bundles_of(chosen.flatten(), experts, size)
+    return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
+
+
+def _dense_product(x: Tensor, weight: Weight) -> Tensor:
+    outs, elements = weight.shape
+    at_once = max(1, _SLAB_ELEMENTS // elements)
+    if outs <= at_once:
+        return F.linear(x, dequantized(weight, x.dtype))
+    result = torch.empty(len(x), outs, dtype=x.dtype, device=x.device)
+    for begin in range(0, outs, at_once):
+        slab = weight.outputs(begin, min(outs, begin + at_once))
+        torch.mm(x, dequantized(slab, x.dtype).t(), out=result[:, begin : begin + at_once])
+    return result

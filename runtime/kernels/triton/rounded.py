@@ -1,0 +1,76 @@
+"""Activations as integers: each group of 32 of a row with one scale.
+
+With one plane, integers have 8 bits. With two they have 15: 128 times the first plus the second.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.triton.launch import launch
+
+GROUPS = 32  # of a program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounded:
+    """planes: int8 [1 or 2, rows, in]; scales: float32 [rows, in / 32]; sums: int32
+    [rows, in / 32, 2], of the integers of each half of a group."""
+
+    planes: Tensor
+    scales: Tensor
+    sums: Tensor
+
+
+def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 1) -> Rounded:
+    """x [rows, in], or [pairs, in] that are rows of x times `factors`, float32 [pairs]: pair n is
+    row n // share."""
+    assert x.stride(1) == 1, x.stride()
+    rows, groups = len(x) if factors is None else len(factors), x.shape[1] // 32
+    result = Rounded(
+        torch.empty(planes, rows, x.shape[1], dtype=torch.int8, device=x.device),
+        torch.empty(rows, groups, dtype=torch.float32, device=x.device),
+        torch.empty(rows, groups, 2, dtype=torch.int32, device=x.device),
+    )
+    count = rows * groups
+    launch(
+        round_kernel, (triton.cdiv(count, GROUPS),), x, factors, result.planes, result.scales,
+        result.sums, count, groups, x.stride(0), SHARE=1 if factors is None else share,
+        PLANES=planes, GROUPS=GROUPS, num_warps=1, enable_fp_fusion=False, device=x.device,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def round_kernel(
+    x, factors, planes, scales, sums, count, groups, row_stride,
+    SHARE: tl.constexpr, PLANES: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    inside = tl.minimum(place, count - 1)
+    row, exists = inside // groups, place < count
+    within = (inside % groups)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    values = tl.load(x + (row // SHARE).to(tl.int64)[:, None] * row_stride + within)
+    values = values.to(tl.float32)
+    if factors is not None:
+        values *= tl.load(factors + row)[:, None]
+    largest: tl.constexpr = 127.0 if PLANES == 1 else 127.0 * 128.0
+    top = tl.max(tl.abs(values), axis=1)
+    factor = tl.where(top > 0, tl.minimum(tl.div_rn(largest, top), 3.0e38), 0.0)
+    half_even: tl.constexpr = 12582912.0  # numbers of this size are integers
+    numbers = (((values * factor[:, None]) + half_even) - half_even).to(tl.int32)
+    # A number that is not finite makes the scale NaN, and so whatever is multiplied by it.
+    scale = tl.div_rn(top, largest) + tl.sum(values * 0.0, axis=1)
+    tl.store(scales + place, scale, mask=exists)
+    halves = tl.sum(tl.reshape(numbers, [GROUPS, 2, 16]), axis=2)
+    at = place[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(sums + at, halves, mask=exists[:, None])
+    first = numbers if PLANES == 1 else (numbers + 64) >> 7
+    at = place.to(tl.int64)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    tl.store(planes + at, first.to(tl.int8), mask=exists[:, None])
+    if PLANES == 2:
+        second = planes + tl.cast(count, tl.int64) * 32
+        tl.store(second + at, (numbers - first * 128).to(tl.int8), mask=exists[:, None])

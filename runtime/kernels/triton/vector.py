@@ -1,0 +1,176 @@
+"""Products of a few rows with a weight in planes: sums of products of integers.
+
+A program computes a few outputs of all rows, a thread every n-th group of 32 weights of them. The
+division of sums depends on the shape of the weight only, so the bits of a row do not depend on the
+other rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
+from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.rounded import Rounded, rounded
+from runtime.kernels.triton.words import dot, four_words, two_words
+from runtime.quant.block_types import Compute, Weight
+
+MOST_ROWS = 8
+_MOST_WARPS = 4
+# Outputs of a program, by the number of rows, which is rounded up to a power of two.
+OUTS = {1: 4, 2: 4, 4: 2, 8: 2}
+
+
+def vector_product(x: Tensor, weight: Weight) -> Tensor:
+    """x [rows, in], one to MOST_ROWS, weight (out, in) in planes -> [rows, out] in x's type.
+
+    Activations are rounded as `weight.compute` says.
+    """
+    rows, (outs, _) = len(x), weight.shape
+    result = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
+    columns = triton.next_power_of_2(rows)
+    _launch(_rounded(x, weight), weight, result, columns, (triton.cdiv(outs, OUTS[columns]), 1))
+    return result
+
+
+def expert_vectors(
+    x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
+) -> Tensor:
+    """As `expert_products`, of any number of pairs; each pair reads its expert's matrix."""
+    pairs, outs = chosen.numel(), weight.shape[1]
+    share = chosen.shape[1] if x.dim() == 2 else 1
+    factors = None if scale is None else scale.float().flatten()
+    result = torch.empty(pairs, outs, dtype=x.dtype, device=x.device)
+    values = _rounded(x.flatten(0, -2), weight, factors, share)
+    grid = triton.cdiv(outs, OUTS[1]), pairs
+    share = share if scale is None else 1
+    _launch(values, weight, result, 1, grid, chosen.flatten(), bias, share)
+    return result.view(*chosen.shape, outs)
+
+
+def _rounded(x: Tensor, weight: Weight, factors: Tensor | None = None, share: int = 1) -> Rounded:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return rounded(x, 1 if weight.compute is Compute.FAST else 2, factors, share)
+
+
+def _launch(
+    values: Rounded,
+    weight: Weight,
+    result: Tensor,
+    columns: int,
+    grid: tuple[int, int],
+    chosen: Tensor | None = None,
+    bias: Tensor | None = None,
+    share: int = 1,
+) -> None:
+    assert weight.type.blocks is not None
+    (outs, elements), type, data = weight.shape[-2:], weight.type.blocks.name, weight.data
+    warps = min(_MOST_WARPS, triton.next_power_of_2(triton.cdiv(elements, 32 * 32)))
+    launch(
+        vector_kernel, grid, values.planes, values.scales, values.sums, data,
+        grid_of(type, data.device), chosen, bias, result, len(values.scales), outs,
+        elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
+        PLANES=len(values.planes), COLUMNS=columns, OUTS=OUTS[columns], GROUPS=32 * warps,
+        num_warps=warps, enable_fp_fusion=False, device=data.device,
+    )  # fmt: skip
+
+
+@triton.jit
+def vector_kernel(
+    planes, scales, sums, data, grid, chosen, bias, result, rows, outs, groups, row_stride,
+    expert_stride, share, TYPE: tl.constexpr, PLANES: tl.constexpr, COLUMNS: tl.constexpr,
+    OUTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """With `chosen` [pairs], the second place of a program is its pair, and COLUMNS is 1."""
+    first_out, pair = tl.program_id(0) * OUTS, tl.program_id(1)
+    if chosen is not None:
+        expert = tl.load(chosen + pair).to(tl.int64)
+        data += expert * expert_stride
+    nothing = tl.zeros([GROUPS], tl.float32)
+    totals = ()
+    for _ in tl.static_range(OUTS * COLUMNS):
+        totals = totals + (nothing,)
+    for begin in range(0, groups, GROUPS):
+        g = begin + tl.arange(0, GROUPS)
+        at = tl.minimum(g, groups - 1)
+        weights = ()
+        for out in tl.static_range(OUTS):
+            row = tl.minimum(first_out + out, outs - 1).to(tl.int64)
+            weights = weights + (group(data + row * row_stride, at, groups, grid, TYPE),)
+        added = ()
+        for column in tl.static_range(COLUMNS):
+            row = tl.minimum(column, rows - 1) if chosen is None else pair // share
+            place = row * groups + at
+            scale = tl.load(scales + place, mask=g < groups, other=0.0)
+            numbers = _numbers(planes, place, rows * groups, PLANES)
+            halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
+            for out in tl.static_range(OUTS):
+                sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
+                added = added + (totals[column * OUTS + out] + sum,)
+        totals = added
+    number = tl.arange(0, OUTS * COLUMNS)
+    total = tl.sum(_stacked(totals, OUTS * COLUMNS, GROUPS), axis=0)
+    out = first_out + number % OUTS
+    column = number // OUTS if chosen is None else pair
+    if bias is not None:
+        total += tl.load(bias + expert * outs + out, mask=out < outs, other=0.0)
+    place = tl.cast(column, tl.int64) * outs + out
+    exists = (out < outs) & (number // OUTS < rows)
+    tl.store(result + place, total.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _numbers(planes, place, count, PLANES: tl.constexpr):
+    """Eight words of each plane."""
+    at = planes.to(tl.pointer_type(tl.uint8)) + place * 32
+    words = four_words(at) + four_words(at + 16)
+    if PLANES == 2:
+        at += tl.cast(count, tl.int64) * 32
+        words = words + four_words(at) + four_words(at + 16)
+    return words
+
+
+@triton.jit
+def _product(weights, numbers, halves, TYPE: tl.constexpr, PLANES: tl.constexpr):
+    """float32 [n]: of groups of weights and of integers, which have these sums."""
+    words, scales, minima = weights
+    if is_halved(TYPE):
+        first = _dot(words, numbers, 0, 4, PLANES) - offset_of(TYPE) * halves[0]
+        second = _dot(words, numbers, 4, 4, PLANES) - offset_of(TYPE) * halves[1]
+        result = scales[0] * first.to(tl.float32) + scales[1] * second.to(tl.float32)
+        if has_minima(TYPE):
+            result -= minima[0] * halves[0].to(tl.float32) + minima[1] * halves[1].to(tl.float32)
+    else:
+        whole = halves[0] + halves[1]
+        number = _dot(words, numbers, 0, 8, PLANES) - offset_of(TYPE) * whole
+        result = scales[0] * number.to(tl.float32)
+        if has_minima(TYPE):
+            result -= minima[0] * whole.to(tl.float32)
+    return result
+
+
+@triton.jit
+def _dot(
+    words, numbers, BEGIN: tl.constexpr, COUNT: tl.constexpr, PLANES: tl.constexpr
+):  # fmt: skip
+    total = words[0] * 0
+    for part in tl.static_range(BEGIN, BEGIN + COUNT):
+        total = dot(words[part], numbers[part], total)
+    if PLANES == 2:
+        total *= 128
+        for part in tl.static_range(BEGIN, BEGIN + COUNT):
+            total = dot(words[part], numbers[8 + part], total)
+    return total
+
+
+@triton.jit
+def _stacked(values, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """A power of two of [n] -> [n, COUNT]."""
+    if len(values) == 1:
+        return tl.reshape(values[0], [SIZE, COUNT])
+    else:
+        pairs = ()
+        for number in tl.static_range(len(values) // 2):
+            pairs = pairs + (tl.join(values[number], values[number + len(values) // 2]),)
+        return _stacked(pairs, COUNT, SIZE)

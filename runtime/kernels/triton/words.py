@@ -1,0 +1,176 @@
+"""Loads of aligned words and small numbers, and arithmetic on the four bytes of a word.
+
+Pointers are to uint8. Triton's interpreter knows no assembly, so what uses it has a plain variant.
+"""
+
+import triton
+import triton.language as tl
+
+from runtime.quant.formats.codebooks import NONLINEAR as _NONLINEAR
+from runtime.quant.formats.microscaling import E2M1 as _E2M1
+
+ASSEMBLY = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+def _table_words(values: tuple[int, ...]) -> tl.constexpr:
+    """Sixteen signed bytes as four words."""
+    packed = bytes(value & 255 for value in values)
+    words = [packed[begin : begin + 4] for begin in range(0, len(packed), 4)]
+    return tl.constexpr(tuple(int.from_bytes(word, "little") for word in words))
+
+
+NONLINEAR = _table_words(_NONLINEAR)
+E2M1 = _table_words(_E2M1)
+
+
+@triton.jit
+def one_byte(at):
+    return tl.load(at).to(tl.int32)
+
+
+@triton.jit
+def short(at):
+    """Two bytes, 0 to 65535."""
+    return tl.load(at.to(tl.pointer_type(tl.uint16))).to(tl.int32)
+
+
+@triton.jit
+def half(at):
+    return tl.load(at.to(tl.pointer_type(tl.float16))).to(tl.float32)
+
+
+@triton.jit
+def halves(at):
+    """Two float16 by one load."""
+    both = one_word(at)
+    first = both.to(tl.int16).to(tl.float16, bitcast=True)
+    second = (both >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def one_word(at):
+    return tl.load(at.to(tl.pointer_type(tl.int32)))
+
+
+@triton.jit
+def two_words(at):
+    """[n] pointers -> two [n], by one load."""
+    words = at.to(tl.pointer_type(tl.int32))[:, None] + tl.arange(0, 2)[None, :]
+    return tl.split(tl.load(words))
+
+
+@triton.jit
+def four_words(at):
+    """[n] pointers -> four [n], by one load."""
+    words = tl.load(at.to(tl.pointer_type(tl.int32))[:, None] + tl.arange(0, 4)[None, :])
+    even, odd = tl.split(tl.reshape(words, [words.shape[0], 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def dot(a, b, total):
+    """total + the sum of four products of signed bytes."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, b, total],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        shifts = 24 - 8 * tl.arange(0, 4)[None, :]
+        return total + tl.sum(((a[:, None] << shifts) >> 24) * ((b[:, None] << shifts) >> 24), 1)
+
+
+@triton.jit
+def multiplied(a, b, total):
+    """total + a @ b; the interpreter multiplies the bits of bfloat16 instead of the numbers."""
+    if ASSEMBLY:
+        return tl.dot(a, b, total, input_precision="tf32x3")  # of float32
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+
+
+@triton.constexpr_function
+def _lookup(table: tuple[int, ...]) -> str:
+    """PTX: $2 -> $0, $1. `prmt` takes bytes by the lower three bits of each nibble of its third
+    operand, so that the fourth chooses between two results."""
+    return f"""{{
+        .reg .b32 i, s, l, h;
+        and.b32 i, $2, 0x77777777;
+        shr.u32 s, $2, 1;
+        and.b32 s, s, 0x44444444;
+        or.b32 s, s, 0x32103210;
+        prmt.b32 l, {table[0]}, {table[1]}, i;
+        prmt.b32 h, {table[2]}, {table[3]}, i;
+        prmt.b32 $0, l, h, s;
+        shr.u32 i, i, 16;
+        shr.u32 s, s, 16;
+        prmt.b32 l, {table[0]}, {table[1]}, i;
+        prmt.b32 h, {table[2]}, {table[3]}, i;
+        prmt.b32 $1, l, h, s;
+    }}"""
+
+
+@triton.jit
+def looked_up(packed, TABLE: tl.constexpr):
+    """Eight nibbles, the lowest first -> two words with the bytes of the table that they index."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            _lookup(TABLE),
+            "=&r,=&r,r",
+            [packed],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return _looked_up_plainly(packed, TABLE), _looked_up_plainly(packed >> 16, TABLE)
+
+
+@triton.jit
+def _looked_up_plainly(packed, TABLE: tl.constexpr):
+    result = packed * 0
+    for byte in tl.static_range(4):
+        index = packed >> 4 * byte & 15
+        low = tl.where(index < 4, TABLE[0], TABLE[1])
+        high = tl.where(index < 12, TABLE[2], TABLE[3])
+        word = tl.where(index < 8, low, high).to(tl.int64)
+        result |= ((word >> index % 4 * 8) & 255).to(tl.int32) << 8 * byte
+    return result
+
+
+@triton.jit
+def negated(word, signs):
+    """Bytes above zero, negated where one of the lowest four bits of `signs` is set."""
+    ones = ((signs & 15) * 0x00204081) & 0x01010101
+    return (word ^ (ones * 255)) + ones
+
+
+@triton.jit
+def even_signs(index):
+    """Seven signs, and an eighth that makes the number of negative ones even."""
+    parity = index ^ (index >> 4)
+    parity = parity ^ (parity >> 2)
+    return index | (((parity ^ (parity >> 1)) & 1) << 7)
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2^(exponent - 128); the two smallest are denormal."""
+    bits = tl.where(exponent < 2, (exponent + 1) << 21, (exponent - 1) << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def small_float(byte):
+    """Half of a float of type E4M3 without its sign; 0x7F is 0."""
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    normal = (((exponent + 119) << 23) | (mantissa << 20)).to(tl.float32, bitcast=True)
+    value = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.0009765625, normal)
+    return tl.where(byte == 0x7F, 0.0, value)
