@@ -66,7 +66,7 @@ class LoadOptions:
     read: False leaves the weights on disk, for an outline on a CPU.
     adapters: change matrices of the text model, which stay as they are in its file.
     shared: copies of weights of models that are loaded already.
-    compute: how activations enter products on a CPU.
+    compute: how activations enter products.
     """
 
     vision_device: torch.device | None = None

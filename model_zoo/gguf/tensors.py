@@ -12,7 +12,8 @@ from torch import Tensor
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.shared_weights import SharedWeights
 from runtime.distributed.ranks import Split
-from runtime.quant.block_types import Compute, Weight, block_type, dequantize
+from runtime.kernels.triton.launch import has_kernels
+from runtime.quant.block_types import PLANAR_TYPES, Compute, Weight, block_type, dequantize
 
 Progress = Callable[[int, int], None]
 # Torch order; None allows any size but 0.
@@ -35,7 +36,7 @@ class RowRange:
 class Tensors:
     """The state that scopes share: one copy of a matrix per device, and the requested names.
 
-    `shared`: has the copies of other models of the same file. `compute`: of products on a CPU.
+    `shared`: has the copies of other models of the same file. `compute`: of products.
     """
 
     def __init__(
@@ -201,15 +202,19 @@ class Tensors:
 
     def _placed(self, part: Hashable, device: torch.device, view: Weight) -> Weight:
         """A part of the map, on the device; `part` identifies it in the file."""
-        return self._copied(part, device, lambda: view.to(device))
+        return self._copied(part, device, lambda: _on_device(view, device))
 
     def _copied(self, part: Hashable, device: torch.device, copy: Callable[[], Weight]) -> Weight:
         """The same for a part that `copy` places. The map itself needs no sharing: models of one
         file share its pages."""
+
+        def computed() -> Weight:
+            return replace(copy(), compute=self._compute)
+
         if device.type in ("cpu", "meta"):
-            placed = replace(copy(), compute=self._compute)
+            placed = computed()
         else:
-            placed = self._shared.get((self.file.identity, part, device), copy)
+            placed = self._shared.get((self.file.identity, part, device, self._compute), computed)
         self.held[device] += placed.nbytes
         return placed
 
@@ -265,13 +270,20 @@ def _cut(weight: Weight, outs: Split | None, ins: Split | None) -> Weight:
     return weight if ins is None else weight.inputs(ins.begin, ins.end)
 
 
+def _on_device(weight: Weight, device: torch.device) -> Weight:
+    """In the form that the kernels for the device read."""
+    return weight.in_planes(device) if has_kernels(device) else weight.to(device)
+
+
 def _stacked(parts: Sequence[Weight], device: torch.device) -> Weight:
-    """All rows in one new weight, each copied directly to the device."""
+    """All rows in one new weight, one part after the other copied directly to the device."""
     first = parts[0]
-    rows = sum(part.shape[0] for part in parts)
-    data = torch.empty(rows, first.data.shape[1], dtype=torch.uint8, device=device)
+    type = PLANAR_TYPES.get(first.type.name, first.type) if has_kernels(device) else first.type
+    rows, elements = sum(part.shape[0] for part in parts), first.shape[1]
+    data = torch.empty(rows, type.row_bytes(elements), dtype=torch.uint8, device=device)
     begin = 0
     for part in parts:
-        data[begin : begin + part.shape[0]].copy_(part.data)
+        placed = part if type is first.type else part.in_planes(device)
+        data[begin : begin + part.shape[0]].copy_(placed.data)
         begin += part.shape[0]
-    return Weight(data, first.type, (rows, *first.shape[1:]))
+    return Weight(data, type, (rows, elements))

@@ -91,6 +91,27 @@ def test_all_weights_are_multiplied_as_the_scope_says(tmp_path) -> None:
         assert weight.outputs(0, 2).compute is Compute.FAST
 
 
+def test_weights_are_stored_in_planes_for_devices_with_kernels(open_scope, monkeypatch) -> None:
+    """Parts, joined rows and experts of several tensors, which are copied as on a device."""
+    experts = {f"blk__0__ffn_gate__{i}": (MATRIX, "Q5_0") for i in range(2)}
+    tensors = {"q": (MATRIX, "Q5_0"), "between": BIAS, "k": (OTHER, "Q5_0"), **experts}
+    layers = {"q": (16, 32), "k": (3, 32)}
+
+    def built(w: TensorScope) -> tuple:
+        return w.fused_linear(layers), w.scope("blk", 0).experts("ffn_gate_exps", shape=(2, 16, 32))
+
+    expected = built(open_scope(**tensors))
+    monkeypatch.setattr("model_zoo.gguf.tensors.has_kernels", lambda device: True)
+    w = open_scope(**tensors)
+    fused, stacked = built(w)
+    for weight in (stacked, *(part.weight for part in fused.parts)):
+        assert weight.type.name == "Q5_0 in planes"
+    assert torch.equal(stacked.dequantize(), expected[1].dequantize())
+    for one, other in zip(fused(X), expected[0](X), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert w.loaded_bytes == (16 + 3 + 2 * 16) * 32  # rows of 22 bytes are padded
+
+
 def test_an_alternative_name_replaces_a_missing_tensor(open_scope) -> None:
     tied = open_scope(token_embd=MATRIX)
     embedding = tied.embedding("token_embd", shape=(None, 32))

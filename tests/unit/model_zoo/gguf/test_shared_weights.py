@@ -56,6 +56,7 @@ def test_files_are_recognised_by_their_content_on_disk(tmp_path) -> None:
 
 def test_scopes_of_one_file_share_copies(tmp_path, monkeypatch) -> None:
     """`Weight.to` copies here as it does to a GPU."""
+    monkeypatch.setattr("model_zoo.gguf.tensors.has_kernels", lambda device: False)
     monkeypatch.setattr(Weight, "to", lambda self, _: replace(self, data=self.data.clone()))
     write_tiny_llama(tmp_path / "tiny.gguf", type="Q8_0")
     shared = SharedWeights()
