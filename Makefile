@@ -21,7 +21,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts test-arm test-real lint fuzz sanitize attack bench bench-real chaos wheel train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize attack bench bench-real chaos wheel train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-clients  instructor, whose pins exclude what the other clients need"
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
 	@echo "make test-arm    kernels of arm64, cross compiled and run under qemu-user"
+	@echo "make test-cuda   kernels for CUDA, compiled for every kind of device, which it does not need"
 	@echo "make test-real   a real model file against llama.cpp and transformers"
 	@echo "make lint        the first three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
@@ -72,6 +73,10 @@ test-hosts: .venv/installed-test
 # Needs Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
 test-arm: .venv/installed-test
 	$(BIN)/pytest tests/arm
+
+# No device and no CUDA: Triton brings NVIDIA's assembler.
+test-cuda: .venv/installed-test
+	$(BIN)/pytest tests/cuda/capabilities
 
 # The file is downloaded once: Gemma 3 270M, to which Google's terms apply.
 test-real: .venv/installed-test .venv/installed-bench .venv/kernels

@@ -43,12 +43,14 @@ class Specimen:
 @dataclass(frozen=True)
 class Compiled:
     """registers: per thread; stack: bytes per thread, for spilled registers too; shared: bytes per
-    block; instructions: number of each in the code, by its full name, such as LDG.E.128."""
+    block; instructions: number of each in the code, by its full name, such as LDG.E.128; loop: of
+    all in its longest loop without loops inside, 0 if there is none."""
 
     registers: int
     stack: int
     shared: int
     instructions: Mapping[str, int] = field(repr=False)
+    loop: int = 0
 
     def count(self, prefix: str) -> int:
         """Instructions whose name starts so."""
@@ -72,7 +74,8 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
     aligned = [
         index
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in specimen.multiples
+        if signature[name].startswith("*")
+        or (name in specimen.multiples and signature[name] != "constexpr")
     ]
     source = ASTSource(
         specimen.kernel,
@@ -94,13 +97,32 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
     assert found is not None, usage
     registers, stack, shared, local = map(int, found.groups())
     return Compiled(
-        registers, stack + local, max(shared, built.metadata.shared), _instructions(code)
-    )
+        registers, stack + local, max(shared, built.metadata.shared), _instructions(code),
+        _longest_loop(code),
+    )  # fmt: skip
 
 
-def _instructions(code: str) -> Counter[str]:
+def _instructions(code: str) -> dict[str, int]:
     """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`."""
-    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M))
+    names = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
+    return dict(Counter(names))
+
+
+def _longest_loop(code: str) -> int:
+    """Labels are `.L_x_1:`; a loop ends with a branch to one above, except to itself."""
+    labels: dict[str, int] = {}
+    lengths, count, innermost = [0], 0, 0
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"^\s+/\*[0-9a-f]+\*/", line):
+            count += 1
+            target = re.search(r"BRA.*`\((\.L_x_\d+)\)", line)
+            begin = labels.get(target[1], count) if target else count
+            if innermost <= begin < count - 1:
+                lengths.append(count - begin)
+                innermost = count
+    return max(lengths)
 
 
 def _run(tool: str, *arguments: str) -> str:

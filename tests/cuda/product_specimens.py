@@ -1,0 +1,163 @@
+"""Kernels for products with weights, as they are launched for matrices of a model."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from runtime.kernels.triton import bundles, dequantize, rounded, tiles, vector
+from runtime.kernels.triton.groups import FORMS
+from tests.cuda.compiled import Compiled, Specimen
+
+_COUNTS = ("rows", "outs", "groups", "row_stride")
+_NUMBERS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_MULTIPLES = ("row_stride", "expert_stride", "x_stride", "groups", "outs")
+
+
+def specimens(types: Iterable[str]) -> dict[str, Specimen]:
+    """By name; one that ends in the name of a type is for weights of this type."""
+    found = {
+        "round": _rounding(1),
+        "round in two planes": _rounding(2),
+        "sum": Specimen(
+            tiles.sum_kernel,
+            {"parts": "*fp32", "result": "*bf16", "count": "i32"},
+            {"SPLITS": 4, "SIZE": 512},
+        ),
+        "count": Specimen(
+            bundles.count_kernel,
+            {"chosen": "*i64", "counts": "*i32", "pairs": "i32"},
+            {"READ": 1024},
+        ),
+        "bundle": Specimen(
+            bundles.bundle_kernel,
+            {"chosen": "*i64", "counts": "*i32", "bundle_experts": "*i32", "bundle_pairs": "*i32"}
+            | dict.fromkeys(("pairs", "experts", "bundles"), "i32"),
+            {"SIZE": 64, "EXPERTS": 128, "READ": 1024},
+        ),
+    }
+    for type in types:
+        found[f"dequantize {type}"] = _dequantizing(type)
+        for columns in (1, 8):
+            found[f"vector of {columns} {type}"] = _vector(type, columns)
+        found[f"vector of experts {type}"] = _vector(type, 1, experts=True)
+        for rows in (16, 64):
+            found[f"tile of {rows} {type}"] = _tile(type, "bf16", rows)
+        found[f"tile of 32 floats {type}"] = _tile(type, "fp32", 32)
+        found[f"tile of experts {type}"] = _tile(type, "bf16", 64, experts=True)
+    return found
+
+
+def _rounding(planes: int) -> Specimen:
+    pointers = {"x": "*bf16", "planes": "*i8", "scales": "*fp32", "sums": "*i32"}
+    constants = {"factors": None, "SHARE": 1, "PLANES": planes, "GROUPS": rounded.GROUPS}
+    integers = ("count", "groups", "row_stride")
+    return Specimen(
+        rounded.round_kernel, pointers | dict.fromkeys(integers, "i32"), constants, integers, 1
+    )
+
+
+def _grid(type: str) -> tuple[dict[str, str], dict[str, object]]:
+    return ({}, {"grid": None}) if FORMS[type].grid is None else ({"grid": "*i32"}, {})
+
+
+def _dequantizing(type: str) -> Specimen:
+    pointer, absent = _grid(type)
+    integers = ("count", "groups", "row_stride")
+    types = {"data": "*u8", "out": "*bf16"} | pointer | dict.fromkeys(integers, "i32")
+    constants = {"ids": None, "TYPE": type, "GROUPS": dequantize.GROUPS} | absent
+    return Specimen(dequantize.dequantize_kernel, types, constants, integers)
+
+
+def _vector(type: str, columns: int, *, experts: bool = False) -> Specimen:
+    pointer, absent = _grid(type)
+    types = {"planes": "*i8", "scales": "*fp32", "sums": "*i32", "data": "*u8", "result": "*bf16"}
+    types |= pointer | dict.fromkeys(_COUNTS, "i32")
+    constants = {"TYPE": type, "PLANES": 2, "COLUMNS": columns, "GROUPS": 128} | absent
+    constants["OUTS"] = vector.OUTS[columns]
+    if experts:
+        types |= {"chosen": "*i64", "bias": "*fp32", "expert_stride": "i32", "share": "i32"}
+    else:
+        constants |= {"chosen": None, "bias": None, "expert_stride": 1, "share": 1}
+    if columns == 1 and not experts:
+        del types["rows"]
+        constants["rows"] = 1  # Triton makes constants of arguments that are 1
+    return Specimen(vector.vector_kernel, types, constants, _MULTIPLES)
+
+
+def _tile(type: str, number: str, rows: int, *, experts: bool = False) -> Specimen:
+    pointer, absent = _grid(type)
+    types = {"x": f"*{number}", "data": "*u8", "result": f"*{number}", "x_stride": "i32"}
+    types |= pointer | dict.fromkeys(_COUNTS, "i32")
+    constants = {"TYPE": type, "ROWS": rows, "OUTS": tiles.OUTS, "SPLITS": 1} | absent
+    constants["GROUPS"], warps = tiles.tiles_of(_NUMBERS[number])[rows]
+    if experts:
+        types |= {"experts": "*i32", "pairs": "*i32", "factors": "*fp32", "bias": "*fp32"}
+        types |= {"expert_stride": "i32", "share": "i32"}
+    else:
+        constants |= dict.fromkeys(("experts", "pairs", "factors", "bias"))
+        constants |= {"expert_stride": 1, "share": 1}
+    return Specimen(tiles.tile_kernel, types, constants, _MULTIPLES, warps)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """registers: of a thread; shared: bytes of a program; per_weight: instructions of a thread in
+    its loop for each of the weights that it reads."""
+
+    registers: int
+    shared: int
+    per_weight: float
+
+
+# By the beginning of a name. 99 KiB is what a program may have on sm_89.
+CEILINGS = {
+    "dequantize": Ceiling(64, 4 << 10, 0),
+    "vector of 1": Ceiling(96, 2 << 10, 8),
+    "vector of experts": Ceiling(96, 2 << 10, 8),
+    "vector of 8": Ceiling(168, 2 << 10, 14),
+    "tile of 16": Ceiling(168, 48 << 10, 14),
+    "tile of 64": Ceiling(255, 99 << 10, 26),
+    "tile of 32 floats": Ceiling(255, 99 << 10, 50),
+    "tile of experts": Ceiling(255, 99 << 10, 26),
+}
+_TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA", "UTCMMA")
+# Their widest planes have 4 or 8 bytes for 32 weights.
+_NARROW = "Q2_K Q3_K TQ1_0 TQ2_0 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S".split()
+
+
+def check(name: str, found: Compiled) -> None:
+    """What is asserted of a compiled kernel."""
+    assert found.stack == 0, (name, found)
+    kind = next((kind for kind in CEILINGS if name.startswith(kind)), None)
+    if kind is None:
+        assert found.registers <= 128 and found.shared <= 8 << 10, (name, found)
+        return
+    ceiling = CEILINGS[kind]
+    assert found.registers <= ceiling.registers, (name, found)
+    assert found.shared <= ceiling.shared, (name, found)
+    assert per_weight(name, found) <= ceiling.per_weight, (name, found)
+    type = name.split()[-1]
+    if kind.startswith("vector"):
+        assert found.count("IDP.4A") >= 16 * 2, (name, found.instructions)
+        assert found.count("LDG.E.128"), (name, found.instructions)  # of activations at least
+    if kind.startswith("tile"):
+        assert any(map(found.count, _TENSOR_CORES)), (name, found.instructions)
+    elif type not in _NARROW:
+        assert found.count("LDG.E.128"), (name, found.instructions)
+
+
+def per_weight(name: str, found: Compiled) -> float:
+    """Instructions in the loop of a thread for each of its weights; 0 without a loop."""
+    if name.startswith("vector"):
+        return found.loop / (32 * vector.OUTS[8 if name.startswith("vector of 8") else 1])
+    groups = 4 if name.startswith("tile of 16") else 2  # of a thread for every four warps
+    return found.loop / (tiles.OUTS * groups / 4)
+
+
+# All kernels for one type, and those that differ most for a table and a grid.
+SPECIMENS = specimens(["Q4_K"]) | {
+    name: specimen
+    for name, specimen in specimens(["MXFP4", "IQ2_XS"]).items()
+    if name.startswith(("dequantize", "vector of 1"))
+}

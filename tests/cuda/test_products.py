@@ -1,0 +1,143 @@
+"""Kernels for products with weights in planes, interpreted, against their specification."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.kernels.experts import expert_products_twin
+from runtime.kernels.triton import products, tiles
+from runtime.kernels.triton.bundles import bundles_of
+from runtime.kernels.triton.products import experts_product, product
+from runtime.kernels.triton.tiles import tile_product
+from runtime.kernels.triton.vector import vector_product
+from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute, Weight, block_type
+from tests.kernels.random_weights import random_weight, relative_error
+from tests.kernels.test_integers import rounded
+
+CPU = torch.device("cpu")
+planar_types = pytest.mark.parametrize("type", PLANAR_TYPES.values(), ids=lambda t: t.blocks.name)
+
+
+def random_rows(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def pair(
+    type: BlockType, outs: int, blocks: int, compute: Compute = Compute.EXACT
+) -> tuple[Weight, Weight]:
+    """The same weights in blocks and in planes."""
+    source = type.blocks or type
+    weight = replace(random_weight(source, outs, blocks * type.block_elements), compute=compute)
+    return weight, weight.in_planes(CPU)
+
+
+@planar_types
+def test_vector_product_is_that_of_rounded_activations(type: BlockType) -> None:
+    check_vectors(type, Compute.FINE, rows=2)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "NVFP4"])
+def test_one_plane_of_integers_is_what_fast_products_have(name: str) -> None:
+    check_vectors(PLANAR_TYPES[name], Compute.FAST, rows=1)
+
+
+def check_vectors(type: BlockType, compute: Compute, *, rows: int) -> None:
+    weight, planar = pair(type, 3, 256 // type.block_elements + 1, compute)
+    x = random_rows(rows, weight.shape[1])
+    assert relative_error(vector_product(x, planar), rounded(x, compute), weight) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_row_has_the_same_bits_alone_and_among_others(name: str) -> None:
+    _, planar = pair(block_type(name), 2, 2, Compute.FINE)
+    x = random_rows(8, planar.shape[1])
+    together = product(x, planar)
+    assert torch.equal(product(x[6:7], planar), together[6:7])
+    assert torch.equal(product(x[5:8], planar), together[5:8])
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_activation_that_is_not_finite_spoils_its_row_only(bad: float) -> None:
+    _, planar = pair(block_type("Q4_0"), 2, 3, Compute.FINE)
+    x = random_rows(2, planar.shape[1])
+    x[1, 40] = bad
+    got = product(x, planar)
+    assert got[0].isfinite().all() and not got[1].isfinite().any()
+
+
+def test_rows_of_zeros_and_of_tiny_numbers_have_small_products() -> None:
+    _, planar = pair(block_type("Q8_0"), 2, 3, Compute.FINE)
+    x = torch.zeros(3, planar.shape[1])
+    x[1], x[2] = 1e-40, 1e-30
+    got = product(x, planar)
+    assert torch.equal(got[0], torch.zeros(2)) and got.isfinite().all()
+    assert relative_error(got[2:] * 1e30, x[2:] * 1e30, planar) < 1e-5
+
+
+@planar_types
+def test_tile_product_agrees_with_the_twin(type: BlockType) -> None:
+    weight, planar = pair(type, 3, 256 // type.block_elements + 1)
+    x = random_rows(9, weight.shape[1])
+    assert relative_error(tile_product(x, planar), x, weight) < 1e-6
+
+
+@pytest.mark.parametrize("rows", [1, 9, 33, 64, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_tiles_of_odd_sizes_agree_with_the_twin(rows: int, dtype: torch.dtype) -> None:
+    weight, planar = pair(block_type("Q5_0"), 67, 9)
+    wide = random_rows(rows, weight.shape[1] + 32).to(dtype)
+    x = wide[:, 16:-16]
+    exact = x.double() @ weight.dequantize().to(dtype).double().T
+    error = (tile_product(x, planar).double() - exact).abs().max() / exact.abs().max()
+    assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+
+
+def test_divided_inputs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, planar = pair(block_type("Q4_K"), 5, 3)
+    x = random_rows(17, weight.shape[1])
+    for splits in (2, 8):
+        monkeypatch.setattr(tiles, "_splits", lambda *_, splits=splits: splits)
+        assert relative_error(tile_product(x, planar), x, weight) < 1e-6
+
+
+def test_many_rows_are_multiplied_by_dequantised_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_SLAB_ELEMENTS", 4 * 256)
+    weight, planar = pair(block_type("Q4_K"), 9, 1, Compute.FINE)
+    x = random_rows(65, weight.shape[1])
+    assert relative_error(product(x, planar), x, weight) < 1e-6
+    assert product(x[:0], planar).shape == (0, 9)
+
+
+def test_bundles_have_every_pair_once_and_one_expert_each() -> None:
+    chosen = torch.randint(7, (1500,), generator=torch.Generator().manual_seed(0))
+    chosen[chosen == 3] = 4
+    for pairs, size in ((1500, 16), (5, 32), (64, 64)):
+        bundles = bundles_of(chosen[:pairs], 7, size)
+        used = bundles.pairs < pairs
+        assert torch.equal(bundles.pairs[used].sort().values, torch.arange(pairs).int())
+        for expert, members in zip(bundles.experts, bundles.pairs, strict=True):
+            real = members[members < pairs]
+            assert (members[: len(real)] < pairs).all()
+            assert (chosen[real.long()] == expert).all()
+
+
+@pytest.mark.parametrize("compute", [Compute.EXACT, Compute.FINE], ids=lambda c: c.name)
+@pytest.mark.parametrize("shared", [True, False], ids=["a row", "rows"])
+@pytest.mark.parametrize("tokens", [0, 2, 20])
+def test_products_of_experts_agree_with_the_twin(
+    compute: Compute, shared: bool, tokens: int
+) -> None:
+    """Few pairs are computed by vectors where activations are rounded, others by tiles."""
+    used, experts, outs = 2, 4, 3
+    weight, _ = pair(block_type("Q4_0"), experts * outs, 3, compute)
+    weight = weight.unflatten(experts)
+    planar, elements = weight.in_planes(CPU), weight.shape[2]
+    x = random_rows(tokens, elements) if shared else random_rows(tokens, used, elements)
+    chosen = torch.randint(experts, (tokens, used), generator=torch.Generator().manual_seed(1))
+    bias, scale = random_rows(experts, outs), random_rows(tokens, used)
+    for options in ({"bias": None, "scale": None}, {"bias": bias, "scale": scale}):
+        got = experts_product(x, planar, chosen, **options)
+        expected = expert_products_twin(x, weight, chosen, **options)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
