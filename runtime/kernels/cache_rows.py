@@ -9,7 +9,7 @@ from runtime.quant.block_types import block_type, dequantize
 
 _HALF_MOST = torch.finfo(torch.float16).max
 # Numbers beyond these become these. The scale of a block is a half.
-_RANGES = {
+RANGES = {
     CacheType.FLOAT16: _HALF_MOST,
     CacheType.Q8_0: 127 * _HALF_MOST,
     CacheType.Q4_0: 8 * _HALF_MOST,
@@ -22,8 +22,8 @@ def encode_rows(rows: Tensor, type: CacheType) -> Tensor:
     Blocks are quantised as by the `gguf` package, the last one padded with zeros. Numbers beyond
     the range of the type become its largest; in blocks with NaN all elements become NaN.
     """
-    if (most := _RANGES.get(type)) is not None:
-        rows = rows.clamp(-most, most)
+    if (most := RANGES.get(type)) is not None:
+        rows = rows.float().clamp(-most, most)
     if not type.quantized:
         return rows.to(type.dtype)
     blocks = F.pad(rows.float(), (0, -rows.shape[-1] % BLOCK_ELEMENTS)).reshape(-1, BLOCK_ELEMENTS)

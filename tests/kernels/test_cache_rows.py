@@ -122,3 +122,11 @@ def test_attention_reads_what_was_written(
     got = paged_attention(queries, pages, plan, scale=SCALE)
     expected = by_definition(queries, pages, plan).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("type", [CacheType.FLOAT16, CacheType.Q8_0], ids=str)
+def test_rows_in_16_bits_have_the_same_range(type: CacheType) -> None:
+    rows = torch.tensor([[torch.inf, -torch.inf] + [0.0] * 30], dtype=torch.bfloat16)
+    got = decode_rows(encode_rows(rows, type), type, 32)[0, :2]
+    most = LIMITS[type][0]
+    assert got.tolist() == [most, -most]
