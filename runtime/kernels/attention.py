@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
@@ -21,6 +22,10 @@ def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: Attention
     of the pages; see `encode_rows`."""
     if keys.device.type == "cpu" and (kernels := library()) is not None:
         _write_cache_cpu(kernels, keys, values, pages, plan)
+    elif has_kernels(keys.device):
+        from runtime.kernels.triton import cache_write
+
+        cache_write.write_cache(keys, values, pages, plan)
     else:
         write_cache_twin(keys, values, pages, plan)
 
@@ -47,10 +52,17 @@ def paged_attention(
     to kv head h // (heads / kv_heads); scores and softmax in float32. Scores s are multiplied by
     `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: an
     additional score per head, which takes part in the softmax and has no value. The result of a row
-    that sees nothing is zero. With C kernels, the bits of a row do not depend on other rows.
+    that sees nothing is zero. With C and Triton kernels, the bits of a row do not depend on other
+    rows, except that Triton kernels compute a row that is alone in its span with other sums.
     """
     if queries.device.type == "cpu" and (kernels := library()) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
+    if has_kernels(queries.device):
+        from runtime.kernels.triton import attention
+
+        return attention.paged_attention(
+            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks
+        )
     return paged_attention_twin(queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks)
 
 

@@ -1,0 +1,247 @@
+"""Launches of paged attention on CUDA devices.
+
+Rows that are alone in their span are computed by `decode_kernel`, those of longer spans by
+`prefill_kernel`. Neither needs more of the host than the grid, so that nothing is copied.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from runtime.kernels.triton.attention_kernels import (
+    LOG2_E,
+    decode_kernel,
+    merge_kernel,
+    prefill_kernel,
+)
+from runtime.kernels.triton.cache_rows import BLOCK_BYTES
+from runtime.kernels.triton.launch import launch
+from runtime.kv.cache_types import CacheType
+from runtime.worker.model import AttentionPlan, LayerPages
+
+LEAST_SPLIT = 128
+# The number of programs that occupies a device, by its multiprocessors.
+PROGRAMS_EACH = 2
+
+
+def paged_attention(
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """As `runtime.kernels.attention.paged_attention`; operands of products have the type of the
+    queries. The bits of a row depend neither on other rows nor on the device's size."""
+    rows, heads, key_dim = queries.shape
+    kv_heads, value_dim = pages.keys.shape[2], pages.dims[1]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"the softcap is {softcap}; it must be above 0")
+    queries = queries if queries.stride(2) == 1 else queries.contiguous()
+    result = queries.new_empty(rows, heads, value_dim)
+    shape = Shape(
+        heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
+        softcap is not None, sinks is not None,
+    )  # fmt: skip
+    call = _Call(shape, queries, pages, plan, sinks, result, _factors(scale, softcap))
+    single, several = _extents(plan)
+    if single is not None:
+        call.decode(*single, mixed=several is not None)
+    if several is not None:
+        call.prefill(*several)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What kernels are compiled for."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    page_tokens: int
+    type: CacheType
+    dtype: torch.dtype
+    capped: bool = False
+    sinks: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a key or a value as an operand."""
+        return max(self.key_dim, self.value_dim) * self.dtype.itemsize
+
+    @property
+    def positions(self) -> int:
+        """Positions of a block: as many as leave room for two blocks in 99 KB."""
+        return 64 if self.row_bytes <= 256 else 32 if self.row_bytes <= 512 else 16
+
+    @property
+    def splits(self) -> int:
+        """The most parts into which what a decoding row sees is divided; bounds the workspace."""
+        return min(32, max(8, 4096 // self.value_dim))
+
+    @property
+    def decode_heads(self) -> int:
+        """Query heads that a decoding program computes, at least 16 for tensor cores."""
+        return max(16, min(64 if self.row_bytes <= 256 else 32, next_power(self.group)))
+
+    @property
+    def prefill_heads(self) -> int:
+        """Pairs of a row and a query head that a program of prefill computes."""
+        return 128 if self.row_bytes <= 256 else 64 if self.row_bytes <= 512 else 32
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """Of all kernels."""
+        least = 32 if self.type.quantized else 16
+        v1, v2 = _parts(self.value_dim, least)
+        return {
+            "HEADS": self.heads, "VALUE_DIM": self.value_dim, "V1": v1, "V2": v2,
+            "BLOCK": BLOCK_BYTES[self.type], "SINKS": self.sinks,
+        }  # fmt: skip
+
+    @property
+    def read_constants(self) -> dict[str, object]:
+        """Of kernels that read the cache."""
+        least = 32 if self.type.quantized else 16
+        k1, k2 = _parts(self.key_dim, least)
+        return self.constants | {
+            "KV_HEADS": self.kv_heads, "KEY_DIM": self.key_dim, "K1": k1, "K2": k2,
+            "PAGE_TOKENS": self.page_tokens, "CAPPED": self.capped,
+        }  # fmt: skip
+
+    @property
+    def decode_options(self) -> dict[str, Any]:
+        return self.read_constants | self._division | {
+            "M": self.decode_heads, "num_stages": 3,
+            "num_warps": 4 if self.row_bytes <= 1024 else 8,
+        }  # fmt: skip
+
+    @property
+    def merge_options(self) -> dict[str, Any]:
+        return self.constants | self._division | {"num_warps": 1}
+
+    @property
+    def prefill_options(self) -> dict[str, Any]:
+        return self.read_constants | {
+            "M": self.prefill_heads, "N": 16 if self.type.quantized else self.positions,
+            "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
+            "num_warps": 8, "num_stages": 2,
+        }  # fmt: skip
+
+    @property
+    def _division(self) -> dict[str, int]:
+        """Of what a decoding row sees. Decoding blocks needs registers."""
+        positions = min(16, self.positions) if self.type.quantized else self.positions
+        return {"N": positions, "SPLITS": self.splits, "LEAST_SPLIT": LEAST_SPLIT}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """The arguments that the kernels share."""
+
+    shape: Shape
+    queries: Tensor
+    pages: LayerPages
+    plan: AttentionPlan
+    sinks: Tensor | None
+    result: Tensor
+    factors: tuple[float, float]
+
+    def decode(self, first: int, end: int, *, mixed: bool) -> None:
+        shape, device = self.shape, self.queries.device
+        tiles = shape.kv_heads * -(-shape.group // shape.decode_heads)
+        count = end - first
+        parts = min(shape.splits, -(-PROGRAMS_EACH * _processors(device) // (count * tiles)))
+        options, whole = shape.decode_options, parts == 1
+        states = sums = self.result
+        if not whole:
+            cells = (count, shape.heads, shape.splits)
+            states = self.result.new_empty(*cells, 2, dtype=torch.float32)
+            width = options["V1"] + options["V2"]
+            sums = self.result.new_empty(*cells, width, dtype=torch.float32)
+        launch(
+            decode_kernel, (count, tiles, parts), *self._reading(), states, sums,
+            first, len(self.result), parts, *self._numbers(), **options, MIXED=mixed, WHOLE=whole,
+            device=device,
+        )  # fmt: skip
+        if not whole:
+            plan = self.plan
+            launch(
+                merge_kernel, (count, shape.heads), plan.row_slot, plan.visible_begin,
+                plan.visible_end, self.sinks, states, sums, self.result, first, len(self.result),
+                **shape.merge_options, MIXED=mixed, device=device,
+            )  # fmt: skip
+
+    def prefill(self, first: int, end: int) -> None:
+        shape, options = self.shape, self.shape.prefill_options
+        together = options["HEADS_AT_ONCE"]
+        tiles = -(-(end - first) // (options["M"] // together))
+        grid = (tiles, shape.kv_heads * -(-shape.group // together))
+        launch(
+            prefill_kernel, grid, *self._reading(), first, end, len(self.result),
+            *self._numbers(), **options, device=self.queries.device,
+        )  # fmt: skip
+
+    def _reading(self) -> tuple[Tensor | None, ...]:
+        keys, values, plan = self.pages.keys, self.pages.values, self.plan
+        halves = keys, values
+        if self.shape.type.quantized:
+            halves = keys.view(torch.float16), values.view(torch.float16)
+        return (
+            self.queries, keys, halves[0], values, halves[1], plan.page_table, plan.row_slot,
+            plan.visible_begin, plan.visible_end, self.sinks, self.result,
+        )  # fmt: skip
+
+    def _numbers(self) -> tuple[int | float, ...]:
+        table = self.plan.page_table.stride(0)
+        return self.queries.stride(0), self.queries.stride(1), table, *self.factors
+
+
+def next_power(number: int) -> int:
+    return int(triton.next_power_of_2(number))
+
+
+def _parts(dim: int, least: int) -> tuple[int, int]:
+    """One or two powers of two that have room for `dim` elements, the second possibly 0."""
+    whole = max(least, next_power(dim))
+    rest = max(least, next_power(max(1, dim - whole // 2)))
+    return (whole // 2, rest) if whole // 2 >= least and rest < whole // 2 else (whole, 0)
+
+
+def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """For scores in units of log2, and for the exponent in tanh x = 1 - 2 / (e^2x + 1)."""
+    if softcap is None:
+        return scale * LOG2_E.value, 0.0
+    return 2 * scale / softcap * LOG2_E.value, softcap * LOG2_E.value
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # Triton's interpreter
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _extents(plan: AttentionPlan) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """From the first to the last row of spans with one row, and of spans with more."""
+    found: list[tuple[int, int] | None] = [None, None]
+    for span in plan.spans:
+        which = span.end - span.begin > 1
+        seen = found[which]
+        found[which] = (span.begin if seen is None else seen[0], span.end)
+    return found[0], found[1]

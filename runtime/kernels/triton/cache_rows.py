@@ -1,0 +1,60 @@
+"""Rows of the cache in registers: how kernels read what `write_cache` stored."""
+
+import triton
+import triton.language as tl
+
+from runtime.kv.cache_types import CacheType
+
+# Bytes of a block of 32 elements; 0 for caches of floats. The constant BLOCK of the kernels.
+BLOCK_BYTES = {type: type.width(1) if type.quantized else 0 for type in CacheType}
+
+
+@triton.jit
+def elements(START: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """[WIDTH]: the elements of a row in the order in which `load_rows` returns them.
+
+    The nibbles of a byte of Q4_0 are elements j and j + 16 of their block; they stay adjacent.
+    """
+    index = tl.arange(0, WIDTH)
+    if BLOCK == 18:
+        index = index // 32 * 32 + index % 2 * 16 + index % 32 // 2
+    return START + index
+
+
+@triton.jit
+def load_rows(
+    stored,
+    halves,
+    row,
+    exists,
+    START: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`elements(START, WIDTH)` of rows [n] int64 -> [n, WIDTH], in the type of the cache, or in
+    float32 if it has blocks. Zero beyond DIM and where a row does not exist.
+
+    halves: `stored` as float16.
+    """
+    if BLOCK == 0:
+        element = START + tl.arange(0, WIDTH)
+        mask = exists[:, None]
+        if START + WIDTH > DIM:
+            mask = mask & (element < DIM)[None, :]
+        value = tl.load(stored + row[:, None] * DIM + element[None, :], mask=mask, other=0.0)
+    else:
+        COUNT: tl.constexpr = (DIM + 31) // 32
+        block = START // 32 + tl.arange(0, WIDTH // 32)
+        mask = exists[:, None] & (block < COUNT)[None, :]
+        at = row[:, None] * (COUNT * BLOCK) + block[None, :] * BLOCK
+        scale = tl.load(halves + at // 2, mask=mask, other=0.0).to(tl.float32)
+        byte = at[:, :, None] + (2 + tl.arange(0, BLOCK - 2))[None, None, :]
+        code = tl.load(stored + byte, mask=mask[:, :, None], other=0)
+        if BLOCK == 34:
+            value = code.to(tl.int8, bitcast=True).to(tl.float32)
+        else:
+            value = tl.join((code & 15).to(tl.float32) - 8.0, (code >> 4).to(tl.float32) - 8.0)
+            value = tl.reshape(value, (value.shape[0], WIDTH // 32, 32))
+        value = tl.reshape(value * scale[:, :, None], (value.shape[0], WIDTH))
+    return value

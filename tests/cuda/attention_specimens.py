@@ -1,0 +1,91 @@
+"""Kernels of paged attention to be compiled: the head sizes and caches of real models."""
+
+import torch
+
+from runtime.kernels.triton.attention import Shape
+from runtime.kernels.triton.attention_kernels import decode_kernel, merge_kernel, prefill_kernel
+from runtime.kv.cache_types import CacheType
+from tests.cuda.compiled import Specimen
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+BF16 = torch.bfloat16
+
+
+def shape(
+    heads: int,
+    kv_heads: int,
+    key_dim: int,
+    value_dim: int | None = None,
+    type: CacheType = CacheType.BFLOAT16,
+    **options: bool,
+) -> Shape:
+    dtype = torch.float32 if type is CacheType.FLOAT32 else BF16
+    return Shape(heads, kv_heads, key_dim, value_dim or key_dim, 16, type, dtype, **options)
+
+
+SHAPES = {
+    "8B": shape(32, 8, 128),
+    "8B, q8_0": shape(32, 8, 128, type=CacheType.Q8_0),
+    "8B, q4_0": shape(32, 8, 128, type=CacheType.Q4_0),
+    "8B, float16": shape(32, 8, 128, type=CacheType.FLOAT16),
+    "8B, float32": shape(32, 8, 128, type=CacheType.FLOAT32),
+    "64, sinks": shape(64, 8, 64, sinks=True),
+    "80": shape(32, 32, 80),
+    "96": shape(32, 32, 96),
+    "192/128": shape(16, 16, 192, 128),
+    "256, capped": shape(16, 8, 256, capped=True),
+    "512": shape(8, 1, 512),
+    "576/512": shape(128, 1, 576, 512),
+}
+
+
+def decode(shape: Shape, *, whole: bool = True) -> Specimen:
+    options = shape.decode_options
+    return _reading(
+        decode_kernel, shape, options | {"MIXED": True, "WHOLE": whole},
+        {"states": "*fp32", "sums": "*fp32", "parts": "i32"},
+    )  # fmt: skip
+
+
+def prefill(shape: Shape) -> Specimen:
+    return _reading(prefill_kernel, shape, shape.prefill_options, {"end_row": "i32"})
+
+
+def merge(shape: Shape) -> Specimen:
+    options = shape.merge_options | {"MIXED": True}
+    types = {
+        "row_slot": "*i32", "begins": "*i32", "ends": "*i32", "sinks": "*fp32",
+        "states": "*fp32", "sums": "*fp32", "result": POINTERS[shape.dtype],
+        "first_row": "i32", "rows": "i32",
+    }  # fmt: skip
+    return _specimen(merge_kernel, types, options)
+
+
+def _reading(kernel, shape: Shape, options: dict, types: dict[str, str]) -> Specimen:
+    cache = "*u8" if shape.type.quantized else POINTERS[shape.type.dtype]
+    halves = "*fp16" if shape.type.quantized else cache
+    types = types | {
+        "queries": POINTERS[shape.dtype], "keys": cache, "key_halves": halves, "values": cache,
+        "value_halves": halves, "page_table": "*i32", "row_slot": "*i32", "begins": "*i32",
+        "ends": "*i32", "sinks": "*fp32", "result": POINTERS[shape.dtype],
+        "first_row": "i32", "rows": "i32", "row_stride": "i32", "head_stride": "i32",
+        "table_stride": "i32", "inner": "fp32", "outer": "fp32",
+    }  # fmt: skip
+    return _specimen(kernel, types, options)
+
+
+def _specimen(kernel, types: dict[str, str], options: dict) -> Specimen:
+    constants = {name: value for name, value in options.items() if name.isupper()}
+    return Specimen(
+        kernel, types, constants, multiples=("row_stride", "head_stride"),
+        warps=options["num_warps"], stages=options.get("num_stages", 3),
+    )  # fmt: skip
+
+
+SPECIMENS = {
+    "decode": decode(SHAPES["8B"]),
+    "decode in parts": decode(SHAPES["8B"], whole=False),
+    "merge": merge(SHAPES["8B"]),
+    "decode q8_0": decode(SHAPES["8B, q8_0"]),
+    "prefill": prefill(SHAPES["8B"]),
+}

@@ -1,0 +1,203 @@
+"""Paged attention and cache writes of CUDA devices in Triton's interpreter, against their twins."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.kernels import attention as dispatch
+from runtime.kernels.attention import paged_attention_twin, write_cache_twin
+from runtime.kernels.triton import attention as kernels
+from runtime.kernels.triton.attention import paged_attention
+from runtime.kernels.triton.cache_write import write_cache
+from runtime.kv.cache_types import CacheType
+from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
+from tests.kernels import test_attention as scenes
+from tests.kernels.test_attention import SCALE, options_of, rows_of, scene
+from tests.kernels.test_cache_rows import numbers
+
+# (batch, shape, window, options), for every type of cache; shapes of both numbers of parts.
+SCENES = {
+    "decode": ("decoding", "three share, odd sizes", None, "plain"),
+    "decode, narrow window, all options": ("decoding", "four share", 20, "capped, sinks"),
+    "prefill": ("prefill", "four share", None, "sinks"),
+    "mixed": ("short", "all share, tiny", 33, "capped"),
+}
+# (slot, start, rows): short spans, which share a tile, and rows alone between them.
+SHORT = ((0, 5, 3), (2, 40, 1), (1, 17, 2), (3, 0, 1), (4, 9, 7))
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """What kernels leave unwritten is NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.zeros(1).new_empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def with_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenes.BATCHES, "short", SHORT)
+
+
+@pytest.fixture
+def with_shape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes "given" a shape of a scene."""
+    return lambda *shape: monkeypatch.setitem(scenes.SHAPES, "given", shape)
+
+
+def occupy(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
+    """As if a device needed this many programs."""
+    monkeypatch.setattr(kernels, "PROGRAMS_EACH", programs)
+
+
+def assert_as_the_twin(queries: Tensor, pages: LayerPages, plan: AttentionPlan, **chosen) -> Tensor:
+    got = paged_attention(queries, pages, plan, **chosen)
+    expected = paged_attention_twin(queries, pages, plan, **chosen)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    return got
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("type", CacheType)
+def test_attention_is_that_of_the_twin(name: str, type: CacheType) -> None:
+    batch, shape, window, options = SCENES[name]
+    queries, pages, plan = scene(batch, shape, window=window, type=type)
+    assert_as_the_twin(queries, pages, plan, **options_of(options, queries.shape[1]))
+
+
+@pytest.mark.parametrize("dims", [(96, 96), (192, 128), (256, 256), (576, 512)], ids=str)
+@pytest.mark.parametrize("batch", ["decoding", "short"])
+def test_heads_may_be_large(dims: tuple[int, int], batch: str, with_shape) -> None:
+    with_shape(2, 1, *dims, 16)
+    queries, pages, plan = scene(batch, "given", type=CacheType.FLOAT16)
+    assert_as_the_twin(queries, pages, plan, scale=0.05)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 40])
+def test_a_long_row_is_divided_into_the_same_splits_by_any_number_of_programs(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "LEAST_SPLIT", 64)
+    queries, pages, plan = scene("decoding far away", "four share")
+    chosen = options_of("sinks", queries.shape[1])
+    occupy(monkeypatch, 1)
+    whole = assert_as_the_twin(queries, pages, plan, **chosen)
+    occupy(monkeypatch, 2 * parts)
+    assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
+
+
+@pytest.mark.parametrize("type", [CacheType.FLOAT32, CacheType.Q4_0], ids=str)
+def test_the_bits_of_a_decoding_row_do_not_depend_on_other_rows(
+    type: CacheType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    occupy(monkeypatch, 10)
+    queries, pages, plan = scene("short", "three share, odd sizes", type=type)
+    together = paged_attention(queries, pages, plan, scale=SCALE)
+    for span in plan.spans:
+        if span.end - span.begin == 1:
+            one = rows_of(plan, span.begin, span.end)
+            apart = paged_attention(queries[span.begin : span.end], pages, one, scale=SCALE)
+            assert torch.equal(apart[0], together[span.begin])
+
+
+def test_the_bits_of_a_prefilled_row_do_not_depend_on_other_rows(with_shape) -> None:
+    """At the same place of a tile, for numpy's sake."""
+    with_shape(6, 2, 64, 64, 16)
+    queries, pages, plan = scene("prefill", "given", window=33)
+    together = paged_attention(queries, pages, plan, scale=SCALE)
+    for begin, end in ((0, 2), (42, 50), (84, 100)):
+        apart = paged_attention(queries[begin:end], pages, rows_of(plan, begin, end), scale=SCALE)
+        assert torch.equal(apart, together[begin:end])
+
+
+@pytest.mark.parametrize("batch", ["prefill", "decoding"])
+@pytest.mark.parametrize("options", ["plain", "sinks"])
+def test_a_row_may_see_nothing_and_rows_may_see_forward(batch: str, options: str) -> None:
+    queries, pages, plan = scene(batch, "four share")
+    begin, end = plan.visible_begin.clone(), plan.visible_end.clone()
+    if batch == "prefill":
+        end[20:40] = 40
+        begin[50] = end[50]
+    begin[1], end[1] = 90, 60
+    plan = replace(plan, visible_begin=begin, visible_end=end)
+    got = assert_as_the_twin(queries, pages, plan, **options_of(options, queries.shape[1]))
+    assert not got[1].any() and got[2].all()
+
+
+def test_short_spans_and_single_rows_share_a_tile(with_shape) -> None:
+    with_shape(4, 2, 64, 64, 16)
+    queries, pages, plan = scene("short", "given")
+    assert_as_the_twin(queries, pages, plan, scale=SCALE)
+
+
+def test_queries_need_not_be_contiguous() -> None:
+    queries, pages, plan = scene("decoding", "four share")
+    wide = torch.cat([queries, torch.full_like(queries, torch.nan)], dim=2)
+    for strided in (wide[:, :, : queries.shape[2]], queries.transpose(1, 2).contiguous().mT):
+        assert_as_the_twin(strided, pages, plan, scale=SCALE)
+
+
+def test_16_bit_queries_give_16_bit_results() -> None:
+    queries, pages, plan = scene("short", "four share", type=CacheType.FLOAT16)
+    got = paged_attention(queries.half(), pages, plan, scale=SCALE)
+    expected = paged_attention_twin(queries.half(), pages, plan, scale=SCALE)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got, expected, rtol=5e-3, atol=2e-3)
+
+
+def test_impossible_arguments_are_refused() -> None:
+    queries, pages, plan = scene("decoding", "four share")
+    with pytest.raises(ValueError, match="7 query heads"):
+        paged_attention(queries[:, :7], pages, plan, scale=SCALE)
+    with pytest.raises(ValueError, match="softcap is 0"):
+        paged_attention(queries, pages, plan, scale=SCALE, softcap=0.0)
+
+
+def empty_pages(type: CacheType, heads: int, dims: tuple[int, int]) -> LayerPages:
+    keys, values = (torch.full((5, 7, heads, type.width(dim)), 77).to(type.dtype) for dim in dims)
+    return LayerPages(keys, values, 0, QuantizedRows(type, *dims) if type.quantized else None)
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (80, 72), (10, 18)], ids=str)
+@pytest.mark.parametrize("type", CacheType)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_writes_are_those_of_the_twin(
+    type: CacheType, dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    heads, cells = 3, torch.randperm(35, generator=torch.Generator().manual_seed(1))[:23]
+    keys, values = (numbers(23, heads, dim) for dim in dims)
+    keys[3, 0, 5], keys[4, 0, 1], values[5, -1, -1] = torch.nan, torch.inf, -torch.inf
+    wide = torch.cat([keys, values], dim=2).to(dtype)
+    keys, values = wide.split(dims, dim=2)
+    plan = AttentionPlan(*[torch.zeros(0)] * 4, cells, ())
+    got, expected = empty_pages(type, heads, dims), empty_pages(type, heads, dims)
+    write_cache(keys, values, got, plan)
+    write_cache_twin(keys, values, expected, plan)
+    for one, other in ((got.keys, expected.keys), (got.values, expected.values)):
+        if type.quantized:
+            one, other = _without_nan(one), _without_nan(other)
+        # The interpreter truncates float32 to bfloat16.
+        rounding = 2.0**-7 if type is CacheType.BFLOAT16 and dtype == torch.float32 else 0.0
+        torch.testing.assert_close(one, other, rtol=rounding, atol=0, equal_nan=True)
+
+
+def _without_nan(stored: Tensor) -> Tensor:
+    """Scales that are NaN, of either sign, become 0."""
+    halves = stored.view(torch.float16)
+    return torch.where(halves.isnan(), 0.0, halves).view(torch.uint8)
+
+
+def test_devices_with_kernels_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, pages, plan = scene("decoding", "four share")
+    calls = []
+    monkeypatch.setattr(dispatch, "library", lambda: None)
+    monkeypatch.setattr(dispatch, "has_kernels", lambda device: True)
+    monkeypatch.setattr(kernels, "launch", lambda kernel, *_, **__: calls.append(kernel))
+    monkeypatch.setattr("runtime.kernels.triton.cache_write.launch", kernels.launch)
+    dispatch.paged_attention(queries, pages, plan, scale=SCALE)
+    dispatch.write_cache(queries[:, :2], queries[:, :2], pages, plan)
+    assert [kernel.__name__ for kernel in calls] == ["decode_kernel", "write_kernel"]
