@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.triton.launch import has_kernels
 
-# The curves of caravan_gate in cpu/pointwise.c.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID = range(5)
+# The curves of caravan_gate in cpu/pointwise.c and of gate_kernel in triton/pointwise.py, the last
+# in the latter only.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -20,6 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     Layer Normalization".
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(x.device):
+            return _triton().norm(x, weight, None, eps)
         return rms_norm_twin(x, weight, eps)
     rows, n = _row_parts(x.float()), x.shape[-1]
     factor = None if weight is None else weight.float().contiguous()
@@ -37,6 +42,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     Computed in float32. Ba, Kiros and Hinton, "Layer Normalization".
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(x.device):
+            return _triton().norm(x, weight, bias, eps)
         return layer_norm_twin(x, weight, bias, eps)
     wide, factor, offset = (tensor.float().contiguous() for tensor in (x, weight, bias))
     result, n = torch.empty_like(wide), x.shape[-1]
@@ -114,6 +121,8 @@ def sigmoid(x: Tensor) -> Tensor:
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in x's type; computed in float32. Gemma 2's report, section 2."""
     if x.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(x.device):
+            return _triton().gate(_SOFTCAP, x, None, cap=cap)
         return softcap_twin(x, cap)
     wide = x.float().contiguous()
     result = torch.empty_like(wide)
@@ -190,6 +199,8 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     if x.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(x.device):
+            return _triton().rope(x, cos, sin, halves=halves)
         return (rope_halves_twin if halves else rope_interleaved_twin)(x, cos, sin)
     cos, sin = cos.float().contiguous(), sin.float().contiguous()
     (tokens, heads, dim), half = x.shape, cos.shape[-1]
@@ -206,6 +217,8 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
 
 def _gate(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
     if gate.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(gate.device):
+            return _triton().gate(curve, gate, up)
         return _gate_twin(curve, gate, up)
     if up is not None and up.shape != gate.shape:
         raise ValueError(f"a gate {list(gate.shape)} for values {list(up.shape)}")
@@ -218,6 +231,12 @@ def _gate(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:
         torch.get_num_threads(),
     )  # fmt: skip
     return result.to(gate.dtype)
+
+
+def _triton() -> ModuleType:
+    from runtime.kernels.triton import pointwise
+
+    return pointwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+"""Curves of one float32 element."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    """1 - 2 / (e^2x + 1) and near 0, where the difference has few bits, the power series."""
+    square = x * x
+    series = x * (1.0 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
+    return tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
+
+
+@triton.jit
+def gelu(x):
+    """0.5 x (1 + tanh y) = x / (1 + e^-2y)."""
+    return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def gelu_erf(x):
+    return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))

@@ -1,0 +1,143 @@
+"""Norms, rotary embeddings, activations and softcaps on CUDA devices, one launch each."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.triton.curves import gelu, gelu_erf, sigmoid, tanh
+from runtime.kernels.triton.launch import launch
+
+# Elements that a program of `gate_kernel` computes.
+ELEMENTS = 1024
+
+
+@triton.jit
+def norm_kernel(
+    x, weight, bias, result, row_stride, part_stride, eps,
+    PARTS: tl.constexpr, N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """One norm: RMS or, with LAYER, of the differences from the mean and with a bias."""
+    number = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, PADDED)
+    exists = index < N
+    at = number // PARTS * row_stride + number % PARTS * part_stride
+    value = tl.load(x + at + index, mask=exists, other=0.0).to(tl.float32)
+    if LAYER:
+        value = tl.where(exists, value - tl.sum(value, 0) / N, 0.0)
+    value = value * tl.math.rsqrt(tl.sum(value * value, 0) / N + eps)
+    if WEIGHTED:
+        value *= tl.load(weight + index, mask=exists, other=0.0).to(tl.float32)
+    if LAYER:
+        value += tl.load(bias + index, mask=exists, other=0.0).to(tl.float32)
+    tl.store(result + number * N + index, value.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def gate_kernel(
+    gate, up, result, n, gate_stride, up_stride, cap,
+    CURVE: tl.constexpr, GATED: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """Some elements of a row: the curve of the gate, times `up` if GATED."""
+    row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
+    exists = index < n
+    x = tl.load(gate + row * gate_stride + index, mask=exists, other=0.0).to(tl.float32)
+    if CURVE == 0:
+        value = x * sigmoid(x)
+    elif CURVE == 1:
+        value = gelu(x)
+    elif CURVE == 2:
+        value = gelu_erf(x)
+    elif CURVE == 3:
+        value = x * sigmoid(1.702 * x)
+    elif CURVE == 4:
+        value = sigmoid(x)
+    else:
+        value = cap * tanh(x / cap)
+    if GATED:
+        value *= tl.load(up + row * up_stride + index, mask=exists, other=0.0).to(tl.float32)
+    tl.store(result + row * n + index, value.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def rope_kernel(
+    x, cos, sin, result, row_stride, head_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
+    HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
+):  # fmt: skip
+    """All heads of a token."""
+    token = tl.program_id(0).to(tl.int64)
+    head, pair = tl.arange(0, HEADS_PADDED), tl.arange(0, HALF_PADDED)
+    turns = pair < HALF
+    c = tl.load(cos + token * HALF + pair, mask=turns, other=0.0)[None, :]
+    s = tl.load(sin + token * HALF + pair, mask=turns, other=0.0)[None, :]
+    source = x + token * row_stride + head[:, None] * head_stride
+    target = result + (token * HEADS + head[:, None]) * DIM
+    exists = (head < HEADS)[:, None] & turns[None, :]
+    first, second = (pair, pair + HALF) if HALVES else (2 * pair, 2 * pair + 1)
+    a = tl.load(source + first[None, :], mask=exists, other=0.0).to(tl.float32)
+    b = tl.load(source + second[None, :], mask=exists, other=0.0).to(tl.float32)
+    tl.store(target + first[None, :], (a * c - b * s).to(result.dtype.element_ty), mask=exists)
+    tl.store(target + second[None, :], (a * s + b * c).to(result.dtype.element_ty), mask=exists)
+    if 2 * HALF < DIM:
+        rest = 2 * HALF + tl.arange(0, REST_PADDED)[None, :]
+        exists = (head < HEADS)[:, None] & (rest < DIM)
+        tl.store(target + rest, tl.load(source + rest, mask=exists), mask=exists)
+
+
+def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`rms_norm`, or `layer_norm` if there is a bias."""
+    n = x.shape[-1]
+    rows = x if _has_regular_rows(x) else x.contiguous()
+    strides = (rows.stride(0), rows.stride(1)) if rows.dim() == 3 else (n, n)
+    if rows.dim() == 2:
+        strides = rows.stride(0), 0
+    result = x.new_empty(x.shape)
+    padded = triton.next_power_of_2(n)
+    launch(
+        norm_kernel, (x.numel() // n,), rows, weight, bias, result, *strides, eps,
+        PARTS=x.shape[1] if x.dim() == 3 else 1, N=n, PADDED=padded, LAYER=bias is not None,
+        WEIGHTED=weight is not None, num_warps=min(32, max(1, padded // 512)), device=x.device,
+    )  # fmt: skip
+    return result
+
+
+def gate(curve: int, gate: Tensor, up: Tensor | None, *, cap: float = 1.0) -> Tensor:
+    """The curve of [..., n], times `up` if there is one."""
+    if up is not None and up.shape != gate.shape:
+        raise ValueError(f"a gate {list(gate.shape)} for values {list(up.shape)}")
+    rows, others = _matrix(gate), None if up is None else _matrix(up)
+    result = gate.new_empty(gate.shape)
+    launch(
+        gate_kernel, (rows.shape[0], triton.cdiv(rows.shape[1], ELEMENTS)), rows, others, result,
+        rows.shape[1], rows.stride(0), 0 if others is None else others.stride(0), cap,
+        CURVE=curve, GATED=up is not None, ELEMENTS=ELEMENTS, device=gate.device,
+    )  # fmt: skip
+    return result
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
+    """x [tokens, heads, dim], cos and sin float32 [tokens, rotated / 2] -> like x."""
+    (tokens, heads, dim), half = x.shape, cos.shape[-1]
+    if 2 * half > dim:
+        raise ValueError(f"{half} angles rotate {2 * half} dimensions; heads have {dim}")
+    x = x if x.stride(2) == 1 else x.contiguous()
+    result = x.new_empty(x.shape)
+    launch(
+        rope_kernel, (tokens,), x, cos.float().contiguous(), sin.float().contiguous(), result,
+        *x.stride()[:2], HEADS=heads, DIM=dim, HALF=half, HALVES=halves,
+        HEADS_PADDED=triton.next_power_of_2(heads), HALF_PADDED=triton.next_power_of_2(half),
+        REST_PADDED=triton.next_power_of_2(max(1, dim - 2 * half)), device=x.device,
+    )  # fmt: skip
+    return result
+
+
+def _has_regular_rows(x: Tensor) -> bool:
+    """Whether two strides or fewer say where the rows are."""
+    return x.is_contiguous() or (x.dim() in (2, 3) and x.stride(-1) == 1)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """[..., n] -> [rows, n] with adjacent elements in a row; copied if necessary."""
+    x = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
+    return x.view(-1, x.shape[-1])

@@ -1,0 +1,96 @@
+"""Norms, rotations and curves of CUDA devices in Triton's interpreter, against their twins."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.kernels import pointwise
+from runtime.kernels.triton import pointwise as kernels
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
+DRAW = torch.Generator().manual_seed(3)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "library", lambda: None)
+    monkeypatch.setattr(pointwise, "has_kernels", lambda device: True)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    launch = kernels.launch
+
+    def counted(kernel, *arguments, **options) -> None:
+        names.append(kernel.__name__)
+        launch(kernel, *arguments, **options)
+
+    monkeypatch.setattr(kernels, "launch", counted)
+    return names
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=DRAW) * 4
+
+
+def parts(*shape: int) -> Tensor:
+    """Rows that are parts of longer ones."""
+    return noise(*shape[:-1], shape[-1] + 3)[..., : shape[-1]]
+
+
+@pytest.mark.parametrize("x", [noise(3, 100), parts(3, 33), parts(2, 5, 37), noise(2, 2, 3, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_norms(x: Tensor, dtype: torch.dtype, launches: list[str]) -> None:
+    x, weight, bias = x.to(dtype), noise(x.shape[-1]), noise(x.shape[-1])
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 1e-3}
+    for got, expected in (
+        (pointwise.rms_norm(x, weight, 1e-5), pointwise.rms_norm_twin(x, weight, 1e-5)),
+        (pointwise.rms_norm(x, None, 1e-2), pointwise.rms_norm_twin(x, None, 1e-2)),
+        (
+            pointwise.layer_norm(x, weight, bias, 1e-5),
+            pointwise.layer_norm_twin(x, weight, bias, 1e-5),
+        ),
+    ):
+        torch.testing.assert_close(got, expected, **close)
+    assert launches == ["norm_kernel"] * 3
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid"])
+@pytest.mark.parametrize("make", [noise, parts])
+def test_gates(name: str, make, launches: list[str]) -> None:
+    gate, up = make(3, 1500), make(3, 1500)
+    gate[0, :3] = torch.tensor([-200.0, 200.0, 0.0])
+    twin = getattr(pointwise, f"{name}_mul_twin")
+    for got, expected in (
+        (getattr(pointwise, f"{name}_mul")(gate, up), twin(gate, up)),
+        (getattr(pointwise, name)(gate), twin(gate)),
+    ):
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-5)
+    assert launches == ["gate_kernel"] * 2
+
+
+def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
+    x = torch.cat([noise(500), noise(500) * 1e-3, noise(100) * 1e3])
+    got, expected = pointwise.softcap(x, 3.0), pointwise.softcap_twin(x, 3.0)
+    torch.testing.assert_close(got, expected, rtol=2e-6, atol=0)
+    assert launches == ["gate_kernel"]
+
+
+@pytest.mark.parametrize("rotated", [80, 40, 26])
+@pytest.mark.parametrize("make", [noise, parts])
+def test_rotations(rotated: int, make, launches: list[str]) -> None:
+    x, cos, sin = make(5, 3, 80), noise(5, rotated // 2), noise(5, rotated // 2)
+    for got, expected in (
+        (pointwise.rope_halves(x, cos, sin), pointwise.rope_halves_twin(x, cos, sin)),
+        (pointwise.rope_interleaved(x, cos, sin), pointwise.rope_interleaved_twin(x, cos, sin)),
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-5)
+    assert launches == ["rope_kernel"] * 2
+
+
+def test_impossible_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="a gate"):
+        pointwise.silu_mul(noise(2, 3), noise(2, 4))
+    with pytest.raises(ValueError, match="rotate 20 dimensions"):
+        pointwise.rope_halves(noise(2, 1, 16), noise(2, 10), noise(2, 10))
