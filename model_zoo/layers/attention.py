@@ -1,5 +1,6 @@
 """Self-attention with grouped queries over the paged cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +11,8 @@ from model_zoo.layers.norm import AcrossHeads, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
-from runtime.kernels.attention import paged_attention, write_cache
+from runtime.kernels.attention import paged_attention
+from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.pointwise import sigmoid_mul
 from runtime.kv.spec import LayerCache
 
@@ -108,10 +110,8 @@ class SelfAttention:
         """
         options = self._options
         queries, *stored = self._qkv(x)
-        if stored:
-            self._store(stored[0], stored[-1], step)
         queries, gates = self._split(queries.unflatten(1, (self._heads, -1)))
-        queries = self._rotated(queries, options.q_norm, step)
+        queries = self._prepared(queries, stored, step)
         if options.temperature is not None:
             queries = (queries * options.temperature(step.positions)).to(x.dtype)
         attended = paged_attention(
@@ -134,18 +134,23 @@ class SelfAttention:
         queries, gates = queries.chunk(2, dim=2)
         return queries, gates
 
-    def _store(self, keys: Tensor, values: Tensor, step: Step) -> None:
-        options = self._options
-        keys, values = (part.unflatten(1, (self._kv_heads, -1)) for part in (keys, values))
-        if options.v_norm is not None:
-            values = options.v_norm(values)
-        write_cache(self._rotated(keys, options.k_norm, step), values, step.pages, step.plan)
+    def _prepared(self, queries: Tensor, stored: Sequence[Tensor], step: Step) -> Tensor:
+        """Normed and rotated queries. Writes the first and the last of `stored` to the cache."""
+        options, pair, k_norm = self._options, None, None
+        if stored:
+            keys, values = (
+                part.unflatten(1, (self._kv_heads, -1)) for part in (stored[0], stored[-1])
+            )
+            keys, k_norm = _per_head(keys, options.k_norm)
+            pair = keys, values
+        queries, q_norm = _per_head(queries, options.q_norm)
+        norms = HeadNorms(q_norm, k_norm, options.v_norm, options.rotated_norm)
+        return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
 
-    def _rotated(self, x: Tensor, norm: RMSNorm | AcrossHeads | None, step: Step) -> Tensor:
-        """x [tokens, heads, key_dim] -> like x."""
-        x = x if norm is None else norm(x)
-        x = x if step.rotation is None else step.rotation(x)
-        return x if self._options.rotated_norm is None else self._options.rotated_norm(x)
+
+def _per_head(x: Tensor, norm: RMSNorm | AcrossHeads | None) -> tuple[Tensor, RMSNorm | None]:
+    """x after a norm across its heads, or the norm of each head that is still to be applied."""
+    return (norm(x), None) if isinstance(norm, AcrossHeads) else (x, norm)
 
 
 def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:

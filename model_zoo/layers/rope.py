@@ -25,12 +25,16 @@ class Rotation:
     sin: Tensor
     pairs: Pairs
 
+    @property
+    def halves(self) -> bool:
+        return self.pairs is Pairs.NEOX
+
     def to(self, device: torch.device) -> "Rotation":
         return Rotation(self.cos.to(device), self.sin.to(device), self.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, heads, dim] -> like x."""
-        turn = rope_interleaved if self.pairs is Pairs.INTERLEAVED else rope_halves
+        turn = rope_halves if self.halves else rope_interleaved
         return turn(x, self.cos, self.sin)
 
 
