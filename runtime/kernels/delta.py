@@ -11,6 +11,7 @@ from torch import Tensor
 from runtime.kernels.attention import TWIN_ELEMENTS
 from runtime.kernels.native import address, library
 from runtime.kernels.pointwise import silu
+from runtime.kernels.triton.launch import has_kernels
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # Rows that the twin computes at once, and the epsilon of its norms.
@@ -39,6 +40,10 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
     last inputs of earlier steps and is overwritten with the last ones of this step.
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(x.device):
+            from runtime.kernels.triton import delta
+
+            return delta.short_convolution(x, weight, pages, plan)
         return silu(short_convolution_twin(x, weight, pages, plan))
     wide, spans, states = x.float().contiguous(), _Spans.of(plan, len(x)), pages.keys
     count, channels = states.shape[0], x.shape[1]
@@ -70,10 +75,14 @@ def gated_delta(
     mixed [tokens, 2 * key_heads * key_dim + heads * value_dim]: queries, keys, values. Value head h
     uses key head h % key_heads if `tiled`, else h // (heads / key_heads). States are zero at
     position 0; pages.values [pages, heads, key_dim, value_dim] has those of earlier steps and is
-    overwritten. Computed in float32; the result is in mixed's type. With C kernels, the bits of a
-    row depend neither on other sequences nor on how its own sequence is divided into steps.
+    overwritten. Computed in float32; the result is in mixed's type. With C and Triton kernels, the
+    bits of a row depend neither on other sequences nor on how its own is divided into steps.
     """
     if mixed.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(mixed.device):
+            from runtime.kernels.triton import delta
+
+            return delta.gated_delta(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
         return gated_delta_twin(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
     states, spans, rows = pages.values, _Spans.of(plan, len(mixed)), len(mixed)
     _, heads, key_dim, value_dim = states.shape

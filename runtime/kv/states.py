@@ -24,7 +24,8 @@ class Recurrent:
         return 0
 
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
-        return [0] * (end - start), [1] * (end - start)
+        """Rows of a step at position 0 see no state."""
+        return [0] * (end - start), [min(start, 1)] * (end - start)
 
     def seen_by(self, position: int) -> tuple[int, int]:
         return 0, 1

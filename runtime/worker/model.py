@@ -48,7 +48,8 @@ class AttentionPlan:
     says where the rows of `Batch.cross_features` go, in the order of `image_writes`. after_image
     [tokens] bool: the row is at or after the first image of its sequence.
 
-    In a group with one state per sequence, write_cell [tokens] is the page of the state.
+    In a group with one state per sequence, write_cell [tokens] is the page of the state, and
+    visible_end is 0 in steps that start without one.
     """
 
     page_table: Tensor

@@ -74,8 +74,10 @@ class Sequences:
             slots += [number] * count
             spans.append(RowSpan(begin, begin + count, number, self.done[number]))
         cells = self.pages[torch.tensor(slots)].to(self.device)
-        nothing = torch.empty(0)
-        plan = AttentionPlan(nothing, nothing, nothing, nothing, cells, tuple(spans))
+        row_slot = torch.tensor(slots, dtype=torch.int32)
+        ends = torch.tensor([min(self.done[slot], 1) for slot in slots], dtype=torch.int32)
+        seen = (t.to(self.device) for t in (row_slot, torch.zeros_like(ends), ends))
+        plan = AttentionPlan(torch.empty(0), *seen, cells, tuple(spans))
         parts = [[t[s.slot][s.start : s.start + s.end - s.begin] for s in spans]
                  for t in (self.mixed, self.alphas, self.betas)]  # fmt: skip
         mixed, alphas, betas = (torch.cat(part).to(self.device) for part in parts)

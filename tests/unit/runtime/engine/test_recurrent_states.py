@@ -24,6 +24,7 @@ def test_a_sequence_keeps_one_page_from_its_first_position_on() -> None:
     assert [kind.extent(end) for end in (0, 1, 2, 999)] == [0, 1, 1, 1]
     assert {kind.first_visible(position) for position in range(50)} == {0}
     assert kind.seen(3, 6) == ([0, 0, 0], [1, 1, 1])
+    assert kind.seen(0, 2) == ([0, 0], [0, 0])
     layout = CacheLayout.of([LayerCache(Full(), 1, 2, 2), STATE, STATE], page_tokens=16)
     assert [group.layers for group in layout.groups] == [(0,), (1, 2)]
     assert layout.capacity_pages(1000) == (63, 1)
