@@ -1,0 +1,22 @@
+"""The code of every kernel of attention for every device; minutes. Prints what it needs."""
+
+import pytest
+
+from tests.cuda.compiled import CAPABILITIES, compile_all
+from tests.cuda.test_attention_code import assert_attention_code, assert_other_code
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_attention_needs_no_stack_and_uses_tensor_cores(capability: int) -> None:
+    code = compile_all("tests.cuda.capabilities.attention_specimens", capability)
+    for name, kernel in code.items():
+        print(capability, name, kernel)
+    assert_attention_code(code, capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_other_kernels_need_no_stack_and_load_widely(capability: int) -> None:
+    code = compile_all("tests.cuda.pointwise_specimens", capability)
+    for name, kernel in code.items():
+        print(capability, name, kernel)
+    assert_other_code(code)

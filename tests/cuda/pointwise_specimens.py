@@ -1,0 +1,146 @@
+"""Kernels between products to be compiled, with the sizes of an 8B model."""
+
+import triton
+
+from runtime.kernels.triton.attention_inputs import prepare_kernel, warps
+from runtime.kernels.triton.cache_rows import BLOCK_BYTES
+from runtime.kernels.triton.cache_write import ELEMENTS as WRITTEN
+from runtime.kernels.triton.cache_write import write_kernel
+from runtime.kernels.triton.delta import (
+    CHANNELS,
+    COLUMNS,
+    ROWS,
+    convolution_kernel,
+    delta_kernel,
+)
+from runtime.kernels.triton.pointwise import ELEMENTS, gate_kernel, norm_kernel, rope_kernel
+from runtime.kv.cache_types import CacheType
+from tests.cuda.compiled import Specimen
+
+HIDDEN, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
+STRIDES = ("row_stride", "part_stride", "head_stride", "gate_stride", "up_stride", "n")
+INPUT_STRIDES = ("query_row", "query_head", "key_row", "key_head", "value_row", "value_head")
+RECURRENT = {
+    "row_slot": "*i32", "ends": "*i32", "cells": "*i64", "result": "*bf16", "rows": "i32",
+    "row_stride": "i32",
+}  # fmt: skip
+
+
+def norm(*, layer: bool) -> Specimen:
+    return Specimen(
+        norm_kernel,
+        {
+            "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "result": "*bf16",
+            "row_stride": "i32", "part_stride": "i32", "eps": "fp32",
+        },
+        {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
+        STRIDES, warps=8,
+    )  # fmt: skip
+
+
+def gate(curve: int) -> Specimen:
+    return Specimen(
+        gate_kernel,
+        {
+            "gate": "*bf16", "up": "*bf16", "result": "*bf16", "n": "i32", "gate_stride": "i32",
+            "up_stride": "i32", "cap": "fp32",
+        },
+        {"CURVE": curve, "GATED": curve < 5, "ELEMENTS": ELEMENTS},
+        STRIDES,
+    )  # fmt: skip
+
+
+def rope(*, halves: bool) -> Specimen:
+    return Specimen(
+        rope_kernel,
+        {
+            "x": "*bf16", "cos": "*fp32", "sin": "*fp32", "result": "*bf16", "row_stride": "i32",
+            "head_stride": "i32",
+        },
+        {
+            "HEADS": HEADS, "DIM": DIM, "HALF": DIM // 2, "HALVES": halves, "HEADS_PADDED": HEADS,
+            "HALF_PADDED": DIM // 2, "REST_PADDED": 1,
+        },
+        STRIDES,
+    )  # fmt: skip
+
+
+def write(type: CacheType) -> Specimen:
+    cache, halves = ("*u8", "*fp16") if type.quantized else ("*bf16", "*bf16")
+    return Specimen(
+        write_kernel,
+        {
+            "keys": "*bf16", "values": "*bf16", "stored_keys": cache, "key_halves": halves,
+            "stored_values": cache, "value_halves": halves, "cells": "*i64",
+            **dict.fromkeys(INPUT_STRIDES[2:], "i32"), "most": "fp32",
+        },
+        {
+            "HEADS": KV_HEADS, "KEY_DIM": DIM, "VALUE_DIM": DIM, "BLOCK": BLOCK_BYTES[type],
+            "AT_ONCE": WRITTEN,
+        },
+        INPUT_STRIDES,
+    )  # fmt: skip
+
+
+def prepare(*, norms: int) -> Specimen:
+    """norms: of queries and keys, as the constants of the kernel."""
+    floats = ("cos", "sin", "query_weight", "key_weight", "value_weight", "rotated_weight")
+    targets = ("queries", "keys", "values", "result", "key_target", "value_target")
+    return Specimen(
+        prepare_kernel,
+        {
+            **dict.fromkeys(targets, "*bf16"), **dict.fromkeys(floats, "*fp32"), "cells": "*i64",
+            **dict.fromkeys(INPUT_STRIDES, "i32"),
+            **dict.fromkeys(("query_eps", "key_eps", "value_eps", "rotated_eps", "most"), "fp32"),
+        },
+        {
+            "HEADS": HEADS, "KV_HEADS": KV_HEADS, "HEADS_PADDED": HEADS, "KV_PADDED": KV_HEADS,
+            "KEY_DIM": DIM, "VALUE_DIM": DIM, "HALF": DIM // 2, "HALVES": True,
+            "QUERY_NORM": norms, "KEY_NORM": norms, "VALUE_NORM": 0, "ROTATED_NORM": 0,
+            "TO_CELLS": True,
+        },
+        INPUT_STRIDES, warps=warps(HEADS * triton.next_power_of_2(DIM)),
+    )  # fmt: skip
+
+
+def delta(*, single: bool) -> Specimen:
+    """The rule with 16 heads of keys and 32 of values, of one row a span or of many."""
+    sizes = {"HEADS": 32, "KEY_HEADS": 16, "KEY_DIM": DIM, "VALUE_DIM": DIM, "KEYS_PADDED": DIM}
+    return Specimen(
+        delta_kernel,
+        {
+            "mixed": "*bf16", **dict.fromkeys(("alphas", "betas", "rates", "offsets"), "*fp32"),
+            "states": "*fp32", **RECURRENT, "alpha_stride": "i32", "beta_stride": "i32",
+            "query_scale": "fp32", "eps": "fp32",
+        },
+        sizes | {"COLUMNS": COLUMNS, "TILED": False, "SINGLE": single},
+        STRIDES, warps=1,
+    )  # fmt: skip
+
+
+def convolution() -> Specimen:
+    return Specimen(
+        convolution_kernel,
+        {"x": "*bf16", "weight": "*fp32", "states": "*fp32", **RECURRENT, "n": "i32"},
+        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True},
+        STRIDES,
+    )  # fmt: skip
+
+
+SPECIMENS = {
+    "rms norm": norm(layer=False),
+    "layer norm": norm(layer=True),
+    "silu gate": gate(0),
+    "gelu erf gate": gate(2),
+    "softcap": gate(5),
+    "rope halves": rope(halves=True),
+    "rope interleaved": rope(halves=False),
+    "write bfloat16": write(CacheType.BFLOAT16),
+    "write q8_0": write(CacheType.Q8_0),
+    "write q4_0": write(CacheType.Q4_0),
+    "norms, rope, write": prepare(norms=2),
+    "rope, write": prepare(norms=0),
+    "convolution": convolution(),
+    "delta rule, a row": delta(single=True),
+    "delta rule, rows": delta(single=False),
+}

@@ -1,0 +1,42 @@
+"""The code of the kernels of attention, and of those between products, for one device."""
+
+from collections.abc import Mapping
+
+from tests.cuda.compiled import Compiled, compile_all
+
+# Of blocks that may ask for it: A100, L4 and RTX 4090, H100, B200.
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+PRODUCTS = ("HMMA", "HGMMA", "UTCHMMA")
+
+
+def assert_attention_code(code: Mapping[str, Compiled], capability: int) -> None:
+    """Nothing spills, tiles fit, products are those of tensor cores, loads have 16 bytes."""
+    for name, kernel in code.items():
+        assert kernel.stack == 0, (name, kernel)
+        assert kernel.shared <= SHARED_BYTES[capability], (name, kernel)
+        if not name.startswith("merge") and "float32" not in name:
+            assert any(kernel.count(product) for product in PRODUCTS), (name, kernel.instructions)
+        if "q8_0" not in name and "q4_0" not in name:
+            wide = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "LDG.E.ENL2.256")
+            assert any(kernel.count(load) for load in wide), (name, kernel.instructions)
+
+
+def test_attention_needs_no_stack_and_uses_tensor_cores() -> None:
+    code = compile_all("tests.cuda.attention_specimens", 90)
+    assert_attention_code(code, 90)
+    assert code["prefill"].count("HGMMA") and code["decode"].count("LDGSTS.E.BYPASS.128")
+    assert code["decode in parts"].registers <= 128  # four blocks on a multiprocessor
+    assert code["decode"].registers <= 168  # three
+
+
+def test_other_kernels_need_no_stack_and_load_widely() -> None:
+    assert_other_code(compile_all("tests.cuda.pointwise_specimens", 90))
+
+
+def assert_other_code(code: Mapping[str, Compiled]) -> None:
+    """16 bytes a load where elements are adjacent; states of the delta rule are in registers."""
+    for name, kernel in code.items():
+        assert kernel.stack == 0, (name, kernel)
+        assert kernel.registers <= (168 if "delta" in name else 64), (name, kernel)
+        if not any(part in name for part in ("interleaved", "q4_0", "convolution")):
+            assert kernel.count("LDG.E.128"), (name, kernel.instructions)
