@@ -52,7 +52,7 @@ def paged_attention(
         softcap is not None, sinks is not None,
     )  # fmt: skip
     call = _Call(shape, queries, pages, plan, sinks, result, _factors(scale, softcap))
-    single, several = _extents(plan)
+    single, several = _extents(plan, rows)
     if single is not None:
         call.decode(*single, mixed=several is not None)
     if several is not None:
@@ -237,8 +237,12 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _extents(plan: AttentionPlan) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+def _extents(
+    plan: AttentionPlan, rows: int
+) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """From the first to the last row of spans with one row, and of spans with more."""
+    if len(plan.spans) == rows > 0:
+        return (0, rows), None
     found: list[tuple[int, int] | None] = [None, None]
     for span in plan.spans:
         which = span.end - span.begin > 1

@@ -136,12 +136,13 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
     """As `runtime.kernels.delta.short_convolution`."""
     x = x if x.stride(1) == 1 else x.contiguous()
     result, (rows, n) = x.new_empty(x.shape), x.shape
-    longest = max((span.end - span.begin for span in plan.spans), default=1)
+    single = len(plan.spans) == rows
+    longest = 1 if single else max(span.end - span.begin for span in plan.spans)
     launch(
         convolution_kernel, (len(plan.spans), triton.cdiv(n, CHANNELS), triton.cdiv(longest, ROWS)),
         x, weight, pages.keys, plan.row_slot, plan.visible_end, plan.write_cell, result,
         rows, x.stride(0), n, TAPS=weight.shape[0] - 1, CHANNELS=CHANNELS, ROWS=ROWS,
-        SINGLE=len(plan.spans) == rows, device=x.device,
+        SINGLE=single, device=x.device,
     )  # fmt: skip
     return result
 
