@@ -28,7 +28,7 @@ class Recurrent:
         return [0] * (end - start), [min(start, 1)] * (end - start)
 
     def seen_by(self, position: int) -> tuple[int, int]:
-        return 0, 1
+        return 0, min(position, 1)
 
     def extent(self, end: int, images: Images = ()) -> int:
         return min(end, 1)

@@ -27,10 +27,16 @@ def test_the_first_visible_index_is_monotonic_and_starts_what_a_row_sees(kind) -
     assert begins == firsts[7:] and ends == list(range(8, 51))
 
 
-@pytest.mark.parametrize("kind", [*POSITIONS, Cross(4, 16), Recurrent()])
+@pytest.mark.parametrize("kind", [*POSITIONS, Cross(4, 16)])
 def test_a_row_alone_sees_what_it_sees_among_others(kind) -> None:
     begins, ends = kind.seen(0, 50)
     assert [kind.seen_by(position) for position in range(50)] == [*zip(begins, ends, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [*POSITIONS, Cross(4, 16), Recurrent()])
+def test_a_row_sees_what_a_step_of_it_alone_sees(kind) -> None:
+    for position in range(50):
+        assert kind.seen(position, position + 1) == tuple([end] for end in kind.seen_by(position))
 
 
 def test_windows_and_chunks_count_the_row_itself() -> None:
