@@ -50,6 +50,10 @@ INLINE floats f_fma(floats a, floats b, floats c) {
 
 /* To the nearest integer, half to even; within 32 bits. */
 INLINE ints i_round(floats f) { return (ints)_mm512_cvtps_epi32((__m512)f); }
+INLINE ints i_max(ints a, ints b) { return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+/* The largest lane, and the sum of the lanes. */
+INLINE int32_t i_top(ints i) { return _mm512_reduce_max_epi32((__m512i)i); }
+INLINE int32_t i_sum(ints i) { return _mm512_reduce_add_epi32((__m512i)i); }
 
 /* start + the sums over i < n of w[i] times the four bytes at x + 4 i, lane by lane. */
 INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
@@ -113,6 +117,17 @@ INLINE floats f_fma(floats a, floats b, floats c) {
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 INLINE ints i_round(floats f) { return (ints)_mm256_cvtps_epi32((__m256)f); }
+INLINE ints i_max(ints a, ints b) { return (ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+INLINE int32_t i_top(ints i) {
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128((__m256i)i), _mm256_extracti128_si256((__m256i)i, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+INLINE int32_t i_sum(ints i) {
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128((__m256i)i), _mm256_extracti128_si256((__m256i)i, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
 
 INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
     __m256i sum = (__m256i)start;
@@ -186,6 +201,9 @@ INLINE floats f_fma(floats a, floats b, floats c) {
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
 INLINE ints i_round(floats f) { return (ints)vcvtnq_s32_f32((float32x4_t)f); }
+INLINE ints i_max(ints a, ints b) { return (ints)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+INLINE int32_t i_top(ints i) { return vmaxvq_s32((int32x4_t)i); }
+INLINE int32_t i_sum(ints i) { return vaddvq_s32((int32x4_t)i); }
 
 INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
     (void)largest;
@@ -223,24 +241,6 @@ INLINE bytes spread(bytes b, const int which) {
 
 #endif
 
-INLINE ints i_max(ints a, ints b) {
-    const ints first = a > b;
-    return (a & first) | (b & ~first);
-}
-INLINE int32_t i_top(ints i) {
-    int32_t lanes[LANES];
-    memcpy(lanes, &i, sizeof i);
-    UNROLL(4)
-    for (int width = LANES / 2; width; width /= 2)
-        for (int l = 0; l < width; l++) lanes[l] = lanes[l] > lanes[l + width] ? lanes[l] : lanes[l + width];
-    return lanes[0];
-}
-INLINE int32_t i_sum(ints i) {
-    int32_t lanes[LANES], sum = 0;
-    memcpy(lanes, &i, sizeof i);
-    for (int l = 0; l < LANES; l++) sum += lanes[l];
-    return sum;
-}
 /* The lowest byte of each lane. */
 INLINE void i_store_bytes(uint8_t *p, ints i) {
     typedef int8_t few_bytes __attribute__((vector_size(LANES)));
