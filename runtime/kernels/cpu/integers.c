@@ -14,11 +14,11 @@ EXPORT int caravan_has_integers(void) {
 
 #define PARTS_PER_THREAD 8
 
-DEFINE_INTEGER(Q4_0)
-DEFINE_INTEGER(Q8_0)
-DEFINE_INTEGER(Q4_K)
-DEFINE_INTEGER(Q5_K)
-DEFINE_INTEGER(Q6_K)
+DEFINE_INTEGER(Q4_0, TILES)
+DEFINE_INTEGER(Q8_0, TILES)
+DEFINE_INTEGER(Q4_K, TILES)
+DEFINE_INTEGER(Q5_K, TILES)
+DEFINE_INTEGER(Q6_K, 1)
 
 static const integer_product common[] = {
     INTEGER(Q4_0), INTEGER(Q8_0), INTEGER(Q4_K), INTEGER(Q5_K), INTEGER(Q6_K),
@@ -87,8 +87,8 @@ static void pack_fast(int type, const float *x, float factor, int elements, int 
 /* Each thread computes some parts, so that a thread that is held up delays the others little; but parts
  * of several tiles, of which all but the first are loaded in advance. */
 static int outs_at_once(int outs, int threads) {
-    const int tiles = (outs + LANES - 1) / LANES, each = tiles / (PARTS_PER_THREAD * threads);
-    return LANES * (each < 1 ? 1 : each);
+    const int width = TILES * LANES, tiles = (outs + width - 1) / width, each = tiles / (PARTS_PER_THREAD * threads);
+    return width * (each < 1 ? 1 : each);
 }
 
 method integer_method(int type, int compute, int outs, int threads) {

@@ -14,6 +14,7 @@
 
 #define AHEAD 256 /* bytes of a row */
 #define FETCHES (LANES < 8 ? LANES : 8) /* of a block */
+#define IN_MEMORY(v) __asm__("" : "+m"(v))
 #define ROWS_AT_ONCE 128 /* rows of activations that share unpacked weights */
 
 /* A group of activations: `planes` times 32 bytes, a float scale, then for each half the sum of its integers
@@ -24,30 +25,41 @@ INLINE int group_bytes(const int planes) { return planes * GROUP + 16; }
 typedef struct {
     const uint8_t *x; /* [group][row] */
     int rows;
-    float *y;         /* [row][LANES] */
+    float *y;         /* [row][tiles * LANES] */
 } tile_rows;
 
-INLINE void add_row(const int type, const int planes, const group *g, const uint8_t *x, float *y) {
+/* A group of a row times those of `tiles` adjacent tiles. */
+INLINE void add_row(const int type, const int planes, const int tiles, const group *g, const uint8_t *x, float *y) {
     const int halves = group_scales(type), n = 8 / halves;
     const uint8_t *const numbers = x + planes * GROUP;
-    floats t;
+    floats all[TILES];
     UNROLL(2)
     for (int h = 0; h < halves; h++) {
         const int8_t *const at = (const int8_t *)x + 16 * h;
         const ints start = i_all(code_offset(type) ? int_at(numbers + 4 + 4 * h) : 0);
-        ints sum = dots(largest_code(type), g->w + n * h, at + (planes - 1) * GROUP, n, start);
-        if (planes == 2) sum += dots(largest_code(type), g->w + n * h, at, n, i_all(0)) << 7;
-        t = h ? f_fma(f_from(sum), g->scale[h], t) : f_from(sum) * g->scale[h];
-        if (has_base(type)) t = f_fma(f_all(float_at(numbers + 4 + 4 * h)), g->base[h], t);
+        const bytes *w[TILES];
+        ints sum[TILES], high[TILES];
+        UNROLL(2)
+        for (int t = 0; t < tiles; t++) w[t] = g[t].w + n * h, sum[t] = start, high[t] = i_all(0);
+        dots(largest_code(type), tiles, w, at + (planes - 1) * GROUP, n, sum);
+        if (planes == 2) dots(largest_code(type), tiles, w, at, n, high);
+        UNROLL(2)
+        for (int t = 0; t < tiles; t++) {
+            if (planes == 2) sum[t] += high[t] << 7;
+            all[t] = h ? f_fma(f_from(sum[t]), g[t].scale[h], all[t]) : f_from(sum[t]) * g[t].scale[h];
+            if (has_base(type)) all[t] = f_fma(f_all(float_at(numbers + 4 + 4 * h)), g[t].base[h], all[t]);
+        }
     }
-    f_store(y, f_fma(t, f_all(float_at(numbers)), f_load(y)));
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++, y += LANES) f_store(y, f_fma(all[t], f_all(float_at(numbers)), f_load(y)));
 }
 
-INLINE void add_group(const int type, const int planes, const group *g, int index, const tile_rows *to) {
+INLINE void add_group(const int type, const int planes, const int tiles, const group *g, int index,
+                      const tile_rows *to) {
     const uint8_t *x = to->x + (ptrdiff_t)index * to->rows * group_bytes(planes);
     float *y = to->y;
-    for (int r = 0; r < to->rows; r++, x += group_bytes(planes), y += LANES)
-        add_row(type, planes, g, x, y);
+    for (int r = 0; r < to->rows; r++, x += group_bytes(planes), y += tiles * LANES)
+        add_row(type, planes, tiles, g, x, y);
 }
 
 /* Begins to load so many bytes, some of which may be behind the end of the weights. */
@@ -67,124 +79,64 @@ INLINE void foresee(foresight *f, const uint8_t *p, ptrdiff_t stride, const int 
         for (int l = 0; l < rows; l++) fetch(p + l * stride + AHEAD, row_bytes);
 }
 
-/* The eight groups of blocks of 256 elements, from group `index` on. */
-INLINE void add_large_block(const int type, const int planes, const uint8_t *p, ptrdiff_t stride, int index,
-                            const tile_rows *to, foresight *f) {
-    floats scale[16], base[16];
-    bytes q[8], bits[8];
-    group g;
-    switch (type) {
-    case Q4_K: k_scales_tile(p, stride, scale, base); break;
-    case Q5_K: k_scales_tile(p, stride, scale, base); break;
-    case Q2_K: q2_k_scales_tile(p, stride, scale, base); break;
-    case Q3_K: q3_k_scales_tile(p, stride, scale); break;
-    case Q6_K: q6_k_scales_tile(p, stride, scale); break;
-    default: iq4_xs_scales_tile(p, stride, scale);
-    }
-    if (type == Q5_K || type == Q3_K) {
-        const int at = type == Q5_K ? 16 : 0;
-        transpose(p + at, stride, bits);
-        transpose(p + at + 16, stride, bits + 4);
-    }
+/* The eight groups of 256 elements, from group `index` on. */
+INLINE void add_block(const int type, const int planes, const int tiles, const uint8_t *p, ptrdiff_t stride,
+                      int index, const tile_rows *to, foresight *f) {
+    const int share = LANES / FETCHES * tiles, row_bytes = 256 / (16 * block_vectors(type)) * block_bytes(type);
+    block b[TILES];
+    group g[TILES];
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++) begin_block(type, p + t * LANES * stride, stride, b + t);
     UNROLL(8)
     for (int k = 0; k < 8; k++) {
-        /* Q6_K stores groups 0 and 2 of a half in the same bytes. */
-        const int i = type == Q6_K ? k / 4 * 4 + k % 4 / 2 + k % 2 * 2 : k;
-        const int quarter = i % 4;
         /* A share of the block's rows with each group, as many loads at once delay those behind them. */
-        if (k % (8 / FETCHES) == 0)
-            foresee(f, p + k / (8 / FETCHES) * (LANES / FETCHES) * stride, stride, LANES / FETCHES, block_bytes(type));
-        switch (type) {
-        case Q4_K: case Q5_K:
-            if (i % 2 == 0) {
-                const uint8_t *const at = p + (type == Q4_K ? 16 : 48) + 16 * i;
-                transpose(at, stride, q);
-                transpose(at + 16, stride, q + 4);
-            }
-            UNROLL(8)
-            for (int n = 0; n < 8; n++) {
-                g.w[n] = (i % 2 ? right(q[n], 4) : q[n]) & 15;
-                if (type == Q5_K) g.w[n] |= (i < 4 ? left(bits[n], 4 - i) : right(bits[n], i - 4)) & 16;
-            }
-            break;
-        case Q2_K: case Q3_K:
-            if (quarter == 0) {
-                const uint8_t *const at = p + (type == Q2_K ? 16 : 32) + 8 * i;
-                transpose(at, stride, q);
-                transpose(at + 16, stride, q + 4);
-            }
-            UNROLL(8)
-            for (int n = 0; n < 8; n++) {
-                g.w[n] = right(q[n], 2 * quarter) & 3;
-                if (type == Q3_K) g.w[n] |= (i < 2 ? left(bits[n], 2 - i) : right(bits[n], i - 2)) & 4;
-            }
-            break;
-        case Q6_K:
-            if (k % 4 == 0) {
-                transpose(p + 128 + 8 * i, stride, bits);
-                transpose(p + 144 + 8 * i, stride, bits + 4);
-            }
-            if (k % 2 == 0) {
-                transpose(p + 64 * (i / 4) + 32 * (i % 2), stride, q);
-                transpose(p + 64 * (i / 4) + 32 * (i % 2) + 16, stride, q + 4);
-            }
-            UNROLL(8)
-            for (int n = 0; n < 8; n++) {
-                const bytes upper = quarter < 2 ? left(bits[n], 4 - 2 * quarter)
-                                                : right(bits[n], 2 * quarter - 4);
-                g.w[n] = ((quarter < 2 ? q[n] : right(q[n], 4)) & 15) | (upper & 48);
-            }
-            break;
-        default: codes_tile(NONLINEAR, SIGNED_OFFSET, p + 8 + 16 * i, stride, g.w);
-        }
+        if (k % (8 / FETCHES) == 0) foresee(f, p + k / (8 / FETCHES) * share * stride, stride, share, row_bytes);
         UNROLL(2)
-        for (int h = 0; h < group_scales(type); h++) {
-            g.scale[h] = scale[group_scales(type) * i + h];
-            if (has_base(type)) g.base[h] = base[group_scales(type) * i + h];
-        }
-        add_group(type, planes, &g, index + i, to);
+        for (int t = 0; t < tiles; t++) block_group(type, p + t * LANES * stride, stride, k, b + t, g + t);
+        IN_MEMORY(b); /* or gcc has too few registers for the loop over rows */
+        add_group(type, planes, tiles, g, index + nth_group(type, k), to);
     }
 }
 
-/* LANES outputs, from rows `stride` apart at p on. */
-INLINE void add_tile(const int type, const int planes, const uint8_t *p, ptrdiff_t stride, int elements,
-                     int first, const tile_rows *to) {
-    const int groups = elements / GROUP;
-    foresight f = {p + LANES * stride, first};
+/* `tiles` times LANES outputs, from rows `stride` apart at p on. */
+INLINE void add_tile(const int type, const int planes, const int tiles, const uint8_t *p, ptrdiff_t stride,
+                     int elements, int first, const tile_rows *to) {
+    const int groups = elements / GROUP, at_once = block_groups(type);
+    foresight f = {p + tiles * LANES * stride, first};
+    int i = 0;
     if (first)
-        for (int l = 0; l < LANES; l++) fetch(p + l * stride, AHEAD);
-    if (block_vectors(type) == 16) {
-        for (int i = 0; i < groups; i += 8, p += block_bytes(type)) {
-            add_large_block(type, planes, p, stride, i, to, &f);
-        }
-        return;
-    }
-    for (int i = 0; i < groups; i++, p += block_bytes(type)) {
-        group g;
-        foresee(&f, p, stride, LANES, block_bytes(type));
-        simple_group(type, p, stride, &g);
-        add_group(type, planes, &g, i, to);
+        for (int l = 0; l < tiles * LANES; l++) fetch(p + l * stride, AHEAD);
+    if (at_once == 8)
+        for (; i + 8 <= groups; i += 8, p += 256 / (16 * block_vectors(type)) * block_bytes(type))
+            add_block(type, planes, tiles, p, stride, i, to, &f);
+    if (block_vectors(type) == 16) return;
+    for (; i < groups; i++, p += block_bytes(type)) {
+        group g[TILES];
+        foresee(&f, p, stride, tiles * LANES, block_bytes(type));
+        UNROLL(2)
+        for (int t = 0; t < tiles; t++) simple_group(type, p + t * LANES * stride, stride, g + t);
+        add_group(type, planes, tiles, g, i, to);
     }
 }
 
-/* Outputs from `part` * outs_at_once on, a multiple of LANES; at least LANES in all. */
-INLINE void integer_part(const int type, const int planes, const job *j, int part) {
-    const int begin = part * j->outs_at_once;
+/* Outputs from `part` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
+INLINE void integer_part(const int type, const int planes, const int tiles, const job *j, int part) {
+    const int begin = part * j->outs_at_once, width = tiles * LANES;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
-    float y[ROWS_AT_ONCE * LANES] __attribute__((aligned(64)));
+    float y[ROWS_AT_ONCE * TILES * LANES] __attribute__((aligned(64)));
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;
         const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * group_bytes(planes);
         const tile_rows to = {(const uint8_t *)j->x + row * row_bytes, rows, y};
-        for (int out = begin; out < end; out += LANES) {
+        for (int out = begin; out < end; out += width) {
             /* The last tile ends with the last output; it stores only those after the other tiles. */
-            const int first = out + LANES <= j->outs ? out : j->outs - LANES, skipped = out - first;
-            memset(y, 0, (size_t)rows * LANES * sizeof *y);
-            add_tile(type, planes, j->weight + first * j->row_bytes, j->row_bytes, j->elements,
+            const int first = out + width <= j->outs ? out : j->outs - width, skipped = out - first;
+            memset(y, 0, (size_t)rows * width * sizeof *y);
+            add_tile(type, planes, tiles, j->weight + first * j->row_bytes, j->row_bytes, j->elements,
                      out == begin, &to);
             for (int r = 0; r < rows; r++)
-                memcpy(results_of(j, row + r) + out, y + r * LANES + skipped,
-                       (LANES - skipped) * sizeof *y);
+                memcpy(results_of(j, row + r) + out, y + r * width + skipped,
+                       (width - skipped) * sizeof *y);
         }
     }
 }
@@ -195,9 +147,14 @@ typedef struct { part fine, fast; } integer_product;
 integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 
-#define DEFINE_INTEGER(type)                                                          \
-    static void type##_fine(const job *j, int index) { integer_part(type, 2, j, index); } \
-    static void type##_fast(const job *j, int index) { integer_part(type, 1, j, index); }
+#define DEFINE_PART(name, type, planes, tiles)                                                      \
+    static void name(const job *j, int index) {                                                     \
+        if (tiles > 1 && j->outs >= tiles * LANES) integer_part(type, planes, tiles, j, index);     \
+        else integer_part(type, planes, 1, j, index);                                               \
+    }
+#define DEFINE_INTEGER(type, tiles)          \
+    DEFINE_PART(type##_fine, type, 2, tiles) \
+    DEFINE_PART(type##_fast, type, 1, tiles)
 #define INTEGER(type) [type] = {type##_fine, type##_fast}
 
 #endif /* LANES */

@@ -10,11 +10,14 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define LANES 16
+#define TILES 2 /* so many share the loads of activations */
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
+#define TILES 1
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #define LANES 4
+#define TILES 1
 #endif
 
 #ifdef LANES
@@ -55,14 +58,22 @@ INLINE ints i_max(ints a, ints b) { return (ints)_mm512_max_epi32((__m512i)a, (_
 INLINE int32_t i_top(ints i) { return _mm512_reduce_max_epi32((__m512i)i); }
 INLINE int32_t i_sum(ints i) { return _mm512_reduce_add_epi32((__m512i)i); }
 
-/* start + the sums over i < n of w[i] times the four bytes at x + 4 i, lane by lane. */
-INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
+/* Adds the sums over i < n of w[t][i] times the four bytes at x + 4 i to sum[t], lane by lane. */
+INLINE void dots(const int largest, const int tiles, const bytes *const *w, const int8_t *x, const int n, ints *sum) {
     (void)largest;
-    __m512i sum = (__m512i)start;
-    UNROLL(8)
-    for (int i = 0; i < n; i++)
-        sum = _mm512_dpbusd_epi32(sum, (__m512i)w[i], _mm512_set1_epi32(int_at(x + 4 * i)));
-    return (ints)sum;
+    __m512i first[TILES], second[TILES]; /* half as many that wait for each other */
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++) first[t] = (__m512i)sum[t], second[t] = _mm512_setzero_si512();
+    UNROLL(4)
+    for (int i = 0; i < n; i += 2) {
+        const __m512i a = _mm512_set1_epi32(int_at(x + 4 * i)), b = _mm512_set1_epi32(int_at(x + 4 * i + 4));
+        UNROLL(2)
+        for (int t = 0; t < tiles; t++) first[t] = _mm512_dpbusd_epi32(first[t], (__m512i)w[t][i], a);
+        UNROLL(2)
+        for (int t = 0; t < tiles; t++) second[t] = _mm512_dpbusd_epi32(second[t], (__m512i)w[t][i + 1], b);
+    }
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++) sum[t] = (ints)_mm512_add_epi32(first[t], second[t]);
 }
 
 /* Sixteen bytes of each of LANES rows: out[i] has bytes 4 i .. 4 i + 3 of row l in lane l. */
@@ -129,13 +140,14 @@ INLINE int32_t i_sum(ints i) {
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
-    __m256i sum = (__m256i)start;
+INLINE void dots(const int largest, const int tiles, const bytes *const *w, const int8_t *x, const int n, ints *to) {
+    __m256i sum = (__m256i)to[0];
+    (void)tiles;
 #if defined(__AVXVNNI__)
     (void)largest;
     UNROLL(8)
     for (int i = 0; i < n; i++)
-        sum = _mm256_dpbusd_avx_epi32(sum, (__m256i)w[i], _mm256_set1_epi32(int_at(x + 4 * i)));
+        sum = _mm256_dpbusd_avx_epi32(sum, (__m256i)w[0][i], _mm256_set1_epi32(int_at(x + 4 * i)));
 #else
     const __m256i ones = _mm256_set1_epi16(1);
     /* So many sums of pairs, each at most 2 * 127 * largest, fit into 16 bits. */
@@ -146,7 +158,7 @@ INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n
         UNROLL(8)
         for (int k = 0; k < at_once; k++) {
             if (i + k >= n) continue;
-            const __m256i at = _mm256_set1_epi32(int_at(x + 4 * (i + k))), v = (__m256i)w[i + k];
+            const __m256i at = _mm256_set1_epi32(int_at(x + 4 * (i + k))), v = (__m256i)w[0][i + k];
             const __m256i more = largest > 127
                 ? _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(at, v))
                 : _mm256_maddubs_epi16(v, at);
@@ -155,7 +167,7 @@ INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
     }
 #endif
-    return (ints)sum;
+    to[0] = (ints)sum;
 }
 
 INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
@@ -205,13 +217,11 @@ INLINE ints i_max(ints a, ints b) { return (ints)vmaxq_s32((int32x4_t)a, (int32x
 INLINE int32_t i_top(ints i) { return vmaxvq_s32((int32x4_t)i); }
 INLINE int32_t i_sum(ints i) { return vaddvq_s32((int32x4_t)i); }
 
-INLINE ints dots(const int largest, const bytes *w, const int8_t *x, const int n, ints start) {
-    (void)largest;
-    int32x4_t sum = (int32x4_t)start;
+INLINE void dots(const int largest, const int tiles, const bytes *const *w, const int8_t *x, const int n, ints *sum) {
+    (void)largest, (void)tiles;
     UNROLL(8)
     for (int i = 0; i < n; i++)
-        sum = vdotq_s32(sum, (int8x16_t)w[i], (int8x16_t)vdupq_n_s32(int_at(x + 4 * i)));
-    return (ints)sum;
+        sum[0] = (ints)vdotq_s32((int32x4_t)sum[0], (int8x16_t)w[0][i], (int8x16_t)vdupq_n_s32(int_at(x + 4 * i)));
 }
 
 INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
@@ -247,6 +257,9 @@ INLINE void i_store_bytes(uint8_t *p, ints i) {
     const few_bytes b = __builtin_convertvector(i, few_bytes);
     memcpy(p, &b, sizeof b);
 }
+
+/* The upper half of each lane of a, then the lower half of that of b. */
+INLINE bytes join_halves(bytes a, bytes b) { return (bytes)(((ints)a >> 16 & 0xffff) | (ints)b << 16); }
 
 /* Two or four bytes at p of each row. */
 INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {

@@ -197,5 +197,102 @@ INLINE void iq4_xs_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale
     }
 }
 
+/* Groups of a tile that are unpacked together: 256 elements at a time, or each by itself. */
+INLINE int block_groups(const int type) { return block_vectors(type) == 16 || type == Q4_0 ? 8 : 1; }
+
+/* What is kept of 256 elements of each of LANES rows while their groups are unpacked. */
+typedef struct { floats scale[16], base[16]; bytes q[8], bits[8]; } block;
+
+INLINE void begin_block(const int type, const uint8_t *p, ptrdiff_t stride, block *b) {
+    switch (type) {
+    case Q4_0: transpose(p, stride, b->q); break;
+    case Q4_K: k_scales_tile(p, stride, b->scale, b->base); break;
+    case Q5_K: k_scales_tile(p, stride, b->scale, b->base); break;
+    case Q2_K: q2_k_scales_tile(p, stride, b->scale, b->base); break;
+    case Q3_K: q3_k_scales_tile(p, stride, b->scale); break;
+    case Q6_K: q6_k_scales_tile(p, stride, b->scale); break;
+    default: iq4_xs_scales_tile(p, stride, b->scale);
+    }
+    if (type == Q5_K || type == Q3_K) {
+        const int at = type == Q5_K ? 16 : 0;
+        transpose(p + at, stride, b->bits);
+        transpose(p + at + 16, stride, b->bits + 4);
+    }
+}
+
+/* The group that is unpacked as the k-th: Q6_K stores groups 0 and 2 of a half in the same bytes. */
+INLINE int nth_group(const int type, const int k) {
+    return type == Q6_K ? k / 4 * 4 + k % 4 / 2 + k % 2 * 2 : k;
+}
+
+/* The k-th of eight groups of 18 bytes: b->q has the words 16 bytes at a time, in turn in its halves. */
+INLINE void q4_0_group(const uint8_t *p, ptrdiff_t stride, const int k, block *b, group *g) {
+    const int first = k / 2 * 9 + k % 2 * 4; /* the word with the scale, in its lower or upper half */
+    const ints start = (ints)b->q[first % 8];
+    transpose(p + 16 * (k + 1), stride, b->q + (k + 1) % 2 * 4);
+    g->scale[0] = f_halves(k % 2 ? (start >> 16) & 0xffff : start & 0xffff);
+    UNROLL(4)
+    for (int n = 0; n < 4; n++) {
+        const bytes word = n || k % 2 ? b->q[(first + n) % 8] : (bytes)start, next = b->q[(first + n + 1) % 8];
+        const bytes q = k % 2 ? next : join_halves(word, next);
+        g->w[n] = q & 15;
+        g->w[4 + n] = right(q, 4) & 15;
+    }
+}
+
+INLINE void block_group(const int type, const uint8_t *p, ptrdiff_t stride, const int k, block *b, group *g) {
+    const int i = nth_group(type, k), quarter = i % 4;
+    bytes *const q = b->q, *const bits = b->bits;
+    switch (type) {
+    case Q4_0: q4_0_group(p, stride, k, b, g); return;
+    case Q4_K: case Q5_K:
+        if (i % 2 == 0) {
+            const uint8_t *const at = p + (type == Q4_K ? 16 : 48) + 16 * i;
+            transpose(at, stride, q);
+            transpose(at + 16, stride, q + 4);
+        }
+        UNROLL(8)
+        for (int n = 0; n < 8; n++) {
+            g->w[n] = (i % 2 ? right(q[n], 4) : q[n]) & 15;
+            if (type == Q5_K) g->w[n] |= (i < 4 ? left(bits[n], 4 - i) : right(bits[n], i - 4)) & 16;
+        }
+        break;
+    case Q2_K: case Q3_K:
+        if (quarter == 0) {
+            const uint8_t *const at = p + (type == Q2_K ? 16 : 32) + 8 * i;
+            transpose(at, stride, q);
+            transpose(at + 16, stride, q + 4);
+        }
+        UNROLL(8)
+        for (int n = 0; n < 8; n++) {
+            g->w[n] = right(q[n], 2 * quarter) & 3;
+            if (type == Q3_K) g->w[n] |= (i < 2 ? left(bits[n], 2 - i) : right(bits[n], i - 2)) & 4;
+        }
+        break;
+    case Q6_K:
+        if (k % 4 == 0) {
+            transpose(p + 128 + 8 * i, stride, bits);
+            transpose(p + 144 + 8 * i, stride, bits + 4);
+        }
+        if (k % 2 == 0) {
+            transpose(p + 64 * (i / 4) + 32 * (i % 2), stride, q);
+            transpose(p + 64 * (i / 4) + 32 * (i % 2) + 16, stride, q + 4);
+        }
+        UNROLL(8)
+        for (int n = 0; n < 8; n++) {
+            const bytes upper = quarter < 2 ? left(bits[n], 4 - 2 * quarter)
+                                            : right(bits[n], 2 * quarter - 4);
+            g->w[n] = ((quarter < 2 ? q[n] : right(q[n], 4)) & 15) | (upper & 48);
+        }
+        break;
+    default: codes_tile(NONLINEAR, SIGNED_OFFSET, p + 8 + 16 * i, stride, g->w);
+    }
+    UNROLL(2)
+    for (int h = 0; h < group_scales(type); h++) {
+        g->scale[h] = b->scale[group_scales(type) * i + h];
+        if (has_base(type)) g->base[h] = b->base[group_scales(type) * i + h];
+    }
+}
+
 #endif /* LANES */
 #endif
