@@ -65,7 +65,7 @@ SIGNATURES = {
         [_pointer, _int64, _int, _pointer, _int, _pointer, _int],
         _int,
     ),
-    "caravan_replay": ([_pointer, _int64], _int64),
+    "caravan_replay": ([_pointer, _int64, _int], _int64),
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),
 }

@@ -85,11 +85,13 @@ class Recording:
     ) -> None:
         self._calls = (_Call * len(calls))(*calls)
         self.names, self.result = tuple(names), result  # the functions, in order
-        self._kept = tuple(kept)
+        self._kept, self._threads = tuple(kept), torch.get_num_threads()
 
     def replay(self, kernels: ctypes.CDLL) -> Tensor:
         """Repeat the calls; the result, at the same address each time."""
-        failed = kernels.caravan_replay(ctypes.byref(self._calls), len(self._calls))
+        failed = kernels.caravan_replay(
+            ctypes.byref(self._calls), len(self._calls), self._threads
+        )
         if failed >= 0:
             raise RuntimeError(f"{self.names[failed]}, call {failed} of a step, has failed")
         return self.result

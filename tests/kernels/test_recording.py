@@ -1,15 +1,19 @@
 """Recorded kernel calls: repeated with other inputs they give what a new computation gives."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import add_, rms_norm, silu_mul, take_rows
 from runtime.kernels.recording import Arena, NotRecordableError, record
+from runtime.quant.block_types import Compute, block_type
 from tests.kernels.native_kernels import require_native_kernels
+from tests.kernels.random_weights import random_weight
 
 WIDTH = 70
 NBYTES = 1 << 16
@@ -51,6 +55,35 @@ def test_recordings_share_the_memory_of_an_arena() -> None:
     recordings = [record(lambda pair=pair: computed(*pair), arena) for pair in inputs]
     for recording, pair in zip(recordings, inputs, strict=True):
         assert torch.equal(recording.replay(kernels), computed(*pair))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_of_a_replay_compute_the_bits_of_one_thread(threads: int) -> None:
+    """Large enough that each kernel is divided; more threads than a small machine has processors."""
+    rows, width = 20, 2048
+    fine = replace(random_weight(block_type("Q4_0"), width, width), compute=Compute.FINE)
+    exact = random_weight(block_type("Q8_0"), width, width)
+    x, kernels, before = torch.empty(rows, width), library(), torch.get_num_threads()
+    assert kernels is not None
+
+    def step() -> Tensor:
+        y = rms_norm(x, None, 1e-5)
+        for weight in (fine, exact, fine):
+            y = add_(matmul(silu_mul(y, x), weight), x)
+        return matmul(rms_norm(y, None, 1e-5), exact)
+
+    try:
+        torch.set_num_threads(threads)
+        recording = record(step, Arena(8 * rows * width * 4))
+        for seed in range(20):
+            x.normal_(generator=torch.Generator().manual_seed(seed))
+            torch.set_num_threads(1)
+            expected = step()
+            torch.set_num_threads(threads)
+            assert torch.equal(recording.replay(kernels), expected)
+            assert torch.equal(step(), expected)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_computation_with_too_little_memory_is_not_recorded() -> None:

@@ -8,6 +8,7 @@
 
 #include "cache_rows.h"
 #include "curves.h"
+#include "team.h"
 
 extern int omp_get_thread_num(void);
 
@@ -479,13 +480,16 @@ static void attend_whole(const job *j, const workspace *w, const tile *t) {
 
 /* How the work is divided among threads. */
 typedef struct {
+    const job *of;
     int tiles, parts; /* `parts` of all tiles together */
     int64_t part_floats; /* of the state of a part, 0 if a thread computes whole tiles */
-} division;
+    int64_t scratch; /* floats of a thread */
+} plan;
 
-static division divide_work(const job *j) {
+static plan divide_work(const job *j) {
     const int queries = j->heads / j->kv_heads;
-    division all = {divide(j), 0, 0};
+    workspace w;
+    plan all = {j, divide(j), 0, 0, carve(j, NULL, &w)};
     int32_t *before = j->tiles + j->rows + 1; /* parts before each tile */
     int rows = 1;
     for (int n = 0; n < all.tiles; n++) {
@@ -501,49 +505,63 @@ static division divide_work(const job *j) {
     return all;
 }
 
+static void carve_own(const plan *all, workspace *w) {
+    carve(all->of, all->of->scratch + all->scratch * omp_get_thread_num(), w);
+}
+
+/* The state of a part of a tile, for one kv head. */
+static void carve_part(const plan *all, const tile *t, int64_t part, state *s) {
+    float *const shared = all->of->scratch + all->scratch * all->of->threads;
+    carve_state(all->of, t->queries, shared + (part * all->of->kv_heads + t->head) * all->part_floats, s);
+}
+
 /* Tiles, the last ones first: they see the most positions. */
-static void attend_tiles(const job *j, int count, int64_t scratch) {
-#pragma omp parallel for num_threads(j->threads) schedule(dynamic, 1)
-    for (int unit = 0; unit < count * j->kv_heads; unit++) {
-        const tile t = tile_of(j, count - 1 - unit / j->kv_heads, unit % j->kv_heads);
-        workspace w;
-        carve(j, j->scratch + scratch * omp_get_thread_num(), &w);
+static void attend_tiles(const void *argument, const items *mine) {
+    const plan *all = argument;
+    const job *j = all->of;
+    workspace w;
+    carve_own(all, &w);
+    for (int unit = (int)mine->begin; unit < (int)mine->end; unit++) {
+        const tile t = tile_of(j, all->tiles - 1 - unit / j->kv_heads, unit % j->kv_heads);
         attend_whole(j, &w, &t);
     }
 }
 
-/* Parts of tiles, which are merged when all have been computed. */
-static void attend_parts(const job *j, const division *all, int64_t scratch) {
+static void attend_parts(const void *argument, const items *mine) {
+    const plan *all = argument;
+    const job *j = all->of;
     const int32_t *before = j->tiles + j->rows + 1;
-    float *shared = j->scratch + scratch * j->threads;
-#pragma omp parallel num_threads(j->threads)
-    {
-        workspace w;
-        carve(j, j->scratch + scratch * omp_get_thread_num(), &w);
-#pragma omp for schedule(dynamic, 1)
-        for (int unit = 0; unit < all->parts * j->kv_heads; unit++) {
-            int n = 0, end;
-            while (before[n + 1] <= unit / j->kv_heads) n++;
-            const tile t = tile_of(j, n, unit % j->kv_heads);
-            const int begin = bounds_of(&t, unit / j->kv_heads - before[n], &end);
+    workspace w;
+    carve_own(all, &w);
+    for (int unit = (int)mine->begin; unit < (int)mine->end; unit++) {
+        int n = 0, end;
+        while (before[n + 1] <= unit / j->kv_heads) n++;
+        const tile t = tile_of(j, n, unit % j->kv_heads);
+        const int begin = bounds_of(&t, unit / j->kv_heads - before[n], &end);
+        state part;
+        carve_part(all, &t, unit / j->kv_heads, &part);
+        copy_queries(j, &w, &t);
+        attend_part(j, &w, &t, begin, end, &part);
+    }
+}
+
+static void merge_parts(const void *argument, const items *mine) {
+    const plan *all = argument;
+    const job *j = all->of;
+    const int32_t *before = j->tiles + j->rows + 1;
+    workspace w;
+    carve_own(all, &w);
+    for (int unit = (int)mine->begin; unit < (int)mine->end; unit++) {
+        const int n = unit / j->kv_heads;
+        const tile t = tile_of(j, n, unit % j->kv_heads);
+        begin_whole(j, &t, &w.whole);
+        for (int number = 0; number < parts_of(&t); number++) {
+            int end, begin = bounds_of(&t, number, &end);
             state part;
-            carve_state(j, t.queries, shared + unit * all->part_floats, &part);
-            copy_queries(j, &w, &t);
-            attend_part(j, &w, &t, begin, end, &part);
+            carve_part(all, &t, before[n] + number, &part);
+            merge(j, &t, begin, end, &part, &w.whole);
         }
-#pragma omp for schedule(dynamic, 1)
-        for (int unit = 0; unit < all->tiles * j->kv_heads; unit++) {
-            const int n = unit / j->kv_heads;
-            const tile t = tile_of(j, n, unit % j->kv_heads);
-            begin_whole(j, &t, &w.whole);
-            for (int number = 0; number < parts_of(&t); number++) {
-                int end, begin = bounds_of(&t, number, &end);
-                state part;
-                carve_state(j, t.queries, shared + ((before[n] + number) * (int64_t)j->kv_heads + t.head) * all->part_floats, &part);
-                merge(j, &t, begin, end, &part, &w.whole);
-            }
-            write_result(j, &t, &w.whole);
-        }
+        write_result(j, &t, &w.whole);
     }
 }
 
@@ -554,9 +572,12 @@ EXPORT int64_t caravan_attention_scratch(const job *j) {
 }
 
 EXPORT void caravan_attention(const job *j) {
-    workspace w;
-    const int64_t scratch = carve(j, NULL, &w);
-    const division all = divide_work(j);
-    if (all.part_floats) attend_parts(j, &all, scratch);
-    else attend_tiles(j, all.tiles, scratch);
+    const plan all = divide_work(j);
+    const division tiles = {(int64_t)all.tiles * j->kv_heads, 1, 0}, parts = {(int64_t)all.parts * j->kv_heads, 1, 0};
+    if (all.part_floats) {
+        share(j->threads, 1, parts, attend_parts, &all);
+        share(j->threads, 1, tiles, merge_parts, &all);
+    } else {
+        share(j->threads, 1, tiles, attend_tiles, &all);
+    }
 }

@@ -1,5 +1,6 @@
 /* Writes keys and values to their cells. Values beyond the range of a type become its largest ones. */
 #include "cache_rows.h"
+#include "team.h"
 
 #define HALF_MOST 65504.0f
 
@@ -107,15 +108,19 @@ static void write_row(const caravan_write_job *j, const part *p, int row, int he
     }
 }
 
-/* Returns 0, or 1 without writing anything if there is no such cell. */
-EXPORT int caravan_write_cache(const caravan_write_job *j) {
-    for (int row = 0; row < j->count; row++)
-        if (j->cell[row] < 0 || j->cell[row] >= j->cells) return 1;
-#pragma omp parallel for num_threads(j->threads) schedule(static) if (j->count >= 4 * j->threads)
-    for (int row = 0; row < j->count; row++)
+static void write_rows(const void *argument, const items *mine) {
+    const caravan_write_job *j = argument;
+    for (int row = (int)mine->begin; row < (int)mine->end; row++)
         for (int head = 0; head < j->heads; head++) {
             write_row(j, &j->keys, row, head);
             write_row(j, &j->values, row, head);
         }
+}
+
+/* Returns 0, or 1 without writing anything if there is no such cell. */
+EXPORT int caravan_write_cache(const caravan_write_job *j) {
+    for (int row = 0; row < j->count; row++)
+        if (j->cell[row] < 0 || j->cell[row] >= j->cells) return 1;
+    share(j->threads, j->count >= 4 * j->threads, even(j->count, j->threads), write_rows, j);
     return 0;
 }

@@ -102,7 +102,7 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
         .outs_at_once = how.outs_at_once, .x = packed_of(j, g, n), .x_stride = packed_row_bytes(j->elements) / (int)sizeof(float),
         .y = j->y, .y_stride = j->outs, .y_rows = g->order + begin,
     };
-    how.run(&of_group, part);
+    how.run(&of_group, part, -1, 0);
     const int from = part * how.outs_at_once;
     const int to = from + how.outs_at_once < j->outs ? from + how.outs_at_once : j->outs;
     if (j->bias) add_bias(j, g, n, from, to);

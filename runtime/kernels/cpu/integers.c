@@ -12,7 +12,8 @@ EXPORT int caravan_has_integers(void) {
 
 #ifdef LANES
 
-#define PARTS_PER_THREAD 8
+#define PARTS_PER_THREAD 16
+#define TILES_OF_A_PART 16 /* at most, so that the threads end together */
 
 DEFINE_INTEGER(Q4_0, TILES)
 DEFINE_INTEGER(Q8_0, TILES)
@@ -84,11 +85,10 @@ static void pack_fast(int type, const float *x, float factor, int elements, int 
     pack(1, type, x, factor, elements, rows, row, packed);
 }
 
-/* Each thread computes some parts, so that a thread that is held up delays the others little; but parts
- * of several tiles, of which all but the first are loaded in advance. */
+/* Each thread computes some parts, so that one that is held up delays the others little. */
 static int outs_at_once(int outs, int threads) {
     const int width = TILES * LANES, tiles = (outs + width - 1) / width, each = tiles / (PARTS_PER_THREAD * threads);
-    return width * (each < 1 ? 1 : each);
+    return width * (each < 1 ? 1 : each > TILES_OF_A_PART ? TILES_OF_A_PART : each);
 }
 
 method integer_method(int type, int compute, int outs, int threads) {

@@ -68,8 +68,8 @@ INLINE void fetch(const uint8_t *p, const int bytes_count) {
     for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 0);
 }
 
-/* What is loaded while a tile is computed: the next tile, `next`, in order; and the first tile of a part,
- * which no other has loaded, some bytes ahead in each row. The hardware does not foresee rows of tiles. */
+/* What is loaded while a tile is computed: the next tile, `next`, in order; and the first tile of a thread,
+ * which has not been loaded, some bytes ahead in each row. The hardware does not foresee rows of tiles. */
 typedef struct { const uint8_t *next; int first; } foresight;
 
 INLINE void foresee(foresight *f, const uint8_t *p, ptrdiff_t stride, const int rows, const int row_bytes) {
@@ -100,11 +100,10 @@ INLINE void add_block(const int type, const int planes, const int tiles, const u
 
 /* `tiles` times LANES outputs, from rows `stride` apart at p on. */
 INLINE void add_tile(const int type, const int planes, const int tiles, const uint8_t *p, ptrdiff_t stride,
-                     int elements, int first, const tile_rows *to) {
+                     int elements, foresight f, const tile_rows *to) {
     const int groups = elements / GROUP, at_once = block_groups(type);
-    foresight f = {p + tiles * LANES * stride, first};
     int i = 0;
-    if (first)
+    if (f.first)
         for (int l = 0; l < tiles * LANES; l++) fetch(p + l * stride, AHEAD);
     if (at_once == 8)
         for (; i + 8 <= groups; i += 8, p += 256 / (16 * block_vectors(type)) * block_bytes(type))
@@ -119,21 +118,25 @@ INLINE void add_tile(const int type, const int planes, const int tiles, const ui
     }
 }
 
-/* Outputs from `part` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
-INLINE void integer_part(const int type, const int planes, const int tiles, const job *j, int part) {
-    const int begin = part * j->outs_at_once, width = tiles * LANES;
+/* Outputs from `index` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
+INLINE void integer_part(const int type, const int planes, const int tiles, const job *j, int index, int next,
+                         int foreseen) {
+    const int begin = index * j->outs_at_once, width = tiles * LANES;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
     float y[ROWS_AT_ONCE * TILES * LANES] __attribute__((aligned(64)));
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;
         const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * group_bytes(planes);
         const tile_rows to = {(const uint8_t *)j->x + row * row_bytes, rows, y};
+        const int behind = row + rows < j->rows ? begin : next < 0 ? end - 1 : next * j->outs_at_once;
         for (int out = begin; out < end; out += width) {
             /* The last tile ends with the last output; it stores only those after the other tiles. */
             const int first = out + width <= j->outs ? out : j->outs - width, skipped = out - first;
+            const int then = out + width < end ? out + width : behind;
+            const uint8_t *const p = j->weight + first * j->row_bytes;
+            const foresight f = {j->weight + then * j->row_bytes, out == begin && !row && !foreseen};
             memset(y, 0, (size_t)rows * width * sizeof *y);
-            add_tile(type, planes, tiles, j->weight + first * j->row_bytes, j->row_bytes, j->elements,
-                     out == begin, &to);
+            add_tile(type, planes, tiles, p, j->row_bytes, j->elements, f, &to);
             for (int r = 0; r < rows; r++)
                 memcpy(results_of(j, row + r) + out, y + r * width + skipped,
                        (width - skipped) * sizeof *y);
@@ -147,10 +150,12 @@ typedef struct { part fine, fast; } integer_product;
 integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 
-#define DEFINE_PART(name, type, planes, tiles)                                                      \
-    static void name(const job *j, int index) {                                                     \
-        if (tiles > 1 && j->outs >= tiles * LANES) integer_part(type, planes, tiles, j, index);     \
-        else integer_part(type, planes, 1, j, index);                                               \
+#define MEMORY_BOUND 3 /* rows; with so few, tiles are computed one at a time, as the innermost cache holds the next */
+#define DEFINE_PART(name, type, planes, tiles)                               \
+    static void name(const job *j, int index, int next, int foreseen) {      \
+        if (tiles > 1 && j->rows > MEMORY_BOUND && j->outs >= tiles * LANES) \
+            integer_part(type, planes, tiles, j, index, next, foreseen);     \
+        else integer_part(type, planes, 1, j, index, next, foreseen);        \
     }
 #define DEFINE_INTEGER(type, tiles)          \
     DEFINE_PART(type##_fine, type, 2, tiles) \

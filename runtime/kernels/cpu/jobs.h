@@ -27,10 +27,12 @@ INLINE float *results_of(const job *j, int row) {
     return j->y + (j->y_rows ? j->y_rows[row] : row) * j->y_stride;
 }
 
-typedef void (*part)(const job *, int);
+/* Computes outputs from index * outs_at_once on. `next`: the index that this thread computes afterwards, or -1 if
+ * that is not known; `foreseen`: this one was `next` before. */
+typedef void (*part)(const job *, int index, int next, int foreseen);
 
-/* `run` computes outputs from index * outs_at_once on, with that of the job; `pack` copies a row of x, times a factor, to its
- * place among `rows` packed rows. */
+/* `run` is for jobs with this outs_at_once; `pack` copies a row of x, times a factor, to its place among
+ * `rows` packed rows. */
 typedef struct {
     part run;
     int outs_at_once;

@@ -1,5 +1,6 @@
 /* Activations times quantised rows: the entry points, and the float kernels of the common types. */
 #include "products.h"
+#include "team.h"
 
 DEFINE(F32)
 DEFINE(F16)
@@ -68,23 +69,38 @@ typedef struct {
 /* Bytes of scratch for the products of so many rows. */
 EXPORT int64_t caravan_packed_bytes(int rows, int elements) { return rows * packed_row_bytes(elements); }
 
+typedef struct { const caravan_matmul_job *of; method how; } packing;
+
+static void pack_rows(const void *argument, const items *mine) {
+    const packing *p = argument;
+    const caravan_matmul_job *m = p->of;
+    for (int64_t r = mine->begin; r < mine->end; r++)
+        p->how.pack(m->type, m->x + r * m->elements, 1.0f, m->elements, m->rows, (int)r, m->packed);
+}
+
+typedef struct { job j; part run; } product_parts;
+
+static void run_parts(const void *argument, const items *mine) {
+    const product_parts *p = argument;
+    const int end = (int)mine->end;
+    for (int i = (int)mine->begin; i < end; i++)
+        p->run(&p->j, i, i + 1 < end ? i + 1 : (int)mine->next, i > mine->begin || mine->foreseen);
+}
+
 EXPORT void caravan_matmul(const caravan_matmul_job *m, int threads) {
-    const method how = method_of(m->type, m->compute, m->rows, m->outs, threads);
+    const packing p = {m, method_of(m->type, m->compute, m->rows, m->outs, threads)};
     const int64_t floats = (int64_t)m->rows * m->elements;
-    job j = {
+    product_parts all = {{
         .weight = m->weight, .row_bytes = m->row_bytes, .rows = m->rows, .outs = m->outs,
-        .elements = m->elements, .outs_at_once = how.outs_at_once, .x = m->packed, .x_stride = padded(m->elements),
+        .elements = m->elements, .outs_at_once = p.how.outs_at_once, .x = m->packed, .x_stride = padded(m->elements),
         .y = m->y, .y_stride = m->y_stride,
-    };
-    if (how.pack == pack_few && m->elements % 16 == 0) {
-        j.x = m->x;
-        j.x_stride = m->elements;
+    }, p.how.run};
+    if (p.how.pack == pack_few && m->elements % 16 == 0) {
+        all.j.x = m->x;
+        all.j.x_stride = m->elements;
     } else {
-#pragma omp parallel for num_threads(threads) schedule(static) if (floats > WORTH_SHARING)
-        for (int r = 0; r < m->rows; r++)
-            how.pack(m->type, m->x + (ptrdiff_t)r * m->elements, 1.0f, m->elements, m->rows, r, m->packed);
+        share(threads, floats > WORTH_SHARING, even(m->rows, threads), pack_rows, &p);
     }
-    const int parts = (m->outs + how.outs_at_once - 1) / how.outs_at_once;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (floats * m->outs > WORTH_SHARING)
-    for (int i = 0; i < parts; i++) how.run(&j, i);
+    const int parts = (m->outs + p.how.outs_at_once - 1) / p.how.outs_at_once;
+    share(threads, floats * m->outs > WORTH_SHARING, (division){parts, 1, 1}, run_parts, &all);
 }

@@ -2,6 +2,7 @@
 #include <stddef.h>
 
 #include "curves.h"
+#include "team.h"
 
 #define WORTH_SHARING (1 << 15) /* elements; with fewer, threads do not pay off */
 
@@ -44,13 +45,25 @@ static void rms_norm_row(const float *x, const float *weight, float eps, int n, 
         v_store_at(y, i, n, v_mul(v_mul(v_load_at(x, i, n), scale), factors(weight, i, n - i)));
 }
 
+typedef struct {
+    const float *x, *weight;
+    float *y, eps;
+    int64_t x_stride;
+    int parts, n;
+} rms_norm_job;
+
+static void rms_norm_rows(const void *job, const items *mine) {
+    const rms_norm_job *j = job;
+    for (int64_t r = mine->begin; r < mine->end; r++)
+        rms_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n, j->weight, j->eps, j->n, j->y + r * j->n);
+}
+
 /* x [rows], x_stride apart: [parts][n]; weight [n] or NULL; y [rows][parts][n] */
 EXPORT void caravan_rms_norm(const float *x, int64_t x_stride, const float *weight, float eps, int rows,
                              int parts, int n, float *y, int threads) {
+    const rms_norm_job j = {x, weight, y, eps, x_stride, parts, n};
     const int64_t all = (int64_t)rows * parts;
-#pragma omp parallel for num_threads(threads) schedule(static) if (all * n > WORTH_SHARING)
-    for (int64_t r = 0; r < all; r++)
-        rms_norm_row(x + r / parts * x_stride + r % parts * n, weight, eps, n, y + r * n);
+    share(threads, all * n > WORTH_SHARING, even(all, threads), rms_norm_rows, &j);
 }
 
 static void layer_norm_row(const float *x, const float *weight, const float *bias, float eps, int n,
@@ -72,12 +85,23 @@ static void layer_norm_row(const float *x, const float *weight, const float *bia
     }
 }
 
+typedef struct {
+    const float *x, *weight, *bias;
+    float *y, eps;
+    int n;
+} layer_norm_job;
+
+static void layer_norm_rows(const void *job, const items *mine) {
+    const layer_norm_job *j = job;
+    for (int64_t r = mine->begin; r < mine->end; r++)
+        layer_norm_row(j->x + r * j->n, j->weight, j->bias, j->eps, j->n, j->y + r * j->n);
+}
+
 /* x, y [rows][n], weight and bias [n] */
 EXPORT void caravan_layer_norm(const float *x, const float *weight, const float *bias, float eps, int rows,
                                int n, float *y, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if ((int64_t)rows * n > WORTH_SHARING)
-    for (int r = 0; r < rows; r++)
-        layer_norm_row(x + (ptrdiff_t)r * n, weight, bias, eps, n, y + (ptrdiff_t)r * n);
+    const layer_norm_job j = {x, weight, bias, y, eps, n};
+    share(threads, (int64_t)rows * n > WORTH_SHARING, even(rows, threads), layer_norm_rows, &j);
 }
 
 INLINE void rotate(const float *from, const float *c, const float *s, int pairs, const int halves,
@@ -90,22 +114,51 @@ INLINE void rotate(const float *from, const float *c, const float *s, int pairs,
     }
 }
 
+typedef struct {
+    const float *x, *cosine, *sine;
+    float *y;
+    int64_t x_stride;
+    int heads, dim, pairs, halves;
+} rope_job;
+
+static void rope_tokens(const void *job, const items *mine) {
+    const rope_job *j = job;
+    for (int64_t t = mine->begin; t < mine->end; t++) {
+        const float *c = j->cosine + t * j->pairs, *s = j->sine + t * j->pairs;
+        for (int h = 0; h < j->heads; h++) {
+            const float *from = j->x + t * j->x_stride + h * j->dim;
+            float *to = j->y + (t * j->heads + h) * j->dim;
+            if (j->halves) rotate(from, c, s, j->pairs, 1, to);
+            else rotate(from, c, s, j->pairs, 0, to);
+            memcpy(to + 2 * j->pairs, from + 2 * j->pairs, (j->dim - 2 * j->pairs) * sizeof(float));
+        }
+    }
+}
+
 /* x [tokens], x_stride apart: [heads][dim]; y [tokens][heads][dim], cosine and sine [tokens][pairs];
  * 2 * pairs <= dim. The pairs are (i, i + pairs) if `halves`, else (2 i, 2 i + 1). */
 EXPORT void caravan_rope(const float *x, int64_t x_stride, const float *cosine, const float *sine,
                          int tokens, int heads, int dim, int pairs, int halves, float *y, int threads) {
-    const int64_t elements = (int64_t)tokens * heads * dim;
-#pragma omp parallel for num_threads(threads) schedule(static) if (elements > WORTH_SHARING)
-    for (int t = 0; t < tokens; t++) {
-        const float *c = cosine + (ptrdiff_t)t * pairs, *s = sine + (ptrdiff_t)t * pairs;
-        for (int h = 0; h < heads; h++) {
-            const float *from = x + t * x_stride + h * dim;
-            float *to = y + ((ptrdiff_t)t * heads + h) * dim;
-            if (halves) rotate(from, c, s, pairs, 1, to);
-            else rotate(from, c, s, pairs, 0, to);
-            memcpy(to + 2 * pairs, from + 2 * pairs, (dim - 2 * pairs) * sizeof(float));
+    const rope_job j = {x, cosine, sine, y, x_stride, heads, dim, pairs, halves};
+    share(threads, (int64_t)tokens * heads * dim > WORTH_SHARING, even(tokens, threads), rope_tokens, &j);
+}
+
+typedef struct {
+    const int64_t *positions, *axes;
+    const float *frequencies;
+    float *cosine, *sine, magnitude;
+    int tokens, pairs;
+} angles_job;
+
+static void angles_of_tokens(const void *job, const items *mine) {
+    const angles_job *j = job;
+    for (int64_t t = mine->begin; t < mine->end; t++)
+        for (int p = 0; p < j->pairs; p++) {
+            const int64_t position = j->positions[(j->axes ? j->axes[p] : 0) * j->tokens + t];
+            const float angle = (float)position * j->frequencies[p];
+            j->cosine[t * j->pairs + p] = cosf(angle) * j->magnitude;
+            j->sine[t * j->pairs + p] = sinf(angle) * j->magnitude;
         }
-    }
 }
 
 /* The angle of pair p of token t is positions[axes ? axes[p] : 0][t] * frequencies[p]; cosine and sine
@@ -113,14 +166,9 @@ EXPORT void caravan_rope(const float *x, int64_t x_stride, const float *cosine, 
 EXPORT void caravan_angles(const int64_t *positions, const int64_t *axes, const float *frequencies,
                            int tokens, int pairs, float magnitude, float *cosine, float *sine,
                            int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if ((int64_t)tokens * pairs > WORTH_SHARING / 8)
-    for (int t = 0; t < tokens; t++)
-        for (int p = 0; p < pairs; p++) {
-            const int64_t position = positions[(axes ? axes[p] : 0) * tokens + t];
-            const float angle = (float)position * frequencies[p];
-            cosine[(ptrdiff_t)t * pairs + p] = cosf(angle) * magnitude;
-            sine[(ptrdiff_t)t * pairs + p] = sinf(angle) * magnitude;
-        }
+    const angles_job j = {positions, axes, frequencies, cosine, sine, magnitude, tokens, pairs};
+    const int worth = (int64_t)tokens * pairs > WORTH_SHARING / 8;
+    share(threads, worth, even(tokens, threads), angles_of_tokens, &j);
 }
 
 enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4 };
@@ -145,17 +193,21 @@ INLINE void gate_chunk(const int kind, const float *gate, const float *up, int n
     for (int i = 0; i < n; i += 16) gate_some(kind, gate + i, up ? up + i : NULL, n - i < 16 ? n - i : 16, y + i);
 }
 
-/* y[r][i] = curve(gate[r][i]) * up[r][i]; rows of gate and up are strides apart; up NULL: ones */
-EXPORT void caravan_gate(int kind, const float *gate, int64_t gate_stride, const float *up, int64_t up_stride,
-                         int64_t rows, int64_t n, float *y, int threads) {
-    const int64_t chunks = (n + GATE_CHUNK - 1) / GATE_CHUNK;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * n > WORTH_SHARING)
-    for (int64_t c = 0; c < rows * chunks; c++) {
-        const int64_t row = c / chunks, begin = c % chunks * GATE_CHUNK;
-        const int some = n - begin < GATE_CHUNK ? (int)(n - begin) : GATE_CHUNK;
-        const float *g = gate + row * gate_stride + begin, *u = up ? up + row * up_stride + begin : NULL;
-        float *to = y + row * n + begin;
-        switch (kind) {
+typedef struct {
+    int kind;
+    const float *gate, *up;
+    float *y;
+    int64_t gate_stride, up_stride, n, chunks;
+} gate_job;
+
+static void gate_chunks(const void *job, const items *mine) {
+    const gate_job *j = job;
+    for (int64_t c = mine->begin; c < mine->end; c++) {
+        const int64_t row = c / j->chunks, begin = c % j->chunks * GATE_CHUNK;
+        const int some = j->n - begin < GATE_CHUNK ? (int)(j->n - begin) : GATE_CHUNK;
+        const float *g = j->gate + row * j->gate_stride + begin, *u = j->up ? j->up + row * j->up_stride + begin : NULL;
+        float *to = j->y + row * j->n + begin;
+        switch (j->kind) {
         case SILU: gate_chunk(SILU, g, u, some, to); break;
         case GELU_TANH: gate_chunk(GELU_TANH, g, u, some, to); break;
         case GELU_ERF: gate_chunk(GELU_ERF, g, u, some, to); break;
@@ -165,15 +217,35 @@ EXPORT void caravan_gate(int kind, const float *gate, int64_t gate_stride, const
     }
 }
 
+/* y[r][i] = curve(gate[r][i]) * up[r][i]; rows of gate and up are strides apart; up NULL: ones */
+EXPORT void caravan_gate(int kind, const float *gate, int64_t gate_stride, const float *up, int64_t up_stride,
+                         int64_t rows, int64_t n, float *y, int threads) {
+    const gate_job j = {kind, gate, up, y, gate_stride, up_stride, n, (n + GATE_CHUNK - 1) / GATE_CHUNK};
+    share(threads, rows * n > WORTH_SHARING, even(rows * j.chunks, threads), gate_chunks, &j);
+}
+
+typedef struct {
+    float *x;
+    const float *y;
+    float scale;
+    int64_t x_stride, y_stride;
+    int n;
+} add_job;
+
+static void add_rows(const void *job, const items *mine) {
+    const add_job *j = job;
+    for (int64_t r = mine->begin; r < mine->end; r++) {
+        float *to = j->x + r * j->x_stride;
+        const float *from = j->y ? j->y + r * j->y_stride : NULL;
+        for (int i = 0; i < j->n; i++) to[i] = to[i] * j->scale + (from ? from[i] : 0.0f);
+    }
+}
+
 /* x[r][i] = x[r][i] * scale + y[r][i]; rows are strides apart; y NULL: zeros */
 EXPORT void caravan_add(float *x, int64_t x_stride, const float *y, int64_t y_stride, float scale, int rows,
                         int n, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if ((int64_t)rows * n > WORTH_SHARING)
-    for (int r = 0; r < rows; r++) {
-        float *to = x + r * x_stride;
-        const float *from = y ? y + r * y_stride : NULL;
-        for (int i = 0; i < n; i++) to[i] = to[i] * scale + (from ? from[i] : 0.0f);
-    }
+    const add_job j = {x, y, scale, x_stride, y_stride, n};
+    share(threads, (int64_t)rows * n > WORTH_SHARING, even(rows, threads), add_rows, &j);
 }
 
 /* y[i] = x[rows[i]], rows of x x_stride apart, of y n. Returns 1 if a row is outside x. */
@@ -186,12 +258,23 @@ EXPORT int caravan_take_rows(const float *x, int64_t x_stride, int64_t x_rows, c
     return 0;
 }
 
+typedef struct {
+    const float *x;
+    float *y, cap;
+    int64_t n;
+} softcap_job;
+
+static void softcap_vectors(const void *job, const items *mine) {
+    const softcap_job *j = job;
+    for (int64_t i = 16 * mine->begin; i < j->n && i < 16 * mine->end; i += 16) {
+        const int left = j->n - i < 16 ? (int)(j->n - i) : 16;
+        const v16 bent = v_tanh(v_div(v_load_at(j->x + i, 0, left), v_all(j->cap)));
+        v_store_at(j->y + i, 0, left, v_mul(bent, v_all(j->cap)));
+    }
+}
+
 /* y[i] = cap tanh(x[i] / cap) */
 EXPORT void caravan_softcap(const float *x, int64_t n, float cap, float *y, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (n > WORTH_SHARING)
-    for (int64_t i = 0; i < n; i += 16) {
-        const int left = n - i < 16 ? (int)(n - i) : 16;
-        const v16 bent = v_tanh(v_div(v_load_at(x + i, 0, left), v_all(cap)));
-        v_store_at(y + i, 0, left, v_mul(bent, v_all(cap)));
-    }
+    const softcap_job j = {x, y, cap, n};
+    share(threads, n > WORTH_SHARING, even((n + 15) / 16, threads), softcap_vectors, &j);
 }

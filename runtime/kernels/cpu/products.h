@@ -190,19 +190,25 @@ const product *rarer_product(int type);
     static void type##_##rows(const job *j, int row, int chunk) { \
         few_rows(type, rows, j, row, chunk);                      \
     }
-#define DEFINE(type)                                                               \
-    PASS(type, 1)                                                                  \
-    PASS(type, 2)                                                                  \
-    PASS(type, 3)                                                                  \
-    PASS(type, 4)                                                                  \
-    PASS(type, 8)                                                                  \
-    static const few_part type##_passes[] = {NULL,     type##_1, type##_2,         \
+#define DEFINE(type)                                                            \
+    PASS(type, 1)                                                               \
+    PASS(type, 2)                                                               \
+    PASS(type, 3)                                                               \
+    PASS(type, 4)                                                               \
+    PASS(type, 8)                                                               \
+    static const few_part type##_passes[] = {NULL,     type##_1, type##_2,      \
                                              type##_3, type##_4, [FEW] = type##_8}; \
-    static void type##_few(const job *j, int chunk) { few(type, type##_passes, j, chunk); } \
-    static void type##_many(const job *j, int tile) { many_rows(type, j, tile); }
+    static void type##_few(const job *j, int chunk, int next, int foreseen) {   \
+        (void)next, (void)foreseen;                                             \
+        few(type, type##_passes, j, chunk);                                     \
+    }                                                                           \
+    DEFINE_MANY(type)
 /* For the rarer types, which are expanded for any number of rows. */
-#define DEFINE_MANY(type) \
-    static void type##_many(const job *j, int tile) { many_rows(type, j, tile); }
+#define DEFINE_MANY(type)                                                       \
+    static void type##_many(const job *j, int tile, int next, int foreseen) {   \
+        (void)next, (void)foreseen;                                             \
+        many_rows(type, j, tile);                                               \
+    }
 #define ENTRY(type) [type] = {type##_few, type##_many}
 #define ENTRY_MANY(type) [type] = {NULL, type##_many}
 

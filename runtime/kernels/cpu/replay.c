@@ -2,6 +2,7 @@
 #include <stdint.h>
 
 #include "simd.h"
+#include "team.h"
 
 #define INTEGERS 14
 #define FLOATS 2
@@ -21,14 +22,29 @@ typedef struct {
 typedef int (*any_kernel)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                           int64_t, int64_t, int64_t, int64_t, int64_t, float, float);
 
-/* Returns the index of the first call that has failed, else -1. */
-EXPORT int64_t caravan_replay(const caravan_call *calls, int64_t count) {
-    for (int64_t c = 0; c < count; c++) {
-        const int64_t *i = calls[c].integers;
-        const float *f = calls[c].floats;
-        const int result = ((any_kernel)calls[c].kernel)(i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8],
-                                                         i[9], i[10], i[11], i[12], i[13], f[0], f[1]);
-        if (calls[c].checked && result) return c;
+typedef struct {
+    const caravan_call *calls;
+    int64_t count, failed;
+} recording;
+
+static void call_all(void *argument) {
+    recording *r = argument;
+    for (int64_t c = 0; c < r->count; c++) {
+        const int64_t *i = r->calls[c].integers;
+        const float *f = r->calls[c].floats;
+        const int result = ((any_kernel)r->calls[c].kernel)(i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8],
+                                                            i[9], i[10], i[11], i[12], i[13], f[0], f[1]);
+        if (r->calls[c].checked && result) {
+            r->failed = c;
+            return;
+        }
     }
-    return -1;
+}
+
+/* Returns the index of the first call that has failed, else -1. `threads`: those of each call. */
+EXPORT int64_t caravan_replay(const caravan_call *calls, int64_t count, int threads) {
+    recording r = {calls, count, -1};
+    if (threads > 1) with_team(threads, call_all, &r);
+    else call_all(&r);
+    return r.failed;
 }
