@@ -150,7 +150,7 @@ typedef struct { part fine, fast; } integer_product;
 integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 
-#define MEMORY_BOUND 3 /* rows; with so few, tiles are computed one at a time, as the innermost cache holds the next */
+#define MEMORY_BOUND 3 /* rows; with so few, one tile at a time, because the innermost cache holds the next one too */
 #define DEFINE_PART(name, type, planes, tiles)                               \
     static void name(const job *j, int index, int next, int foreseen) {      \
         if (tiles > 1 && j->rows > MEMORY_BOUND && j->outs >= tiles * LANES) \

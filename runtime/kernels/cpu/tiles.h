@@ -197,8 +197,11 @@ INLINE void iq4_xs_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale
     }
 }
 
-/* Groups of a tile that are unpacked together: 256 elements at a time, or each by itself. */
-INLINE int block_groups(const int type) { return block_vectors(type) == 16 || type == Q4_0 ? 8 : 1; }
+/* Groups of a tile that are unpacked together: 256 elements at a time, or each by itself. Q4_0 gains nothing with
+ * AVX2, which has too few registers. */
+INLINE int block_groups(const int type) {
+    return block_vectors(type) == 16 || (type == Q4_0 && LANES == 16) ? 8 : 1;
+}
 
 /* What is kept of 256 elements of each of LANES rows while their groups are unpacked. */
 typedef struct { floats scale[16], base[16]; bytes q[8], bits[8]; } block;
