@@ -89,9 +89,7 @@ class Recording:
 
     def replay(self, kernels: ctypes.CDLL) -> Tensor:
         """Repeat the calls; the result, at the same address each time."""
-        failed = kernels.caravan_replay(
-            ctypes.byref(self._calls), len(self._calls), self._threads
-        )
+        failed = kernels.caravan_replay(ctypes.byref(self._calls), len(self._calls), self._threads)
         if failed >= 0:
             raise RuntimeError(f"{self.names[failed]}, call {failed} of a step, has failed")
         return self.result

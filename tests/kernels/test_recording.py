@@ -59,7 +59,7 @@ def test_recordings_share_the_memory_of_an_arena() -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_of_a_replay_compute_the_bits_of_one_thread(threads: int) -> None:
-    """Large enough that each kernel is divided; more threads than a small machine has processors."""
+    """So large that each kernel is divided, and on more threads than some machines have."""
     rows, width = 20, 2048
     fine = replace(random_weight(block_type("Q4_0"), width, width), compute=Compute.FINE)
     exact = random_weight(block_type("Q8_0"), width, width)

@@ -41,7 +41,8 @@ static void call_all(void *argument) {
     }
 }
 
-/* Returns the index of the first call that has failed, else -1. `threads`: those of each call. */
+/* Returns the index of the first call that has failed, else -1. `threads`: those of each call. Kernels that do not
+ * divide their work by `share` compute on one thread here. */
 EXPORT int64_t caravan_replay(const caravan_call *calls, int64_t count, int threads) {
     recording r = {calls, count, -1};
     if (threads > 1) with_team(threads, call_all, &r);
