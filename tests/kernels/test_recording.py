@@ -75,7 +75,7 @@ def test_threads_of_a_replay_compute_the_bits_of_one_thread(threads: int) -> Non
     try:
         torch.set_num_threads(threads)
         recording = record(step, Arena(8 * rows * width * 4))
-        for seed in range(20):
+        for seed in range(8):
             x.normal_(generator=torch.Generator().manual_seed(seed))
             torch.set_num_threads(1)
             expected = step()
