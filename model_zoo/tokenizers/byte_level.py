@@ -25,8 +25,7 @@ class ByteLevelBPE:
     def __init__(
         self, metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer
     ) -> None:
-        merges = read_merges(metadata, vocabulary.ids)
-        model = BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=pre.whole_pieces)
+        model = merging_model(metadata, vocabulary, ignore_merges=pre.whole_pieces)
         self._native = NativeTokenizer(model)
         self._native.pre_tokenizer = splitter(pre)
         self._pieces = RecurringPieces(BETWEEN_WORDS, self._encode_all)
@@ -64,18 +63,30 @@ def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
     )
 
 
-def read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens by priority."""
+def merging_model(metadata: Mapping[str, Any], vocabulary: Vocabulary, **options: Any) -> BPE:
+    """The vocabulary with the file's merges and these options of the library."""
+    ids, merges = dict(vocabulary.ids), _read_merges(metadata)
+    try:
+        return BPE(vocab=ids, merges=merges, **options)
+    except Exception:  # a plain one: a token is missing, so that its merges can never apply
+        usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
+        return BPE(vocab=ids, merges=usable, **options)
+
+
+def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Pairs of tokens by priority; in one expression, since there are hundreds of thousands."""
     key = "tokenizer.ggml.merges"
-    merges = []
-    for rank, merge in enumerate(required_array(metadata, key)):
-        cut = merge.find(" ", 1) if isinstance(merge, str) else -1
-        if cut < 0:
-            raise ModelFileError(f"`{key}` entry {rank} is {merge!r}, not two tokens and a space.")
-        left, right = merge[:cut], merge[cut + 1 :]
-        if left in ids and right in ids and left + right in ids:  # other merges can never apply
-            merges.append((left, right))
-    return merges
+    texts = required_array(metadata, key)
+    if set(map(type, texts)) <= {str}:
+        merges = [(text[:cut], text[cut + 1 :]) for text in texts if (cut := text.find(" ", 1)) > 0]
+        if len(merges) == len(texts):
+            return merges
+    rank, wrong = next(
+        (rank, text)
+        for rank, text in enumerate(texts)
+        if not isinstance(text, str) or text.find(" ", 1) < 0
+    )
+    raise ModelFileError(f"`{key}` entry {rank} is {wrong!r}, not two tokens and a space.")
 
 
 def _visible_bytes() -> dict[str, bytes]:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as NativeTokenizer
-from tokenizers.models import BPE
 from tokenizers.normalizers import Replace
 
-from model_zoo.tokenizers.byte_level import read_merges
+from model_zoo.tokenizers.byte_level import merging_model
 from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, with_marks, without_marks
 from model_zoo.tokenizers.vocabulary import Vocabulary
 
@@ -17,9 +16,9 @@ class GemmaBPE:
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         unknown = vocabulary.unknown_id
-        model = BPE(
-            vocab=dict(vocabulary.ids),
-            merges=read_merges(metadata, vocabulary.ids),
+        model = merging_model(
+            metadata,
+            vocabulary,
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,

@@ -61,16 +61,17 @@ def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcesso
     model.trainer_spec.byte_fallback = vocabulary.types.count(TokenType.BYTE) == 256
     unknown, piece = model.SentencePiece.UNKNOWN, model.SentencePiece
     kinds: dict[int, int] = {TokenType.NORMAL: piece.NORMAL, TokenType.BYTE: piece.BYTE}
+    add, ids, control = model.pieces.add, vocabulary.ids, piece.CONTROL
     rows = zip(vocabulary.tokens, scores, vocabulary.types, strict=True)
     for token, (text, score, kind) in enumerate(rows):
         if token == vocabulary.unknown_id:
-            model.pieces.add(piece=text, score=score, type=unknown)
-        elif vocabulary.ids[text] != token or not text or "\0" in text:  # the library rejects these
-            model.pieces.add(piece=f"{_STAND_IN}{token}", score=score, type=piece.CONTROL)
+            add(piece=text, score=score, type=unknown)
+        elif ids[text] != token or not text or "\0" in text:  # the library rejects these
+            add(piece=f"{_STAND_IN}{token}", score=score, type=control)
         else:  # special tokens are cut out before: they never match
-            model.pieces.add(piece=text, score=score, type=kinds.get(kind, piece.CONTROL))
+            add(piece=text, score=score, type=kinds.get(kind, control))
     if vocabulary.unknown_id is None:
-        model.pieces.add(piece=f"{_STAND_IN}unknown", score=0.0, type=unknown)
+        add(piece=f"{_STAND_IN}unknown", score=0.0, type=unknown)
     try:
         return SentencePieceProcessor(model_proto=model.SerializeToString())
     except RuntimeError as error:

@@ -125,7 +125,7 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> Vocabulary:
     """The vocabulary of `metadata`; ModelFileError if keys are missing or contradictory."""
     tokens = required_array(metadata, "tokenizer.ggml.tokens")
-    if not all(isinstance(token, str) for token in tokens):
+    if not set(map(type, tokens)) <= {str}:
         raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
     types = _types(metadata, len(tokens))
     if architecture in _WITH_USER_DEFINED and metadata.get("tokenizer.ggml.model") == "llama":
@@ -183,7 +183,7 @@ def required_array(
 def token_scores(metadata: Mapping[str, Any], count: int) -> list[float]:
     """The score of each of `count` tokens."""
     scores = required_array(metadata, "tokenizer.ggml.scores", length=count)
-    if not all(isinstance(score, int | float) and not isnan(score) for score in scores):
+    if not set(map(type, scores)) <= {int, float} or any(map(isnan, scores)):
         raise ModelFileError("`tokenizer.ggml.scores` holds something that is no number.")
     return scores
 
@@ -274,7 +274,11 @@ def _special_texts(
 ) -> tuple[dict[str, int], dict[str, int]]:
     control: dict[str, int] = {}
     user_defined: dict[str, int] = {}
-    for token, (text, kind) in enumerate(zip(tokens, types, strict=True)):
+    normal = int(TokenType.NORMAL)
+    rows = enumerate(zip(tokens, types, strict=True))
+    marked = {token for token, (text, kind) in rows if kind != normal or text[:1] == "<"}
+    for token in sorted(marked | named):
+        text, kind = tokens[token], types[token]
         steers = token in named or kind in (TokenType.UNKNOWN, TokenType.CONTROL)
         if steers or (text.startswith("<") and _steers_by_text(text, kind)):
             if len(text) > 1:  # a single character is indistinguishable from typed text

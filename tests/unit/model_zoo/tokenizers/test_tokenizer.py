@@ -233,6 +233,14 @@ def test_known_expression_in_the_file_has_priority_over_the_table() -> None:
     assert len(load(metadata).encode("12")) == 1
 
 
+@pytest.mark.parametrize("missing", ["l missing", "missing l", "l o"])
+def test_merges_of_tokens_that_the_vocabulary_lacks_have_no_effect(missing: str) -> None:
+    metadata = byte_level_metadata({})
+    plain = load(metadata).encode("hello")
+    metadata["tokenizer.ggml.merges"] = [missing, *metadata["tokenizer.ggml.merges"]]
+    assert load(metadata).encode("hello") == plain and len(plain) == 3
+
+
 @pytest.mark.parametrize("expression", ["(a+)+$", "((((", "."])
 def test_unknown_expression_is_refused(expression: str) -> None:
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.pretokenizer"):
