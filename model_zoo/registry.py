@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gguf import LlamaFileType
 
-from model_zoo.chat.template_choice import ChosenTemplate, choose_template
+from model_zoo.chat.template_choice import ChosenTemplate, choose_template, expect_template
 from model_zoo.chat_model import AdapterFacts, ChatModel, ModelDescription
 from model_zoo.families import FAMILIES, TEXT_FAMILIES
 from model_zoo.gguf.adapter import Adapter
@@ -158,6 +158,7 @@ def check_adapts(adapter: Adapter, metadata: Metadata) -> None:
 
 
 def _language(file: GGUFFile, metadata: Metadata) -> tuple[Tokenizer, ChosenTemplate | None]:
+    expect_template(file.metadata)  # its processes start while the tokenizer is built
     try:
         tokenizer = load_tokenizer(token_metadata(file), architecture=metadata.architecture)
         chosen = choose_template(file.metadata, tokenizer, architecture=metadata.architecture)

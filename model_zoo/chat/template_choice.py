@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_zoo.chat.messages import ChatTemplate
+from model_zoo.chat.sandbox.renderer import start_server
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
@@ -73,6 +74,12 @@ class ChosenTemplate:
     template: ChatTemplate
     origin: str
     alternatives: Mapping[str, ChatTemplate]
+
+
+def expect_template(metadata: Mapping[str, Any]) -> None:
+    """Begin to start what compiles templates, if the file has one; `choose_template` comes soon."""
+    if _KEY in metadata:
+        start_server()
 
 
 def choose_template(

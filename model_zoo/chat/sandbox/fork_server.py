@@ -20,7 +20,7 @@ _COMMAND = (
 
 
 class ForkServer:
-    """A child process that forks others, started at first use and restarted if it has died.
+    """A child process that forks others, started at first use or before, restarted if it has died.
 
     It exits when this process ends for any reason, since that closes its control connection.
     """
@@ -30,6 +30,11 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._owner = 0  # pid of the process that opened the connection; forks open their own
 
+    def start(self) -> None:
+        """Start the process, unless it has been, without waiting until it can be used."""
+        with self._lock:
+            self._connection()
+
     def connect(self) -> tuple[socket.socket, int]:
         """A connection to a new process, which exits when it is closed, and the process id.
 
@@ -38,14 +43,17 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             for _ in range(2):  # the server may have been killed since the last call
-                if self._control is None or self._owner != os.getpid():
-                    self._control, self._owner = self._started(), os.getpid()
-                pid = self._forked(self._control, theirs)
+                pid = self._forked(self._connection(), theirs)
                 if pid is not None:
                     return ours, pid
                 self._control = None
         ours.close()
         raise OSError(f"no process can be started to render templates: {sys.executable}")
+
+    def _connection(self) -> socket.socket:
+        if self._control is None or self._owner != os.getpid():
+            self._control, self._owner = self._started(), os.getpid()
+        return self._control
 
     def _forked(self, control: socket.socket, connection: socket.socket) -> int | None:
         try:

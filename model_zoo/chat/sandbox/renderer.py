@@ -21,6 +21,11 @@ _NORMAL_PRIORITY_MS, _NICER = 500, 10
 _FORK_SERVER = ForkServer()
 
 
+def start_server() -> None:
+    """Start what renderers need, without waiting, since that takes as long as a tokenizer."""
+    _FORK_SERVER.start()
+
+
 class Renderer:
     """Starts its process when needed. Not thread-safe.
 

@@ -14,6 +14,7 @@ import pytest
 
 from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.chat.sandbox import renderer
+from model_zoo.chat.sandbox.fork_server import ForkServer
 from runtime.errors import ModelFileError, RequestError
 from tests.checkout import ROOT
 from tests.patience import HANG_S
@@ -65,6 +66,19 @@ def test_concurrent_renderings_do_not_mix_texts() -> None:
         assert list(threads.map(rendered, range(400))) == [
             f"{number} ;" * (number % 50) for number in range(400)
         ]
+
+
+def test_the_server_of_templates_is_started_once() -> None:
+    server = ForkServer()
+    before = rendering_processes()
+    server.start()
+    (started,) = set(rendering_processes()) - set(before)
+    server.start()
+    connection, pid = server.connect()
+    with connection:
+        assert set(rendering_processes()) - set(before) == {started, pid}
+    del server
+    wait_for_the_end_of([started, pid])
 
 
 def test_killed_processes_are_replaced() -> None:
