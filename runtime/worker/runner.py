@@ -135,7 +135,7 @@ class DeviceRunner:
         to the page that no sequence has; slots are loaded before use. `images`: limits of the
         images that any row may belong to. `workspace_bytes`: what the largest step takes on a
         device that does not keep the memory of a step and has the same kernels for all: so much is
-        allocated, written and freed instead, and only the smallest step is run.
+        allocated and freed instead, and only the smallest step is run.
         """
         assert self._fresh, "warm_up runs before the first step"
         limits = self._limits
@@ -145,7 +145,7 @@ class DeviceRunner:
         steps = [(limits.step_tokens, limits.slots), (limits.slots, limits.slots), (1, 1)]
         try:
             if workspace_bytes is not None:
-                torch.ones(workspace_bytes, dtype=torch.uint8, device=self._device)
+                torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
                 steps = steps[-1:]
             for rows, slots in steps:
                 if NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):

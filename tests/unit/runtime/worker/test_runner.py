@@ -296,7 +296,7 @@ def test_warming_up_reaches_the_end_of_the_context_with_every_slot(model):
     assert seen == ends
 
 
-def test_warming_up_may_write_the_memory_of_the_largest_step_instead_of_running_it(model):
+def test_warming_up_may_allocate_the_memory_of_the_largest_step_instead_of_running_it(model):
     bench = Bench(model, slots=3, step_tokens=40)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         bench.runner.warm_up(workspace_bytes=50_000_000)
