@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.contender import Setting
 from bench.report import Row
+from runtime.collector import collector_paused
 
 ENGINES = {"caravan": ("bench.ours", "Caravan"), "llama.cpp": ("bench.peer", "LlamaCpp")}
 PROMPT = range(1000, 1032)
@@ -54,7 +55,8 @@ def _column(pairs: Sequence[tuple[float, float]], index: int) -> tuple[float, ..
 
 def main(engine: str, path: str, *sizes: str) -> None:
     module, name = ENGINES[engine]
-    contender = getattr(import_module(module), name)(Path(path), Setting(*map(int, sizes)))
+    with collector_paused():  # as a replica does
+        contender = getattr(import_module(module), name)(Path(path), Setting(*map(int, sizes)))
     contender.prefill(PROMPT)
     print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
     contender.close()

@@ -11,6 +11,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from runtime.collector import collector_paused
 from serve_app import haproxy
 from serve_app.api import http_server, large_bodies
 from serve_app.api.ingress import IngressOptions, ingress_app
@@ -66,7 +67,8 @@ class ModelDeployment:
         self._opened = AsyncExitStack()
         self._replica: ModelReplica | UnservedReplica
         try:
-            self._replica = await self._loaded(settings, encoders)
+            with collector_paused():
+                self._replica = await self._loaded(settings, encoders)
         except Exception as error:
             reason = str(explained(f"Model {settings.name}", error))
             self._replica = UnservedReplica(settings.name, reason)
