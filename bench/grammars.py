@@ -32,7 +32,8 @@ from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
 from runtime.kernels.build import cache_directory
-from serve_app.replica.machine import cache_type, compute_type
+from runtime.kv.cache_types import default_cache_type
+from serve_app.replica.machine import compute_type
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"
@@ -84,7 +85,7 @@ class Decoder:
             context_tokens=128,
             max_sequences=max(CASES),
             step_tokens=128,
-            kv_dtype=cache_type("auto", device, generates=True),
+            kv_dtype=default_cache_type(device, generates=True),
         )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)

@@ -14,8 +14,8 @@ from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, 
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
+from runtime.kv.cache_types import default_cache_type
 from runtime.quant.block_types import Compute
-from serve_app.replica.machine import cache_type
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
 
@@ -33,7 +33,7 @@ class Caravan:
             max_sequences=setting.sequences,
             step_tokens=setting.step_tokens,
             cache_tokens=setting.context_tokens * setting.sequences,
-            kv_dtype=cache_type("auto", device, generates=True),
+            kv_dtype=default_cache_type(device, generates=True),
         )
         token_bytes = model.tokenizer.token_bytes
         self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)

@@ -36,3 +36,11 @@ class CacheType(Enum):
 BLOCK_ELEMENTS = 32
 _BLOCK_BYTES = {CacheType.Q8_0: 34, CacheType.Q4_0: 18}
 FLOAT_TYPES = {type.dtype: type for type in CacheType if not type.quantized}
+
+
+def default_cache_type(device: torch.device, *, generates: bool) -> CacheType:
+    """`generates`: whether the model answers. One that only embeds or ranks texts needs its cache
+    for one text, so on a CPU it is small, and float32."""
+    if device.type == "cpu":
+        return CacheType.FLOAT16 if generates else CacheType.FLOAT32
+    return CacheType.BFLOAT16

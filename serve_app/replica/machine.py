@@ -8,7 +8,7 @@ import torch
 
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
-from runtime.kv.cache_types import CacheType
+from runtime.kv.cache_types import CacheType, default_cache_type
 from runtime.quant.block_types import Compute
 from serve_app.logs import get_logger
 
@@ -79,13 +79,8 @@ def compute_type(name: str) -> Compute:
 
 
 def cache_type(name: str, device: torch.device, *, generates: bool) -> CacheType:
-    """`generates`: whether the model answers. One that only embeds or ranks texts needs its cache
-    for one text, so it is small, and `auto` is float32 on a CPU."""
-    if name != "auto":
-        return CacheType(name)
-    if device.type == "cpu":
-        return CacheType.FLOAT16 if generates else CacheType.FLOAT32
-    return CacheType.BFLOAT16
+    """`generates`: whether the model answers."""
+    return CacheType(name) if name != "auto" else default_cache_type(device, generates=generates)
 
 
 class LoadingProgress:
