@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
@@ -13,11 +12,11 @@ from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.low_rank import LowRank
 from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.routing import Routing, softmax_of_chosen
+from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN, Router
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.experts import expert_products, weighted_sum
-from runtime.kernels.pointwise import silu_mul
+from runtime.kernels.pointwise import add_, silu_mul
 from runtime.quant.block_types import Weight
 
 # More than any model has; bounds what a damaged count allocates.
@@ -60,7 +59,7 @@ class ExpertOptions:
     `ffn_down_exps.scale`, if the file has it.
     """
 
-    routing: Routing = softmax_of_chosen
+    routing: Router = SOFTMAX_OF_CHOSEN
     gated: Callable[[Tensor, Tensor], Tensor] = silu_mul
     weigh_input: bool = False
     alternating: bool = False
@@ -106,11 +105,14 @@ class Experts:
         options = self._options
         chosen, weights = self._routed(x)
         x = x if options.norm is None else options.norm(x)
-        factors = torch.ones_like(weights) if options.weigh_input else weights
-        if self._down_scale is not None:
-            factors = factors * self._down_scale[chosen]
-        result = self._down.merged(weighted_sum(self._of_each(x, chosen, weights), factors))
-        return result if options.shared is None else result.add_(options.shared(x))
+        result = weighted_sum(
+            self._of_each(x, chosen, weights),
+            None if options.weigh_input else weights,
+            chosen=chosen,
+            scales=self._down_scale,
+        )
+        result = self._down.merged(result)
+        return result if options.shared is None else add_(result, options.shared(x))
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         norm = self._options.router_norm
@@ -152,7 +154,7 @@ class DenseAndExperts:
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden], not normed -> [tokens, hidden]."""
         result = self._dense_norm(self._dense(self._norm(x)))
-        return result.add_(self._experts_norm(self._experts(x)))
+        return add_(result, self._experts_norm(self._experts(x)))
 
 
 class _Matrices:

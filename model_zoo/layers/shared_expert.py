@@ -6,6 +6,7 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import Linear
+from runtime.kernels.experts import weighted_sum
 from runtime.kernels.pointwise import sigmoid
 from runtime.quant.block_types import Weight, block_type
 
@@ -21,7 +22,7 @@ class SharedExpert:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
-        return self._feed_forward(x).mul_(sigmoid(self._gate(x)))
+        return weighted_sum(self._feed_forward(x).unsqueeze(1), sigmoid(self._gate(x)))
 
 
 def _single_row(w: TensorScope, name: str, hidden: int) -> Linear:

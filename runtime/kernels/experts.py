@@ -42,20 +42,30 @@ def expert_products(
     return result.to(x.dtype)
 
 
-def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(
+    x: Tensor, weights: Tensor | None, *, chosen: Tensor | None = None, scales: Tensor | None = None
+) -> Tensor:
     """x [tokens, used, n], weights [tokens, used] -> [tokens, n] in x's type, summed in float32.
 
-    Added in the order of the choices, so the bits of a row do not depend on other rows.
+    Without weights they are 1. scales float32 [experts] also multiplies, by the experts `chosen`
+    int64 [tokens, used]. Added in the order of the choices, so the bits of a row do not depend on
+    other rows.
     """
     if x.device.type != "cpu" or (kernels := library()) is None:
-        return weighted_sum_twin(x, weights)
-    wide, factors = x.float().contiguous(), weights.float().contiguous()
+        return weighted_sum_twin(x, weights, chosen=chosen, scales=scales)
     tokens, used, n = x.shape
+    wide, pairs, experts = x.float().contiguous(), (tokens, used), 0
+    factors = None if weights is None else weights.float().contiguous()
+    choices = multiples = None
+    if chosen is not None and scales is not None:
+        experts, chosen = len(scales), chosen.contiguous()
+        choices, multiples = address(chosen, pairs, torch.int64), address(scales, (experts,))
     result = torch.empty(tokens, n)
-    kernels.caravan_weighted_sum(
-        address(wide, x.shape), address(factors, (tokens, used)), tokens, used, n,
-        result.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+    if kernels.caravan_weighted_sum(
+        address(wide, x.shape), None if factors is None else address(factors, pairs), choices,
+        multiples, experts, tokens, used, n, result.data_ptr(), torch.get_num_threads(),
+    ):  # fmt: skip
+        raise ValueError(f"chosen experts must be below {experts}")
     return result.to(x.dtype)
 
 
@@ -112,9 +122,16 @@ def expert_products_twin(
     return result if bias is None else result.add_(bias[chosen])
 
 
-def weighted_sum_twin(x: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum_twin(
+    x: Tensor, weights: Tensor | None, *, chosen: Tensor | None = None, scales: Tensor | None = None
+) -> Tensor:
     """The specification of `weighted_sum`."""
-    return (x.float() * weights.float().unsqueeze(-1)).sum(dim=1).to(x.dtype)
+    wide = x.float()
+    if weights is not None:
+        wide = wide * weights.float().unsqueeze(-1)
+    if chosen is not None and scales is not None:
+        wide = wide * scales[chosen].unsqueeze(-1)
+    return wide.sum(dim=1).to(x.dtype)
 
 
 def clamped_swiglu_twin(gate: Tensor, up: Tensor, *, limit: float, slope: float) -> Tensor:
@@ -198,8 +215,7 @@ def _products_cpu(
         packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id,
         weight.compute, pairs, used if x.dim() == 2 else 1, experts, outs, elements,
     )  # fmt: skip
-    groups = kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads())
-    if groups <= 0:
+    if kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads()):
         raise ValueError(f"chosen experts must be below {experts}")
     return result
 

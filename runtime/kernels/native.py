@@ -28,7 +28,8 @@ SIGNATURES = {
     "caravan_matmul": ([_pointer, _int], None),
     "caravan_experts_places": ([_int, _int], _int64),
     "caravan_experts": ([_pointer, _int], _int),
-    "caravan_weighted_sum": ([_pointer, _pointer, *3 * [_int], _pointer, _int], None),
+    "caravan_route": ([_pointer, _int], _int),
+    "caravan_weighted_sum": ([*4 * [_pointer], *4 * [_int], _pointer, _int], _int),
     "caravan_clamped_swiglu": (
         [_pointer, _pointer, _float, _float, _int64, _pointer, _int],
         None,

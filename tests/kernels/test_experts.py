@@ -1,10 +1,12 @@
 """Products with chosen experts: the fast path against plain torch, its twin and itself."""
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -166,23 +168,27 @@ def test_each_expert_in_use_is_read_once_however_many_rows_choose_it(
     tokens: int, used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_native_kernels()
-    read = []
+    read: list[int] = []
 
-    def counted(job: object, threads: int) -> int:
-        read.append(kernels.caravan_experts(job, threads))
-        return read[-1]
+    def noted(job: Any, threads: int) -> int:
+        done = kernels.caravan_experts(job, threads)
+        pairs, most = tokens * used, min(tokens * used, 40)
+        places = (ctypes.c_int32 * kernels.caravan_experts_places(pairs, 40)).from_address(
+            job._obj.places
+        )
+        starts, experts = (places[40 + 2 * pairs + n :] for n in (0, most + 1))
+        read.extend(experts[: starts.index(pairs)])
+        return done
 
     kernels = library()
     names = ("caravan_matmul_knows", "caravan_packed_bytes", "caravan_experts_places")
     recorded = {name: getattr(kernels, name) for name in names}
-    monkeypatch.setattr(
-        room, "library", lambda: SimpleNamespace(caravan_experts=counted, **recorded)
-    )
+    monkeypatch.setattr(room, "library", lambda: SimpleNamespace(caravan_experts=noted, **recorded))
     chosen = random_choices(tokens, used, experts=40)
     expert_products(
         random_rows(tokens, 64), random_experts(block_type("Q8_0"), 9, 64, experts=40), chosen
     )
-    assert read == [chosen.unique().numel()]
+    assert read == chosen.unique().tolist()
 
 
 @pytest.mark.parametrize("tokens, used", [(1, 1), (1, 8), (3, 8), (64, 2), (500, 8)])
@@ -332,6 +338,27 @@ def test_weighted_sums_are_those_of_torch_and_do_not_depend_on_the_batch(tokens,
     torch.testing.assert_close(weighted_sum_twin(x, weights), got)
     rows = [weighted_sum(x[r : r + 1], weights[r : r + 1]) for r in range(tokens)]
     assert not tokens or torch.equal(torch.cat(rows), got)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_sums_may_also_be_scaled_by_expert(weighted: bool) -> None:
+    x, scales = random_rows(9, 3, 70), random_rows(EXPERTS, seed=2)
+    chosen = random_choices(9, 3)
+    weights = random_rows(9, 3, seed=1) if weighted else None
+    factors = scales[chosen] if weights is None else weights * scales[chosen]
+    for summed in (weighted_sum, weighted_sum_twin):
+        got = summed(x, weights, chosen=chosen, scales=scales)
+        torch.testing.assert_close(got, torch.einsum("tun,tu->tn", x, factors))
+        torch.testing.assert_close(summed(x, None), x.sum(dim=1))
+
+
+def test_sums_refuse_experts_without_a_scale() -> None:
+    require_native_kernels()
+    for wrong in (-1, EXPERTS):
+        with pytest.raises(ValueError, match="7"):
+            weighted_sum(
+                random_rows(1, 1, 4), None, chosen=torch.tensor([[wrong]]), scales=torch.ones(7)
+            )
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 17), (40, 333)])

@@ -13,9 +13,9 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, read_rotary
-from model_zoo.layers.routing import GroupLimited, sigmoid, softmax
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.errors import UnsupportedModelError
+from runtime.kernels.routing import Routing, Scores
 from runtime.kv.spec import Full
 
 # A tenth of `mscale_all_dim`; converters divide by ten.
@@ -102,7 +102,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
     return Experts(w, hidden, counts, options)
 
 
-def _routing(w: TensorScope, metadata: Metadata, experts: int) -> GroupLimited:
+def _routing(w: TensorScope, metadata: Metadata, experts: int) -> Routing:
     """V2 ranks groups by their best expert, V3 by the sum of the two best."""
     key = "expert_gating_func"
     function = metadata.get(key, int, SOFTMAX)
@@ -118,8 +118,8 @@ def _routing(w: TensorScope, metadata: Metadata, experts: int) -> GroupLimited:
         raise metadata.error(
             "expert_group_count", f"is {groups}, which does not divide {experts} experts"
         )
-    return GroupLimited(
-        sigmoid if function == SIGMOID else softmax,
+    return Routing(
+        Scores.SIGMOID if function == SIGMOID else Scores.SOFTMAX,
         groups=groups,
         used_groups=used,
         group_pairs=function == SIGMOID,

@@ -11,7 +11,7 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.routing import sigmoid_of_chosen
+from model_zoo.layers.routing import SIGMOID_OF_CHOSEN
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Chunked, Full
 
@@ -59,7 +59,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
         return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
     size = sizes.metadata.require_size("expert_feed_forward_length")
     options = ExpertOptions(
-        routing=sigmoid_of_chosen,
+        routing=SIGMOID_OF_CHOSEN,
         weigh_input=True,
         shared=GatedFeedForward(w, hidden=hidden, size=size, suffix="_shexp"),
     )

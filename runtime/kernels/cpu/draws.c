@@ -2,7 +2,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "simd.h"
+#include "ranks.h"
 
 #define MOST 256  /* tokens of a row that are ordered */
 #define CHUNK 64  /* logits compared at a time */
@@ -25,28 +25,6 @@ typedef struct {
 
 typedef caravan_draw_job job;
 
-/* Numbers in the order of (value, smaller id first), NaN above all; minus zero equals zero. */
-INLINE int64_t rank_of(float value, int64_t id) {
-    const float sum = value + 0.0f;
-    int32_t bits;
-    memcpy(&bits, &sum, 4);
-    const int64_t ordered = value != value ? 0x7fffffff : bits < 0 ? bits ^ 0x7fffffff : bits;
-    return ordered * ((int64_t)1 << 32) + (0xffffffff - id);
-}
-
-INLINE int64_t id_of(int64_t rank) { return 0xffffffff - (rank & 0xffffffff); }
-
-/* Restores the heap, whose smallest rank comes first, below `at`. */
-static void sift(int64_t *heap, int count, int at) {
-    const int64_t moved = heap[at];
-    for (int child; (child = 2 * at + 1) < count; at = child) {
-        child += child + 1 < count && heap[child + 1] < heap[child];
-        if (heap[child] >= moved) break;
-        heap[at] = heap[child];
-    }
-    heap[at] = moved;
-}
-
 /* The `count` highest ranks of a row, unordered; only ids behind the first `count` have to be larger
  * than the smallest value, since equal ones rank below it. */
 static void select_top(const float *logits, int vocab, int count, int64_t *heap) {
@@ -66,11 +44,6 @@ static void select_top(const float *logits, int vocab, int count, int64_t *heap)
             least = logits[id_of(heap[0])];
         }
     }
-}
-
-static int descending(const void *a, const void *b) {
-    const int64_t first = *(const int64_t *)a, second = *(const int64_t *)b;
-    return (first < second) - (first > second);
 }
 
 static uint64_t mixed(uint64_t state) {

@@ -108,32 +108,38 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
     if (j->bias) add_bias(j, g, n, from, to);
 }
 
-/* Returns the number of groups, one per used expert; -1 if a choice is out of range. */
+/* Returns 0, or 1 if a choice is out of range. */
 EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
     groups g = {.threads = threads};
-    if (!sort(j, &g)) return -1;
+    if (!sort(j, &g)) return 1;
     const int64_t floats = (int64_t)j->pairs * j->elements;
 #pragma omp parallel for num_threads(threads) schedule(static) if (floats > WORTH_SHARING)
     for (int at = 0; at < j->pairs; at++) pack_row(j, &g, at);
     const int parts = g.first[g.groups];
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (floats * j->outs > WORTH_SHARING)
     for (int i = 0; i < parts; i++) run_part(j, &g, i);
-    return g.groups;
+    return 0;
 }
 
-/* y[t][i] = sum over u of weights[t][u] * x[t][u][i], in the order of u; x [tokens][used][n] */
-EXPORT void caravan_weighted_sum(const float *x, const float *weights, int tokens, int used, int n, float *y,
-                                 int threads) {
+/* y[t][i] = sum over u of weights[t][u] * scales[chosen[t][u]] * x[t][u][i], in the order of u; x [tokens][used][n].
+ * Without weights or scales (NULL) these are 1. Returns 0, or 1 if a choice is not below `experts`. */
+EXPORT int caravan_weighted_sum(const float *x, const float *weights, const int64_t *chosen, const float *scales,
+                                int experts, int tokens, int used, int n, float *y, int threads) {
     const int64_t elements = (int64_t)tokens * used * n;
+    for (int64_t i = 0; scales && i < (int64_t)tokens * used; i++)
+        if (chosen[i] < 0 || chosen[i] >= experts) return 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (elements > WORTH_SHARING)
     for (int t = 0; t < tokens; t++) {
         float *to = y + (ptrdiff_t)t * n;
         memset(to, 0, n * sizeof(float));
         for (int u = 0; u < used; u++) {
-            const float weight = weights[t * used + u], *from = x + ((ptrdiff_t)t * used + u) * n;
-            for (int i = 0; i < n; i++) to[i] += weight * from[i];
+            const int64_t pair = (int64_t)t * used + u;
+            const float *from = x + pair * n;
+            const float factor = (weights ? weights[pair] : 1.0f) * (scales ? scales[chosen[pair]] : 1.0f);
+            for (int i = 0; i < n; i++) to[i] += factor * from[i];
         }
     }
+    return 0;
 }
 
 /* y = g sigmoid(slope g) (u + 1), g = min(gate, limit), u = clamp(up, -limit, limit) */

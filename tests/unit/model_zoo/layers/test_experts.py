@@ -18,24 +18,19 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
-from model_zoo.layers.routing import (
-    GroupLimited,
-    sigmoid,
-    sigmoid_of_chosen,
-    softmax,
-    softmax_of_all,
-    softmax_of_chosen,
-)
+from model_zoo.layers.routing import SIGMOID_OF_CHOSEN, SOFTMAX_OF_ALL, SOFTMAX_OF_CHOSEN
 from runtime.errors import ModelFileError
 from runtime.kernels import experts as kernels
 from runtime.kernels.experts import clamped_swiglu
 from runtime.kernels.pointwise import gelu_mul
+from runtime.kernels.routing import Routing, Scores
 from tests.memory_profile import peak_bytes
 
 CPU = torch.device("cpu")
 HIDDEN, WIDTH, COUNT, USED = 64, 96, 6, 2
 SIZES = ExpertSizes(COUNT, USED, WIDTH)
-ROUTINGS = (softmax_of_all, softmax_of_chosen, sigmoid_of_chosen, GroupLimited(softmax))
+RENORMALISED = Routing(Scores.SIGMOID, renormalised=True, scale=2.5)
+ROUTINGS = (SOFTMAX_OF_ALL, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, RENORMALISED)
 
 
 def random(*shape: int, seed: int) -> np.ndarray:
@@ -92,7 +87,7 @@ def dense(x: Tensor, chosen: Tensor, weights: Tensor, *, gated=None, weigh_input
     return torch.stack(rows)
 
 
-def routed(routing=softmax_of_chosen, used: int = USED) -> tuple[Tensor, Tensor]:
+def routed(routing=SOFTMAX_OF_CHOSEN, used: int = USED) -> tuple[Tensor, Tensor]:
     return routing(X @ torch.from_numpy(ROUTER).T, used)
 
 
@@ -104,10 +99,10 @@ def test_a_layer_is_the_weighted_sum_of_the_chosen_experts(tmp_path, routing, us
 
 
 def test_weights_may_multiply_what_goes_into_the_experts(tmp_path) -> None:
-    experts = layer(tmp_path / "a.gguf", SPLIT, routing=sigmoid_of_chosen, weigh_input=True)
-    expected = dense(X, *routed(sigmoid_of_chosen), weigh_input=True)
+    experts = layer(tmp_path / "a.gguf", SPLIT, routing=SIGMOID_OF_CHOSEN, weigh_input=True)
+    expected = dense(X, *routed(SIGMOID_OF_CHOSEN), weigh_input=True)
     torch.testing.assert_close(experts(X), expected, rtol=1e-4, atol=1e-5)
-    assert (experts(X) - dense(X, *routed(sigmoid_of_chosen))).abs().max() > 1e-2
+    assert (experts(X) - dense(X, *routed(SIGMOID_OF_CHOSEN))).abs().max() > 1e-2
 
 
 def test_a_shared_expert_sees_every_row_and_is_added(tmp_path) -> None:
@@ -212,53 +207,9 @@ def test_a_router_may_have_a_bias(tmp_path) -> None:
     bias = np.array([0, 90, 0, 0, 90, 0], np.float32)
     experts = layer(tmp_path / "a.gguf", SPLIT | {"ffn_gate_inp.bias": bias})
     logits = X @ torch.from_numpy(ROUTER).T + torch.from_numpy(bias)
-    chosen, weights = softmax_of_chosen(logits, USED)
+    chosen, weights = SOFTMAX_OF_CHOSEN(logits, USED)
     assert set(chosen.flatten().tolist()) == {1, 4}
     torch.testing.assert_close(experts(X), dense(X, chosen, weights), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_of_equal_logits_the_first_experts_are_chosen(routing) -> None:
-    logits = torch.zeros(5, 300)
-    logits[:, 200:203] = 1.0
-    chosen, weights = routing(logits, 5)
-    assert chosen.tolist() == [[200, 201, 202, 0, 1]] * 5
-    assert weights.shape == (5, 5) and weights.dtype == torch.float32
-
-
-def test_weights_of_all_do_not_sum_to_one_and_those_of_the_chosen_do() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
-    probabilities = logits.softmax(-1)[0]
-    chosen, weights = softmax_of_all(logits, 2)
-    assert chosen.tolist() == [[1, 2]] and torch.equal(weights[0], probabilities[[1, 2]])
-    _, renormalised = softmax_of_chosen(logits, 2)
-    torch.testing.assert_close(renormalised, weights / weights.sum())
-    _, alone = sigmoid_of_chosen(logits, 2)
-    assert torch.equal(alone, logits[:, [1, 2]].sigmoid())
-
-
-def test_experts_are_chosen_from_the_groups_with_the_best_expert() -> None:
-    logits = torch.tensor([[3.0, 0.0, 2.9, 2.8]])
-    one = GroupLimited(softmax, groups=2, used_groups=1, scale=4.0)
-    chosen, weights = one(logits, 2)
-    assert chosen.tolist() == [[0, 1]]
-    assert torch.equal(weights, 4 * logits.softmax(-1)[:, :2])
-
-
-def test_groups_may_be_ranked_by_the_sum_of_their_two_best_experts() -> None:
-    logits = torch.tensor([[3.0, 0.0, 2.9, 2.8]])
-    pairs = GroupLimited(sigmoid, groups=2, used_groups=1, group_pairs=True, renormalised=True)
-    chosen, weights = pairs(logits, 2)
-    assert chosen.tolist() == [[2, 3]]
-    expected = logits.sigmoid()[:, 2:]
-    torch.testing.assert_close(weights, expected / expected.sum())
-
-
-def test_a_bias_of_the_choice_does_not_change_the_weights() -> None:
-    logits = torch.tensor([[3.0, 0.0, 2.9, 2.8]])
-    biased = GroupLimited(sigmoid, bias=torch.tensor([0.0, 1.0, 0.0, 0.0]))
-    chosen, weights = biased(logits, 1)
-    assert chosen.tolist() == [[1]] and weights.tolist() == [[0.5]]
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -269,16 +220,6 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(tmp_path, routing, type)
     alone = torch.cat([experts(row) for row in X.split(1)])
     for rows in (2, 3, 7, 8, 17, 30):
         assert torch.equal(experts(X[-rows:]), alone[-rows:])
-
-
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("count, used", [(7, 3), (32, 4), (128, 8)])
-def test_the_routes_of_a_row_do_not_depend_on_the_others(routing, count, used) -> None:
-    logits = torch.randn(300, count, generator=torch.Generator().manual_seed(6)) * 3
-    chosen, weights = routing(logits, used)
-    for rows in (1, 2, 3, 5, 17, 64, 299):
-        some = routing(logits[-rows:], used)
-        assert torch.equal(some[0], chosen[-rows:]) and torch.equal(some[1], weights[-rows:])
 
 
 def test_no_rows_give_no_rows(tmp_path) -> None:
