@@ -26,7 +26,8 @@ EXPORT int64_t caravan_experts_places(int pairs, int experts) {
 }
 
 static method method_for(const caravan_experts_job *j, const groups *g, int rows) {
-    return method_of(j->type, j->compute, rows, j->outs, g->threads);
+    const int matrices = j->pairs < j->experts ? j->pairs : j->experts; /* at most */
+    return method_of(j->type, j->compute, rows, j->outs, matrices, g->threads);
 }
 
 /* A counting sort, which keeps the order of an expert's pairs; 0 if a choice is out of range. */

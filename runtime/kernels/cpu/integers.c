@@ -86,23 +86,24 @@ static void pack_fast(int type, const float *x, float factor, int elements, int 
 }
 
 /* Each thread computes some parts, so that one that is held up delays the others little. */
-static int outs_at_once(int outs, int threads) {
-    const int width = TILES * LANES, tiles = (outs + width - 1) / width, each = tiles / (PARTS_PER_THREAD * threads);
-    return width * (each < 1 ? 1 : each > TILES_OF_A_PART ? TILES_OF_A_PART : each);
+static int outs_at_once(int outs, int matrices, int threads) {
+    const int width = TILES * LANES, tiles = (outs + width - 1) / width;
+    const int each = tiles * matrices / (PARTS_PER_THREAD * threads), most = tiles < TILES_OF_A_PART ? tiles : TILES_OF_A_PART;
+    return width * (each < 1 ? 1 : each > most ? most : each);
 }
 
-method integer_method(int type, int compute, int outs, int threads) {
+method integer_method(int type, int compute, int outs, int matrices, int threads) {
     const integer_product p = integer_product_of(type);
     if (outs < LANES) return (method){0};
-    if (compute == FINE) return (method){p.fine, outs_at_once(outs, threads), pack_fine};
-    if (compute == FAST) return (method){p.fast, outs_at_once(outs, threads), pack_fast};
+    if (compute == FINE) return (method){p.fine, outs_at_once(outs, matrices, threads), pack_fine};
+    if (compute == FAST) return (method){p.fast, outs_at_once(outs, matrices, threads), pack_fast};
     return (method){0};
 }
 
 #else
 
-method integer_method(int type, int compute, int outs, int threads) {
-    (void)type, (void)compute, (void)outs, (void)threads;
+method integer_method(int type, int compute, int outs, int matrices, int threads) {
+    (void)type, (void)compute, (void)outs, (void)matrices, (void)threads;
     return (method){0};
 }
 

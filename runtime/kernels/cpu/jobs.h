@@ -39,13 +39,13 @@ typedef struct {
     void (*pack)(int type, const float *x, float factor, int elements, int rows, int row, void *packed);
 } method;
 
-/* The method for so many rows on so many threads. */
-method method_of(int type, int compute, int rows, int outs, int threads);
+/* The method for so many rows. `matrices` of such products are divided among the threads together. */
+method method_of(int type, int compute, int rows, int outs, int matrices, int threads);
 
 /* The most bytes of a packed row, whatever the number of rows. */
 int64_t packed_row_bytes(int elements);
 
 /* Kernels with integers; `run` is NULL where there are none. */
-method integer_method(int type, int compute, int outs, int threads);
+method integer_method(int type, int compute, int outs, int matrices, int threads);
 
 #endif

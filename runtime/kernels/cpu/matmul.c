@@ -42,8 +42,8 @@ static void pack_many(int type, const float *x, float factor, int elements, int 
     }
 }
 
-method method_of(int type, int compute, int rows, int outs, int threads) {
-    const method integers = integer_method(type, compute, outs, threads);
+method method_of(int type, int compute, int rows, int outs, int matrices, int threads) {
+    const method integers = integer_method(type, compute, outs, matrices, threads);
     if (integers.run) return integers;
     const product *const p = product_of(type);
     if (rows > few_at_most(type) || !p->few) return (method){p->many, TILE_OUTS, pack_many};
@@ -88,7 +88,7 @@ static void run_parts(const void *argument, const items *mine) {
 }
 
 EXPORT void caravan_matmul(const caravan_matmul_job *m, int threads) {
-    const packing p = {m, method_of(m->type, m->compute, m->rows, m->outs, threads)};
+    const packing p = {m, method_of(m->type, m->compute, m->rows, m->outs, 1, threads)};
     const int64_t floats = (int64_t)m->rows * m->elements;
     product_parts all = {{
         .weight = m->weight, .row_bytes = m->row_bytes, .rows = m->rows, .outs = m->outs,
