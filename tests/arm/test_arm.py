@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from runtime.kernels.levels import LEVELS, Level
+from runtime.kernels.native import library
 from tests.arm.emulated import COMPILER, EMULATOR, emulated
-from tests.kernels.level_checks import check_kernels
+from tests.kernels.level_checks import check_kernels, integer_products
 
 
 @pytest.fixture
@@ -29,3 +30,8 @@ def test_every_instruction_set_of_arm64_computes_the_same(
         pytest.skip(f"{COMPILER} or {EMULATOR} is not installed")
     with emulated(level) as kernels:
         check_kernels(kernels, monkeypatch)
+        here = library()
+        if here is not None and here.caravan_has_integers() and kernels.caravan_has_integers():
+            expected = integer_products(here, monkeypatch)
+            for name, products in integer_products(kernels, monkeypatch).items():
+                assert torch.equal(products, expected[name]), name

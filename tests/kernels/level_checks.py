@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from runtime.kernels import delta, experts, routing
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, Compute
-from tests.kernels import test_attention, test_integers, test_pointwise
+from tests.kernels import (
+    test_attention,
+    test_delta,
+    test_experts,
+    test_integers,
+    test_pointwise,
+    test_routing,
+)
 from tests.kernels.random_weights import random_weight, relative_error
 
 
@@ -41,6 +50,22 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
     check_norms_rotations_and_curves()
+    for module in (delta, experts, routing):
+        monkeypatch.setattr(module, "library", lambda: kernels)
+    check_experts()
+    check_recurrent_layers()
+
+
+def integer_products(
+    kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[str, str], Tensor]:
+    """Products of every type with integers, whose bits are those of all instruction sets."""
+    monkeypatch.setattr(matmul_room, "library", lambda: kernels)
+    x, found = test_integers.random_rows(9, 512), {}
+    for type, compute in product(test_integers.TYPES, (Compute.FINE, Compute.FAST)):
+        weight = test_integers.integer_weight(type, 50, 512, compute)
+        found[type.name, compute.name] = matmul(x, weight)
+    return found
 
 
 def check_norms_rotations_and_curves() -> None:
@@ -52,3 +77,28 @@ def check_norms_rotations_and_curves() -> None:
     for curve in test_pointwise.CURVES:
         test_pointwise.test_gates_agree_with_torch((3, 77), curve, torch.float32)
         test_pointwise.test_gates_are_right_at_their_limits(curve)
+
+
+def check_experts() -> None:
+    for name in ("F32", "Q4_K", "Q5_0"):
+        weight = test_experts.random_experts(test_experts.block_type(name), 31, 256)
+        for tokens, used in test_experts.BATCHES[:4]:
+            chosen = test_experts.random_choices(tokens, used)
+            x = test_experts.random_rows(tokens, used, 256)
+            got = experts.expert_products(x, weight, chosen)
+            assert test_experts.relative_error(got, x, weight, chosen) < 1e-6
+    test_experts.test_a_choice_out_of_range_is_refused_before_any_read()
+    for weighted in (True, False):
+        test_experts.test_sums_may_also_be_scaled_by_expert(weighted)
+    for rule in test_routing.RULES.values():
+        for biased in (False, True):
+            test_routing.test_routes_are_those_of_the_twin(rule, biased, 128, 8)
+        test_routing.test_the_routes_of_a_row_do_not_depend_on_the_others(rule, 32, 4)
+
+
+def check_recurrent_layers() -> None:
+    for shape in ("groups", "odd_sizes"):
+        test_delta.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
+            shape, "fast", True, "cpu"
+        )
+    test_delta.test_extreme_gates_stay_finite("fast")

@@ -1,5 +1,6 @@
 """Building the CPU kernels: the cache, wheels, a missing compiler, every instruction set."""
 
+import ctypes
 import logging
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from runtime.kernels import build, levels, native
 from runtime.kernels.build import NativeUnavailableError
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.quant.block_types import BLOCK_TYPES
-from tests.kernels.level_checks import check_kernels
+from tests.kernels.level_checks import check_kernels, integer_products
 from tests.kernels.random_weights import random_weight
 
 
@@ -145,15 +146,34 @@ def test_compiling_ahead_without_a_compiler_logs_the_reason(
     assert "no C compiler" in record.getMessage()
 
 
+def kernels_of(level: levels.Level) -> ctypes.CDLL:
+    """Without optimisations, so that it is compiled in 10 s; a second time it is in the cache."""
+    need_compiler()
+    flags = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+    return native.load(build.built_library(flags=flags, level=level))
+
+
 @pytest.mark.parametrize("level", levels.usable_levels({}), ids=lambda level: level.name)
 def test_every_instruction_set_of_this_processor_computes_the_same(
     level: levels.Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need_compiler()
-    flags = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
-    narrow = native.load(build.built_library(flags=flags, level=level))  # cached, it takes 10 s
+    narrow = kernels_of(level)
     assert narrow.caravan_level().decode() == level.name
     check_kernels(narrow, monkeypatch)
+
+
+def test_integer_products_have_the_same_bits_with_every_instruction_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usable = map(kernels_of, levels.usable_levels({}))
+    first, *others = [
+        integer_products(kernels, monkeypatch)
+        for kernels in usable
+        if kernels.caravan_has_integers()
+    ] or [{}]
+    for other in others:
+        for name, products in other.items():
+            assert torch.equal(products, first[name]), name
 
 
 def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:
