@@ -13,7 +13,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
-from runtime.kernels.pointwise import sigmoid_mul
+from runtime.kernels.pointwise import sigmoid_mul, temper
 from runtime.kv.spec import LayerCache
 
 
@@ -28,10 +28,9 @@ class Temperature:
     span: float
     offset: int = 0
 
-    def __call__(self, positions: Tensor) -> Tensor:
-        """positions [tokens] int64 -> float32 [tokens, 1, 1]."""
-        spans = ((positions + self.offset).float() / self.span).floor()
-        return (1 + self.beta * spans.log1p())[:, None, None]
+    def __call__(self, queries: Tensor, positions: Tensor) -> Tensor:
+        """queries [tokens, heads, dim], positions [tokens] int64 -> like queries."""
+        return temper(queries, positions, beta=self.beta, span=self.span, offset=self.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +112,7 @@ class SelfAttention:
         queries, gates = self._split(queries.unflatten(1, (self._heads, -1)))
         queries = self._prepared(queries, stored, step)
         if options.temperature is not None:
-            queries = (queries * options.temperature(step.positions)).to(x.dtype)
+            queries = options.temperature(queries, step.positions)
         attended = paged_attention(
             queries,
             step.pages,

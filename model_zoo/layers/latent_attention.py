@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
@@ -11,6 +10,7 @@ from model_zoo.layers.step import Step
 from runtime.distributed.ranks import Split
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.experts import expert_products
+from runtime.kernels.pointwise import joined
 from runtime.kv.spec import CacheKind, LayerCache
 from runtime.quant.block_types import Weight
 
@@ -78,13 +78,14 @@ class LatentAttention:
         assert rotation is not None
         latents, keys = self._compress(x).split((sizes.latent, sizes.rotated), dim=1)
         latents = self._norm(latents).unsqueeze(1)
-        keys = torch.cat([latents, rotation(keys.unsqueeze(1).contiguous())], dim=2)
+        keys = joined(latents, rotation(keys.unsqueeze(1)))
         write_cache(keys, latents, step.pages, step.plan)
         plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
-        absorbed = _per_head(plain, self._to_keys)
-        queries = torch.cat([absorbed, rotation(rotated.contiguous())], dim=2)
+        absorbed = expert_products(joined(plain), self._to_keys, None)  # one expert for each head
+        queries = joined(absorbed, rotation(joined(rotated)))
         attended = paged_attention(queries, step.pages, step.plan, scale=self._scale)
-        return self._output(_per_head(step.kept(attended), self._to_values).flatten(1))
+        attended = step.kept(attended.flatten(1)).unflatten(1, attended.shape[1:])
+        return self._output(expert_products(attended, self._to_values, None).flatten(1))
 
 
 class _Queries:
@@ -107,12 +108,6 @@ class _Queries:
         if self._compress is not None and self._norm is not None:
             x = self._norm(self._compress(x))
         return self._expand(x).unflatten(1, (self._heads, -1))
-
-
-def _per_head(x: Tensor, weight: Weight) -> Tensor:
-    """x [tokens, heads, in], weight (heads, out, in) -> [tokens, heads, out]."""
-    heads = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-    return expert_products(x.contiguous(), weight, heads)
 
 
 def _head_matrices(w: TensorScope, sizes: LatentSizes, heads: Split) -> tuple[Weight, Weight]:

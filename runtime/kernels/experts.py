@@ -15,14 +15,14 @@ from runtime.quant.block_types import Weight, dequantize
 def expert_products(
     x: Tensor,
     weight: Weight,
-    chosen: Tensor,
+    chosen: Tensor | None,
     *,
     bias: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
     """x [tokens, in] or [tokens, used, in], weight (experts, out, in) -> [tokens, used, out].
 
-    chosen [tokens, used] int64: the experts of each row. scale float32 [tokens, used] multiplies
+    chosen [tokens, used] int64: the experts of each row; None for all in order. scale float32 [tokens, used] multiplies
     the rows first; bias float32 (experts, out) is added. The result is in x's type. With C kernels
     it is computed in float32, the matrix of each used expert is read once, and the bits of a row do
     not depend on other rows.
@@ -38,6 +38,7 @@ def expert_products(
     if kernels.caravan_matmul_knows(weight.type.id):
         result = _products_cpu(kernels, wide, weight, chosen, bias, scale)
     else:
+        chosen = _all_in_order(wide, weight) if chosen is None else chosen
         result = _products_expanded(wide, weight, chosen, bias, scale)
     return result.to(x.dtype)
 
@@ -88,7 +89,7 @@ def clamped_swiglu(gate: Tensor, up: Tensor, *, limit: float, slope: float) -> T
 def expert_products_twin(
     x: Tensor,
     weight: Weight,
-    chosen: Tensor,
+    chosen: Tensor | None,
     *,
     bias: Tensor | None = None,
     scale: Tensor | None = None,
@@ -99,6 +100,7 @@ def expert_products_twin(
     not synchronise the device: except on a CPU, where the number of bundles is known, it expands
     the largest possible number of matrices, at most twice that of the experts.
     """
+    chosen = _all_in_order(x, weight) if chosen is None else chosen
     (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
     pairs, result = tokens * used, x.new_empty(tokens * used + 1, outs)
     rows, share = x.flatten(0, -2), used if x.dim() == 2 else 1
@@ -138,6 +140,11 @@ def clamped_swiglu_twin(gate: Tensor, up: Tensor, *, limit: float, slope: float)
     """The specification of `clamped_swiglu`."""
     g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
     return (g * torch.sigmoid(slope * g) * (u + 1)).to(gate.dtype)
+
+
+def _all_in_order(x: Tensor, weight: Weight) -> Tensor:
+    """[tokens, experts] int64."""
+    return torch.arange(weight.shape[0], device=x.device).expand(x.shape[0], -1)
 
 
 def _bundle_size(pairs: int, experts: int) -> int:
@@ -191,12 +198,13 @@ def _products_cpu(
     kernels: ctypes.CDLL,
     x: Tensor,
     weight: Weight,
-    chosen: Tensor,
+    chosen: Tensor | None,
     bias: Tensor | None,
     scale: Tensor | None,
 ) -> Tensor:
     """x float32, contiguous."""
-    (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
+    experts, outs, elements = weight.shape
+    tokens, used = (x.shape[0], experts) if chosen is None else chosen.shape
     pairs, data = tokens * used, weight.data
     rows = (tokens,) if x.dim() == 2 else (tokens, used)
     inputs = address(x, (*rows, elements))
@@ -207,10 +215,10 @@ def _products_cpu(
     packed = torch.empty(kernels.caravan_packed_bytes(pairs, elements), dtype=torch.uint8)
     places = torch.empty(kernels.caravan_experts_places(pairs, experts), dtype=torch.int32)
     scale = None if scale is None else scale.float().contiguous()
-    chosen = chosen.contiguous()
+    chosen = None if chosen is None else chosen.contiguous()
     job = _ExpertsJob(
         inputs, None if scale is None else address(scale, (tokens, used)),
-        address(chosen, (tokens, used), torch.int64), blocks,
+        None if chosen is None else address(chosen, (tokens, used), torch.int64), blocks,
         None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
         packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id,
         weight.compute, pairs, used if x.dim() == 2 else 1, experts, outs, elements,

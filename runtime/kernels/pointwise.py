@@ -182,6 +182,40 @@ def scale_(x: Tensor, scale: float) -> Tensor:
     return x
 
 
+def temper(x: Tensor, positions: Tensor, *, beta: float, span: float, offset: int) -> Tensor:
+    """x [tokens, heads, n] * (1 + beta * ln(1 + floor((position + offset) / span))), in x's type.
+
+    positions [tokens] int64. Nakanishi, "Scalable-Softmax", as in Llama 4.
+    """
+    if x.device.type != "cpu" or (kernels := library()) is None:
+        return temper_twin(x, positions, beta=beta, span=span, offset=offset)
+    rows, (tokens, heads, n) = _row_parts(x.float()), x.shape
+    result = torch.empty(x.shape)
+    kernels.caravan_temper(
+        rows.tensor.data_ptr(), rows.stride if rows.count == tokens else heads * n,
+        address(positions, (tokens,), torch.int64), offset, span, beta, tokens, heads * n,
+        result.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return result.to(x.dtype)
+
+
+def joined(*parts: Tensor) -> Tensor:
+    """[tokens, heads, n] each -> [tokens, heads, sum of n], contiguous; a copy of a single one."""
+    first, kernels = parts[0], library()
+    fits = all(x.dtype == torch.float32 and x.stride(2) == 1 for x in parts)
+    if first.device.type != "cpu" or not fits or kernels is None:
+        return torch.cat(parts, dim=2)
+    tokens, heads, width = *first.shape[:2], sum(x.shape[2] for x in parts)
+    result, begin = torch.empty(tokens, heads, width), 0
+    for x in parts:
+        kernels.caravan_copy(
+            row_address(x, (tokens, heads, x.shape[2]), torch.float32), x.stride(0), x.stride(1),
+            result[..., begin:].data_ptr(), heads * width, width, tokens, heads, x.shape[2],
+        )  # fmt: skip
+        begin += x.shape[2]
+    return result
+
+
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x [tokens, n], rows [count] int64 -> [count, n]."""
     fits = x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1
@@ -308,6 +342,12 @@ def rotary_angles_twin(
 def add_twin_(x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
     """The specification of `add_`."""
     return (x if scale == 1.0 else x.mul_(scale)).add_(y)
+
+
+def temper_twin(x: Tensor, positions: Tensor, *, beta: float, span: float, offset: int) -> Tensor:
+    """The specification of `temper`."""
+    spans = ((positions + offset).float() / span).floor()
+    return (x.float() * (1 + beta * spans.log1p())[:, None, None]).to(x.dtype)
 
 
 def softcap_twin(x: Tensor, cap: float) -> Tensor:

@@ -19,7 +19,7 @@ from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.kernels.pointwise import gelu_mul
+from runtime.kernels.pointwise import add_, gelu_mul, scale_
 from runtime.kv.spec import CacheKind, Full, Sliding
 
 # Values of all models, as in Gemma4TextConfig of `transformers`.
@@ -174,7 +174,8 @@ class _ScaledBlock:
     """A block, then the gated per-layer input if there is one, then a scalar factor."""
 
     def __init__(self, block: Block, gate: LayerInputGate | None, scale: Tensor | None) -> None:
-        self._block, self._gate, self._scale = block, gate, scale
+        self._block, self._gate = block, gate
+        self._scale = 1.0 if scale is None or scale.is_meta else float(scale)
         self.row_elements, self.matrix_elements = block.row_elements, block.matrix_elements
         if gate is not None:
             self.row_elements = max(self.row_elements, gate.row_elements)
@@ -185,5 +186,5 @@ class _ScaledBlock:
         x = self._block(x, step)
         if self._gate is not None:
             assert step.layer_input is not None
-            x = self._gate(x, step.kept(step.layer_input)).add_(x)
-        return x if self._scale is None else x.mul_(self._scale)
+            x = add_(self._gate(x, step.kept(step.layer_input)), x)
+        return x if self._scale == 1.0 else scale_(x, self._scale)

@@ -6,7 +6,7 @@
 typedef struct {
     const float *x;       /* [pairs / share][elements]: pair p has row p / share */
     const float *scales;  /* [pairs]: factors of the rows of pairs, or NULL */
-    const int64_t *chosen; /* [pairs]: experts */
+    const int64_t *chosen; /* [pairs]: experts; NULL: each row has all of them in order */
     const uint8_t *weight; /* [experts], expert_bytes apart: [outs], row_bytes apart */
     const float *bias;    /* [experts][outs] or NULL */
     float *y;             /* [pairs][outs] */
@@ -30,6 +30,10 @@ static method method_for(const caravan_experts_job *j, const groups *g, int rows
     return method_of(j->type, j->compute, rows, j->outs, matrices, g->threads);
 }
 
+static int64_t choice(const caravan_experts_job *j, int pair) {
+    return j->chosen ? j->chosen[pair] : pair % j->experts;
+}
+
 /* A counting sort, which keeps the order of an expert's pairs; 0 if a choice is out of range. */
 static int sort(const caravan_experts_job *j, groups *g) {
     const int most = j->pairs < j->experts ? j->pairs : j->experts;
@@ -41,8 +45,9 @@ static int sort(const caravan_experts_job *j, groups *g) {
     g->first = g->used + most;
     memset(group_at, 0, j->experts * sizeof *group_at);
     for (int i = 0; i < j->pairs; i++) {
-        if (j->chosen[i] < 0 || j->chosen[i] >= j->experts) return 0;
-        group_at[j->chosen[i]]++;
+        const int64_t expert = choice(j, i);
+        if (expert < 0 || expert >= j->experts) return 0;
+        group_at[expert]++;
     }
     g->starts[0] = g->first[0] = 0;
     for (int e = 0; e < j->experts; e++) {
@@ -56,7 +61,7 @@ static int sort(const caravan_experts_job *j, groups *g) {
     }
     /* During the sort, starts[n] is the place of the next pair of group n. */
     for (int i = 0; i < j->pairs; i++) {
-        const int n = group_at[j->chosen[i]], at = g->starts[n]++;
+        const int n = group_at[choice(j, i)], at = g->starts[n]++;
         g->order[at] = i;
         g->group_of[at] = n;
     }

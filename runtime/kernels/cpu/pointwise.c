@@ -260,6 +260,36 @@ EXPORT int caravan_take_rows(const float *x, int64_t x_stride, int64_t x_rows, c
 
 typedef struct {
     const float *x;
+    const int64_t *positions;
+    float *y, span, beta;
+    int64_t stride, offset;
+    int n;
+} temper_job;
+
+static void temper_rows(const void *job, const items *mine) {
+    const temper_job *j = job;
+    for (int64_t r = mine->begin; r < mine->end; r++) {
+        const float factor = 1.0f + j->beta * log1pf(floorf((float)(j->positions[r] + j->offset) / j->span));
+        for (int i = 0; i < j->n; i++) j->y[r * j->n + i] = j->x[r * j->stride + i] * factor;
+    }
+}
+
+/* y[r] = x[r] (1 + beta ln(1 + floor(p / span))), p = positions[r] + offset; rows of x stride apart, of y n */
+EXPORT void caravan_temper(const float *x, int64_t stride, const int64_t *positions, int64_t offset, float span,
+                           float beta, int rows, int n, float *y, int threads) {
+    const temper_job j = {x, positions, y, span, beta, stride, offset, n};
+    share(threads, (int64_t)rows * n > WORTH_SHARING, even(rows, threads), temper_rows, &j);
+}
+
+/* Copies n floats of each part of each row; strides in floats. */
+EXPORT void caravan_copy(const float *x, int64_t row, int64_t part, float *y, int64_t to_row, int64_t to_part,
+                         int rows, int parts, int n) {
+    for (int64_t i = 0; i < (int64_t)rows * parts; i++)
+        memcpy(y + i / parts * to_row + i % parts * to_part, x + i / parts * row + i % parts * part, n * sizeof(float));
+}
+
+typedef struct {
+    const float *x;
     float *y, cap;
     int64_t n;
 } softcap_job;
