@@ -13,7 +13,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
-from runtime.kernels.pointwise import sigmoid_mul, temper
+from runtime.kernels.pointwise import contiguous, sigmoid_mul, temper
 from runtime.kv.spec import LayerCache
 
 
@@ -123,7 +123,7 @@ class SelfAttention:
         ).flatten(1)
         attended = step.kept(attended)
         if gates is not None:
-            attended = sigmoid_mul(step.kept(gates.flatten(1)), attended)
+            attended = sigmoid_mul(step.kept(contiguous(gates).flatten(1)), attended)
         return self._output(attended)
 
     def _split(self, queries: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
@@ -10,7 +9,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.kernels.delta import CHUNK, DeltaGates, gated_delta, short_convolution
-from runtime.kernels.pointwise import silu_mul
+from runtime.kernels.pointwise import joined, silu_mul
 from runtime.kv.states import Recurrent, StateCache
 
 MAX_HEADS, MAX_TAPS = 4096, 64
@@ -104,7 +103,8 @@ class GatedDeltaNet:
             key_heads=self._sizes.key_heads,
             tiled=self._tiled,
         )
-        normal = self._norm(step.kept(seen)).flatten(1)
+        heads = step.kept(seen.flatten(1)).unflatten(1, seen.shape[1:])
+        normal = self._norm(heads).flatten(1)
         return self._output(silu_mul(step.kept(gate), normal))
 
 
@@ -128,8 +128,8 @@ class _Inputs:
         parts = whole.unflatten(1, (sizes.key_heads, -1)).split(
             (sizes.key_dim, sizes.key_dim, values, values), dim=2
         )
-        *mixed, gate = [part.flatten(1) for part in parts]
-        return torch.cat(mixed, dim=1), gate
+        *mixed, gate = [joined(part).flatten(1).unsqueeze(1) for part in parts]
+        return joined(*mixed).squeeze(1), gate.squeeze(1)
 
 
 class _Gates:
@@ -155,6 +155,7 @@ class _Gates:
     def __call__(self, x: Tensor) -> DeltaGates:
         parts = self._matrices(x.float())
         if self._together:
-            parts = parts[0].unflatten(1, (self._key_heads, 2, -1)).unbind(2)
-        betas, alphas = (part.flatten(1) for part in parts)
+            pairs = parts[0].unflatten(1, (self._key_heads, 2, -1)).unbind(2)
+            parts = tuple(joined(part).flatten(1) for part in pairs)
+        betas, alphas = parts
         return DeltaGates(alphas, betas, self._rates, self._offsets)

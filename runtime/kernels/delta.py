@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.kernels.attention import TWIN_ELEMENTS
 from runtime.kernels.native import address, library
-from runtime.kernels.pointwise import silu
+from runtime.kernels.pointwise import contiguous, silu
 from runtime.kernels.triton.launch import has_kernels
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
@@ -45,13 +45,13 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
 
             return delta.short_convolution(x, weight, pages, plan)
         return silu(short_convolution_twin(x, weight, pages, plan))
-    wide, spans, states = x.float().contiguous(), _Spans.of(plan, len(x)), pages.keys
+    wide, spans, states = contiguous(x.float()), _Spans.of(plan, len(x)), pages.keys
     count, channels = states.shape[0], x.shape[1]
     taps = weight.shape[0] - 1
     result = torch.empty_like(wide)
     kernels.caravan_short_convolution(
         address(wide, x.shape), address(weight, (taps + 1, channels)), *spans.addresses,
-        len(plan.spans), channels, taps, address(states, (count, taps, channels)),
+        spans.count, channels, taps, address(states, (count, taps, channels)),
         result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return silu(result).to(x.dtype)
@@ -89,12 +89,12 @@ def gated_delta(
     if heads % key_heads:
         raise ValueError(f"{heads} value heads cannot share {key_heads} heads of keys")
     width = 2 * key_heads * key_dim + heads * value_dim
-    wide, alphas, betas = (t.float().contiguous() for t in (mixed, gates.alphas, gates.betas))
+    wide, alphas, betas = (contiguous(t.float()) for t in (mixed, gates.alphas, gates.betas))
     result = torch.empty(rows, heads, value_dim)
     job = _DeltaJob(
         address(wide, (rows, width)), address(alphas, (rows, heads)), address(betas, (rows, heads)),
         address(gates.rates, (heads,)), address(gates.offsets, (heads,)), *spans.addresses,
-        address(states, states.shape), result.data_ptr(), len(plan.spans), heads, key_heads,
+        address(states, states.shape), result.data_ptr(), spans.count, heads, key_heads,
         key_dim, value_dim, tiled,
     )  # fmt: skip
     threads = torch.get_num_threads()
@@ -225,27 +225,34 @@ def _by_length(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """A plan's spans as arguments of the C kernels: [3, spans] int32 and pages [spans] int64."""
+    """A plan's spans as arguments of the C kernels: their number, rows [2, spans] int32 or None if
+    each is one row, whether they continue a state [spans] int32, and pages [spans] int64."""
 
-    numbers: Tensor
+    count: int
+    rows: Tensor | None
+    continues: Tensor
     pages: Tensor
 
     @classmethod
     def of(cls, plan: AttentionPlan, tokens: int) -> "_Spans":
         """ValueError for a span beyond the `tokens` of the batch."""
+        if plan.one_row_each:
+            return cls(tokens, None, plan.visible_end, plan.write_cell)
         if any(not 0 <= span.begin <= span.end <= tokens for span in plan.spans):
             raise ValueError(f"the plan has rows beyond the {tokens:,} of the batch")
-        rows = [[s.begin for s in plan.spans], [s.end for s in plan.spans]]
-        starts = [span.start for span in plan.spans]
-        numbers = torch.tensor([*rows, starts], dtype=torch.int32)
-        return cls(numbers, plan.write_cell[numbers[0].long()])
+        numbers = [[s.begin for s in plan.spans], [s.end for s in plan.spans]]
+        rows = torch.tensor(numbers, dtype=torch.int32)
+        starts = torch.tensor([s.start for s in plan.spans], dtype=torch.int32)
+        return cls(len(plan.spans), rows, starts, plan.write_cell[rows[0].long()])
 
     @property
-    def addresses(self) -> tuple[int, ...]:
-        begins, ends, starts = self.numbers
-        count = (len(begins),)
+    def addresses(self) -> tuple[int | None, ...]:
+        count = (self.count,)
+        begins, ends = (None, None) if self.rows is None else self.rows.unbind()
         return (
-            *(address(numbers, count, torch.int32) for numbers in (begins, ends, starts)),
+            None if begins is None else address(begins, count, torch.int32),
+            None if ends is None else address(ends, count, torch.int32),
+            address(self.continues, count, torch.int32),
             address(self.pages, count, torch.int64),
         )
 
@@ -255,7 +262,7 @@ class _DeltaJob(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "mixed", "alphas", "betas", "rates", "offsets", "begins", "ends", "starts", "pages",
+            "mixed", "alphas", "betas", "rates", "offsets", "begins", "ends", "continues", "pages",
             "states", "result",
         )),
         *((name, ctypes.c_int32) for name in (

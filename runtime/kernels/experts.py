@@ -22,10 +22,10 @@ def expert_products(
 ) -> Tensor:
     """x [tokens, in] or [tokens, used, in], weight (experts, out, in) -> [tokens, used, out].
 
-    chosen [tokens, used] int64: the experts of each row; None for all in order. scale float32 [tokens, used] multiplies
-    the rows first; bias float32 (experts, out) is added. The result is in x's type. With C kernels
-    it is computed in float32, the matrix of each used expert is read once, and the bits of a row do
-    not depend on other rows.
+    chosen [tokens, used] int64: the experts of each row; None for all in order. scale float32
+    [tokens, used] multiplies the rows first; bias float32 (experts, out) is added. The result is in
+    x's type. With C kernels it is computed in float32, the matrix of each used expert is read once,
+    and the bits of a row do not depend on other rows.
     """
     if weight.type.blocks is not None and has_kernels(x.device):
         from runtime.kernels.triton.products import experts_product

@@ -216,6 +216,13 @@ def joined(*parts: Tensor) -> Tensor:
     return result
 
 
+def contiguous(x: Tensor) -> Tensor:
+    """x [tokens, n] or [tokens, heads, n] itself, or a copy that is contiguous."""
+    if x.is_contiguous():
+        return x
+    return joined(x) if x.dim() == 3 else joined(x.unsqueeze(1)).squeeze(1)
+
+
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x [tokens, n], rows [count] int64 -> [count, n]."""
     fits = x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1
@@ -288,7 +295,7 @@ def _row_parts(x: Tensor) -> _RowParts:
     n = x.shape[-1]
     if not x.is_contiguous() and x.dim() in (2, 3) and x[:1].is_contiguous():
         return _RowParts(x, x.shape[0], x.stride(0), 1 if x.dim() == 2 else x.shape[1])
-    x = x.contiguous()
+    x = contiguous(x) if x.dim() in (2, 3) else x.contiguous()
     return _RowParts(x, x.numel() // n, n, 1)
 
 

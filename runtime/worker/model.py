@@ -48,8 +48,10 @@ class AttentionPlan:
     says where the rows of `Batch.cross_features` go, in the order of `image_writes`. after_image
     [tokens] bool: the row is at or after the first image of its sequence.
 
-    In a group with one state per sequence, write_cell [tokens] is the page of the state, and
-    visible_end is 0 in steps that start without one.
+    In a group with one state per sequence, write_cell [tokens] is the page of the state, and rows
+    see position 0 if there is a state of earlier steps.
+
+    one_row_each: row r is all of the r-th span, and `spans` must not be read.
     """
 
     page_table: Tensor
@@ -60,6 +62,7 @@ class AttentionPlan:
     spans: tuple[RowSpan, ...]
     image_writes: tuple[ImageWrite, ...] = ()
     after_image: Tensor | None = None
+    one_row_each: bool = False
 
     def to(self, device: torch.device) -> "AttentionPlan":
         return replace(

@@ -24,15 +24,23 @@ class RecordedSteps:
 
     The first step of a number of rows is recorded; later ones copy their inputs to the recorded
     addresses and repeat the calls. If a model is not recordable, which is logged once, it computes
-    every step itself.
+    every step itself. With states of sequences (`stateful`), a step must not be computed twice, so
+    that only the first, which is one of the warm-up, may turn out not to be recordable.
     """
 
     def __init__(
-        self, model: DecoderModel, cache: KVCache, *, groups: int, slots: int, nbytes: int
+        self,
+        model: DecoderModel,
+        cache: KVCache,
+        *,
+        groups: int,
+        slots: int,
+        nbytes: int,
+        stateful: bool,
     ) -> None:
         self._model, self._cache = model, cache
         self._inputs = _Inputs(min(slots, MOST_ROWS), groups, model.position_axes)
-        self._arena = Arena(nbytes)
+        self._arena, self._stateful = Arena(nbytes), stateful
         self._recordings: dict[int, Recording] = {}
         self._recordable = True
 
@@ -53,6 +61,8 @@ class RecordedSteps:
         try:
             recording = record(lambda: self._model.states(fixed, self._cache), self._arena)
         except NotRecordableError as error:
+            if self._stateful and self._recordings:
+                raise RuntimeError(f"A step of {rows} rows cannot be recorded: {error}") from error
             _log.info("Decode steps are not recorded, because of their computation: %s.", error)
             self._recordable = False
             return self._model.states(batch, self._cache)
@@ -69,12 +79,9 @@ class RecordedModel(Protocol):
 def recorded_bytes(
     model: RecordedModel, layout: CacheLayout, limits: StepLimits, device: torch.device
 ) -> int:
-    """What the computation of `RecordedSteps` needs; 0 if steps of the model are not recorded.
-
-    States of sequences must not be computed twice, as when a recording fails; and images make
-    every step different.
-    """
-    varies = any(kind.by_sequence or kind.by_image for kind in layout.kinds)
+    """What the computation of `RecordedSteps` needs; 0 if steps of the model are not recorded,
+    since images make every step different."""
+    varies = any(kind.by_image for kind in layout.kinds)
     if device.type != "cpu" or varies or library() is None:
         return 0
     return model.activation_bytes(min(limits.slots, MOST_ROWS), 0)
@@ -140,4 +147,5 @@ def _plan_copied(
         visible_end=end.copy_(plan.visible_end),
         write_cell=cells.copy_(plan.write_cell),
         spans=_HostOnly(),
+        one_row_each=True,
     )

@@ -83,7 +83,12 @@ class DeviceRunner:
         if recorded_bytes:
             groups = len(layout.groups)
             self._states = RecordedSteps(
-                model, pool, groups=groups, slots=limits.slots, nbytes=recorded_bytes
+                model,
+                pool,
+                groups=groups,
+                slots=limits.slots,
+                nbytes=recorded_bytes,
+                stateful=any(kind.by_sequence for kind in layout.kinds),
             ).states
         self._pooler = Pooler(slots=limits.slots, hidden=model.hidden_size, device=device)
         self._copier = None

@@ -262,6 +262,15 @@ def test_a_single_expert_is_a_plain_product(products) -> None:
 
 
 @both
+@pytest.mark.parametrize("name", ["Q8_0", "I8"])
+def test_a_row_may_have_all_experts_in_order(products, name: str) -> None:
+    weight = random_experts(block_type(name), 9, 64)
+    everyone = torch.arange(EXPERTS).repeat(4, 1)
+    for x in (random_rows(4, 64), random_rows(4, EXPERTS, 64)):
+        assert torch.equal(products(x, weight, None), products(x, weight, everyone))
+
+
+@both
 def test_a_row_may_choose_an_expert_twice(products) -> None:
     weight, x = random_experts(block_type("Q8_0"), 9, 64), random_rows(4, 64)
     got = products(x, weight, torch.tensor([[3, 3]]).repeat(4, 1))

@@ -1,5 +1,7 @@
 """Norms, rotary embeddings and gates: twins against plain torch, fast paths against the twins."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,8 @@ from runtime.kernels import pointwise
 from runtime.kernels.pointwise import (
     add_,
     add_twin_,
+    contiguous,
+    joined,
     layer_norm,
     layer_norm_twin,
     rms_norm,
@@ -23,6 +27,8 @@ from runtime.kernels.pointwise import (
     softcap,
     softcap_twin,
     take_rows,
+    temper,
+    temper_twin,
 )
 from tests.kernels.native_kernels import require_native_kernels
 
@@ -173,6 +179,7 @@ def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:
         lambda a, b: rope_interleaved(b.unflatten(1, (6, 8)), angles.cos(), angles.sin()),
         lambda a, b: add_(a.clone(), b),
         lambda a, b: take_rows(b, torch.tensor([4, 0])),
+        lambda a, b: temper(b.unflatten(1, (6, 8)), torch.arange(5), beta=0.3, span=2, offset=1),
     ):
         whole = apart(first.contiguous(), second.contiguous())
         assert torch.equal(apart(first, second), whole)
@@ -187,6 +194,28 @@ def test_sums_are_those_of_torch_to_the_bit(scale: float, shape: tuple[int, ...]
     assert add_(x, y, scale=scale) is x
     assert torch.equal(x, expected)
     assert torch.equal(scale_(x, scale), expected.mul_(scale))
+
+
+@DTYPES
+def test_queries_are_tempered_by_their_position(dtype: torch.dtype) -> None:
+    x, positions = torch.randn(4, 3, 17).to(dtype), torch.tensor([0, 7, 8, 1_000_000])
+    got = temper(x, positions, beta=0.1, span=4, offset=1)
+    factors = torch.tensor([1 + 0.1 * math.log(1 + (p + 1) // 4) for p in positions.tolist()])
+    expected = (x.double() * factors.double()[:, None, None]).to(dtype)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(temper_twin(x, positions, beta=0.1, span=4, offset=1), expected)
+
+
+@DTYPES
+def test_copies_of_parts_are_those_of_torch(dtype: torch.dtype) -> None:
+    whole = torch.randn(5, 6, 40).to(dtype)
+    parts = whole.split((16, 3, 21), dim=2)
+    first, middle, last = parts
+    assert torch.equal(joined(last, first, middle), torch.cat([last, first, middle], dim=2))
+    for part in (*parts, whole.flatten(1)[:, 7:30], whole[0], whole[:0, :, :3], whole[:, 1:4]):
+        copied = contiguous(part)
+        assert torch.equal(copied, part) and copied.is_contiguous()
+    assert contiguous(whole) is whole
 
 
 def test_rows_beyond_the_tensor_are_refused() -> None:

@@ -17,7 +17,8 @@ typedef struct {
     const float *mixed; /* [rows][2 key_heads key_dim + heads value_dim]: queries, keys, values */
     const float *alphas, *betas; /* [rows][heads]: gates of decay and update */
     const float *rates, *offsets; /* [heads]; a state decays by e^(rate softplus(alpha + offset)) */
-    const int32_t *begins, *ends, *starts; /* [spans]: rows [begin, end), the first at position start */
+    const int32_t *begins, *ends; /* [spans]: rows [begin, end); NULL: each is one row, in order */
+    const int32_t *continues; /* [spans]: not 0 if there is a state */
     const int64_t *pages; /* [spans] */
     float *states; /* [pages][heads][key_dim][value_dim] */
     float *result; /* [rows][heads][value_dim] */
@@ -27,6 +28,8 @@ typedef struct {
 
 typedef caravan_delta_job job;
 
+INLINE int begin_of(const int32_t *begins, int span) { return begins ? begins[span] : span; }
+INLINE int end_of(const int32_t *ends, int span) { return ends ? ends[span] : span + 1; }
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
 EXPORT int64_t caravan_delta_scratch(const job *j) { return (int64_t)j->key_dim * (COLUMNS + 2); }
@@ -91,10 +94,10 @@ static void run_head(const job *j, int span, int head, int first, float *scratch
     float *state = scratch, *key = state + dim * COLUMNS, *query = key + dim;
     float *stored = j->states + (j->pages[span] * j->heads + head) * dim * j->value_dim + first;
     memset(state, 0, (size_t)dim * COLUMNS * sizeof(float));
-    if (j->starts[span])
+    if (j->continues[span])
         for (int d = 0; d < dim; d++)
             memcpy(state + d * COLUMNS, stored + (ptrdiff_t)d * j->value_dim, width * sizeof(float));
-    for (int row = j->begins[span]; row < j->ends[span]; row++) {
+    for (int row = begin_of(j->begins, span), end = end_of(j->ends, span); row < end; row++) {
         const float *mixed = j->mixed + row * row_size;
         const ptrdiff_t at = (ptrdiff_t)row * j->heads + head;
         float value[COLUMNS] = {0}, answer[COLUMNS];
@@ -125,18 +128,19 @@ EXPORT void caravan_delta(const job *j, float *scratch, int threads) {
 /* y[row][c] = sum over t of weight[t][c] * the input `taps - t` rows before, the row itself at t = taps.
  * x, y [rows][channels], weight [taps + 1][channels], states [pages][taps][channels]: the last inputs. */
 EXPORT void caravan_short_convolution(const float *x, const float *weight, const int32_t *begins,
-                                      const int32_t *ends, const int32_t *starts, const int64_t *pages,
+                                      const int32_t *ends, const int32_t *continues, const int64_t *pages,
                                       int spans, int channels, int taps, float *states, float *y,
                                       int threads) {
     const int parts = (channels + 511) / 512;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int item = 0; item < spans * parts; item++) {
-        const int span = item / parts, first = item % parts * 512, rows = ends[span] - begins[span];
+        const int span = item / parts, first = item % parts * 512;
+        const int begin = begin_of(begins, span), rows = end_of(ends, span) - begin;
         const int width = least(512, channels - first);
-        const float *in = x + (ptrdiff_t)begins[span] * channels + first;
-        float *out = y + (ptrdiff_t)begins[span] * channels + first;
+        const float *in = x + (ptrdiff_t)begin * channels + first;
+        float *out = y + (ptrdiff_t)begin * channels + first;
         float *before = states + pages[span] * taps * channels + first;
-        if (!starts[span])
+        if (!continues[span])
             for (int t = 0; t < taps; t++)
                 memset(before + (ptrdiff_t)t * channels, 0, width * sizeof(float));
         for (int r = 0; r < rows; r++)
