@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-from model_zoo.tokenizers import specials
+from model_zoo.tokenizers import sentencepiece_bpe, specials
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
 from model_zoo.tokenizers.specials import SpecialTexts, any_of
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from model_zoo.tokenizers.vocabulary import read_vocabulary
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
@@ -239,6 +241,21 @@ def test_merges_of_tokens_that_the_vocabulary_lacks_have_no_effect(missing: str)
     plain = load(metadata).encode("hello")
     metadata["tokenizer.ggml.merges"] = [missing, *metadata["tokenizer.ggml.merges"]]
     assert load(metadata).encode("hello") == plain and len(plain) == 3
+
+
+def test_pieces_of_any_length_are_valid_protocol_buffers() -> None:
+    """Lengths take one, two and three bytes."""
+    texts = ["a" * n for n in (2, 98, 99, 100, 117, 118, 119, 127, 128, 16_383, 16_384, 70_000)]
+    metadata = sentencepiece_metadata({})
+    metadata["tokenizer.ggml.tokens"] += texts
+    metadata["tokenizer.ggml.token_type"] += [NORMAL] * len(texts)
+    metadata["tokenizer.ggml.scores"] += [-1.5] * len(texts)
+    vocabulary = read_vocabulary(metadata)
+    scores = metadata["tokenizer.ggml.scores"]
+    found = ModelProto.FromString(sentencepiece_bpe._pieces(vocabulary, scores)).pieces
+    assert [piece.piece for piece in found[-len(texts) :]] == texts
+    assert [piece.score for piece in found] == pytest.approx(scores)
+    assert found[vocabulary.ids["a" * 70_000]].type == ModelProto.SentencePiece.NORMAL
 
 
 @pytest.mark.parametrize("expression", ["(a+)+$", "((((", "."])
