@@ -17,7 +17,7 @@ class SharedExpert:
     def __init__(self, w: TensorScope, *, hidden: int, size: int) -> None:
         self._feed_forward = GatedFeedForward(w, hidden=hidden, size=size, suffix="_shexp")
         self._gate = _single_row(w, "ffn_gate_inp_shexp", hidden)
-        self.row_elements = self._feed_forward.row_elements + 2 * hidden
+        self.row_elements = self._feed_forward.row_elements + 3 * hidden
         self.matrix_elements = self._feed_forward.matrix_elements
 
     def __call__(self, x: Tensor) -> Tensor:

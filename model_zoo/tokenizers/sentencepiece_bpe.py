@@ -73,7 +73,8 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> bytes:
     piece = ModelProto.SentencePiece
     kinds: dict[int, int] = {TokenType.NORMAL: piece.NORMAL, TokenType.BYTE: piece.BYTE}
     ids, unknown_id, control = vocabulary.ids, vocabulary.unknown_id, piece.CONTROL
-    packed = np.array([*scores, 0.0], "<f4").tobytes()
+    with np.errstate(over="ignore"):
+        packed = np.array([*scores, 0.0], "<f4").tobytes()
     rows = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
     encoded = []
     for token, (text, kind) in rows:

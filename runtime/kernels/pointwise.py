@@ -201,11 +201,10 @@ def temper(x: Tensor, positions: Tensor, *, beta: float, span: float, offset: in
 
 def joined(*parts: Tensor) -> Tensor:
     """[tokens, heads, n] each -> [tokens, heads, sum of n], contiguous; a copy of a single one."""
-    first, kernels = parts[0], library()
     fits = all(x.dtype == torch.float32 and x.stride(2) == 1 for x in parts)
-    if first.device.type != "cpu" or not fits or kernels is None:
+    if parts[0].device.type != "cpu" or not fits or (kernels := library()) is None:
         return torch.cat(parts, dim=2)
-    tokens, heads, width = *first.shape[:2], sum(x.shape[2] for x in parts)
+    tokens, heads, width = *parts[0].shape[:2], sum(x.shape[2] for x in parts)
     result, begin = torch.empty(tokens, heads, width), 0
     for x in parts:
         kernels.caravan_copy(
