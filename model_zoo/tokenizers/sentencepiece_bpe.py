@@ -68,8 +68,7 @@ def _build(vocabulary: Vocabulary, scores: list[float]) -> SentencePieceProcesso
 
 
 def _pieces(vocabulary: Vocabulary, scores: list[float]) -> bytes:
-    """The field `pieces` of a ModelProto. The library for protocol buffers takes twice as long and
-    tens of megabytes, for a vocabulary of 262,000 tokens."""
+    """The field `pieces` of a ModelProto; the library for protocol buffers takes twice as long."""
     piece = ModelProto.SentencePiece
     kinds: dict[int, int] = {TokenType.NORMAL: piece.NORMAL, TokenType.BYTE: piece.BYTE}
     ids, unknown_id, control = vocabulary.ids, vocabulary.unknown_id, piece.CONTROL
