@@ -97,9 +97,7 @@ def gated_delta(
         address(states, states.shape), result.data_ptr(), spans.count, heads, key_heads,
         key_dim, value_dim, tiled,
     )  # fmt: skip
-    threads = torch.get_num_threads()
-    scratch = torch.empty(threads * kernels.caravan_delta_scratch(ctypes.byref(job)))
-    kernels.caravan_delta(ctypes.byref(job), scratch.data_ptr(), threads)
+    kernels.caravan_delta(ctypes.byref(job), torch.get_num_threads())
     return result.to(mixed.dtype)
 
 

@@ -37,8 +37,7 @@ SIGNATURES = {
     "caravan_attention_scratch": ([_pointer], _int64),
     "caravan_attention": ([_pointer], None),
     "caravan_write_cache": ([_pointer], _int),
-    "caravan_delta_scratch": ([_pointer], _int64),
-    "caravan_delta": ([_pointer, _pointer, _int], None),
+    "caravan_delta": ([_pointer, _int], None),
     "caravan_short_convolution": ([*6 * [_pointer], *3 * [_int], _pointer, _pointer, _int], None),
     "caravan_rms_norm": (
         [_pointer, _int64, _pointer, _float, *3 * [_int], _pointer, _int],

@@ -6,8 +6,7 @@
 #include <stddef.h>
 
 #include "curves.h"
-
-extern int omp_get_thread_num(void);
+#include "team.h"
 
 #define COLUMNS 64 /* of a state, which one thread computes at once */
 #define LANES (COLUMNS / 16)
@@ -31,8 +30,6 @@ typedef caravan_delta_job job;
 INLINE int begin_of(const int32_t *begins, int span) { return begins ? begins[span] : span; }
 INLINE int end_of(const int32_t *ends, int span) { return ends ? ends[span] : span + 1; }
 INLINE int least(int a, int b) { return a < b ? a : b; }
-
-EXPORT int64_t caravan_delta_scratch(const job *j) { return (int64_t)j->key_dim * (COLUMNS + 2); }
 
 /* x / sqrt(sum(x^2) + eps) * scale */
 static void normal(const float *x, int n, float scale, float *y) {
@@ -86,12 +83,12 @@ static void advance(float *state, const float *key, const float *query, const fl
 }
 
 /* Columns from `first` on of one head's state, over all rows of one span. */
-static void run_head(const job *j, int span, int head, int first, float *scratch) {
+static void run_head(const job *j, int span, int head, int first) {
     const int dim = j->key_dim, width = least(COLUMNS, j->value_dim - first);
     const int keys = j->key_heads * dim;
     const int key_head = j->tiled ? head % j->key_heads : head / (j->heads / j->key_heads);
     const ptrdiff_t row_size = 2 * (ptrdiff_t)keys + (ptrdiff_t)j->heads * j->value_dim;
-    float *state = scratch, *key = state + dim * COLUMNS, *query = key + dim;
+    float state[dim * COLUMNS], key[dim], query[dim];
     float *stored = j->states + (j->pages[span] * j->heads + head) * dim * j->value_dim + first;
     memset(state, 0, (size_t)dim * COLUMNS * sizeof(float));
     if (j->continues[span])
@@ -113,41 +110,47 @@ static void run_head(const job *j, int span, int head, int first, float *scratch
         memcpy(stored + (ptrdiff_t)d * j->value_dim, state + d * COLUMNS, width * sizeof(float));
 }
 
-/* scratch [threads][caravan_delta_scratch] */
-EXPORT void caravan_delta(const job *j, float *scratch, int threads) {
-    const int parts = (j->value_dim + COLUMNS - 1) / COLUMNS, per_span = j->heads * parts;
-    const int64_t size = caravan_delta_scratch(j);
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int item = 0; item < j->spans * per_span; item++) {
-        const int part = item % per_span;
-        run_head(j, item / per_span, part / parts, part % parts * COLUMNS,
-                 scratch + omp_get_thread_num() * size);
+static int parts_of_head(const job *j) { return (j->value_dim + COLUMNS - 1) / COLUMNS; }
+
+static void run_heads(const void *argument, const items *mine) {
+    const job *j = argument;
+    const int parts = parts_of_head(j), per_span = j->heads * parts;
+    for (int64_t item = mine->begin; item < mine->end; item++) {
+        const int part = (int)(item % per_span);
+        run_head(j, (int)(item / per_span), part / parts, part % parts * COLUMNS);
     }
 }
 
-/* y[row][c] = sum over t of weight[t][c] * the input `taps - t` rows before, the row itself at t = taps.
- * x, y [rows][channels], weight [taps + 1][channels], states [pages][taps][channels]: the last inputs. */
-EXPORT void caravan_short_convolution(const float *x, const float *weight, const int32_t *begins,
-                                      const int32_t *ends, const int32_t *continues, const int64_t *pages,
-                                      int spans, int channels, int taps, float *states, float *y,
-                                      int threads) {
-    const int parts = (channels + 511) / 512;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int item = 0; item < spans * parts; item++) {
-        const int span = item / parts, first = item % parts * 512;
-        const int begin = begin_of(begins, span), rows = end_of(ends, span) - begin;
+EXPORT void caravan_delta(const job *j, int threads) {
+    share(threads, 1, (division){(int64_t)j->spans * j->heads * parts_of_head(j), 1, 0}, run_heads, j);
+}
+
+typedef struct {
+    const float *x, *weight;
+    const int32_t *begins, *ends, *continues;
+    const int64_t *pages;
+    float *states, *y;
+    int channels, taps;
+} convolution;
+
+static void convolve(const void *job, const items *mine) {
+    const convolution *j = job;
+    const int channels = j->channels, taps = j->taps, parts = (channels + 511) / 512;
+    for (int64_t item = mine->begin; item < mine->end; item++) {
+        const int span = (int)(item / parts), first = (int)(item % parts) * 512;
+        const int begin = begin_of(j->begins, span), rows = end_of(j->ends, span) - begin;
         const int width = least(512, channels - first);
-        const float *in = x + (ptrdiff_t)begin * channels + first;
-        float *out = y + (ptrdiff_t)begin * channels + first;
-        float *before = states + pages[span] * taps * channels + first;
-        if (!continues[span])
+        const float *in = j->x + (ptrdiff_t)begin * channels + first;
+        float *out = j->y + (ptrdiff_t)begin * channels + first;
+        float *before = j->states + j->pages[span] * taps * channels + first;
+        if (!j->continues[span])
             for (int t = 0; t < taps; t++)
                 memset(before + (ptrdiff_t)t * channels, 0, width * sizeof(float));
         for (int r = 0; r < rows; r++)
             for (int t = 0; t <= taps; t++) {
                 const float *from = r + t < taps ? before + (ptrdiff_t)(r + t) * channels
                                                  : in + (ptrdiff_t)(r + t - taps) * channels;
-                const float *w = weight + (ptrdiff_t)t * channels + first;
+                const float *w = j->weight + (ptrdiff_t)t * channels + first;
                 float *to = out + (ptrdiff_t)r * channels;
                 for (int c = 0; c < width; c++) to[c] = (t ? to[c] : 0.0f) + w[c] * from[c];
             }
@@ -157,4 +160,15 @@ EXPORT void caravan_short_convolution(const float *x, const float *weight, const
                                     : in + (ptrdiff_t)(rows + t - taps) * channels,
                     width * sizeof(float));
     }
+}
+
+/* y[row][c] = sum over t of weight[t][c] * the input `taps - t` rows before, the row itself at t = taps.
+ * x, y [rows][channels], weight [taps + 1][channels], states [pages][taps][channels]: the last inputs. */
+EXPORT void caravan_short_convolution(const float *x, const float *weight, const int32_t *begins,
+                                      const int32_t *ends, const int32_t *continues, const int64_t *pages,
+                                      int spans, int channels, int taps, float *states, float *y,
+                                      int threads) {
+    const convolution j = {x, weight, begins, ends, continues, pages, states, y, channels, taps};
+    const int64_t parts = (channels + 511) / 512;
+    share(threads, 1, even(spans * parts, threads), convolve, &j);
 }

@@ -1,6 +1,7 @@
 /* Products with the chosen experts of each row: the matrix of each used expert is read once. */
 #include "curves.h"
 #include "jobs.h"
+#include "team.h"
 
 /* A pair is a row and one of its experts. Pairs are sorted by expert; those of an expert are a group. */
 typedef struct {
@@ -93,13 +94,27 @@ static void add_bias(const caravan_experts_job *j, const groups *g, int n, int b
     }
 }
 
-static void run_part(const caravan_experts_job *j, const groups *g, int index) {
+typedef struct { const caravan_experts_job *of; const groups *g; } grouped;
+
+static void pack_rows(const void *argument, const items *mine) {
+    const grouped *p = argument;
+    for (int64_t at = mine->begin; at < mine->end; at++) pack_row(p->of, p->g, (int)at);
+}
+
+/* The group of a part. */
+static int group_with(const groups *g, int64_t index) {
     int n = 0, behind = g->groups;
     while (behind - n > 1) {
         const int middle = (n + behind) / 2;
         if (g->first[middle] <= index) n = middle;
         else behind = middle;
     }
+    return n;
+}
+
+/* `next`: the part that this thread computes afterwards, or -1. */
+static void run_part(const caravan_experts_job *j, const groups *g, int index, int64_t next, int foreseen) {
+    const int n = group_with(g, index);
     const int begin = g->starts[n], rows = g->starts[n + 1] - begin, part = index - g->first[n];
     const method how = method_for(j, g, rows);
     const job of_group = {
@@ -108,58 +123,85 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index) {
         .outs_at_once = how.outs_at_once, .x = packed_of(j, g, n), .x_stride = packed_row_bytes(j->elements) / (int)sizeof(float),
         .y = j->y, .y_stride = j->outs, .y_rows = g->order + begin,
     };
-    how.run(&of_group, part, -1, 0);
+    const int follows = next >= 0 && next < g->first[n + 1];
+    how.run(&of_group, part, follows ? (int)next - g->first[n] : -1, foreseen && part > 0);
     const int from = part * how.outs_at_once;
     const int to = from + how.outs_at_once < j->outs ? from + how.outs_at_once : j->outs;
     if (j->bias) add_bias(j, g, n, from, to);
+}
+
+static void run_parts(const void *argument, const items *mine) {
+    const grouped *p = argument;
+    for (int64_t i = mine->begin; i < mine->end; i++)
+        run_part(p->of, p->g, (int)i, i + 1 < mine->end ? i + 1 : mine->next, i > mine->begin || mine->foreseen);
 }
 
 /* Returns 0, or 1 if a choice is out of range. */
 EXPORT int caravan_experts(const caravan_experts_job *j, int threads) {
     groups g = {.threads = threads};
     if (!sort(j, &g)) return 1;
+    const grouped all = {j, &g};
     const int64_t floats = (int64_t)j->pairs * j->elements;
-#pragma omp parallel for num_threads(threads) schedule(static) if (floats > WORTH_SHARING)
-    for (int at = 0; at < j->pairs; at++) pack_row(j, &g, at);
-    const int parts = g.first[g.groups];
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (floats * j->outs > WORTH_SHARING)
-    for (int i = 0; i < parts; i++) run_part(j, &g, i);
+    share(threads, floats > WORTH_SHARING, even(j->pairs, threads), pack_rows, &all);
+    share(threads, floats * j->outs > WORTH_SHARING, (division){g.first[g.groups], 1, 1}, run_parts, &all);
     return 0;
+}
+
+typedef struct {
+    const float *x, *weights, *scales;
+    const int64_t *chosen;
+    float *y;
+    int used, n;
+} sum_job;
+
+static void sum_tokens(const void *job, const items *mine) {
+    const sum_job *j = job;
+    for (int64_t t = mine->begin; t < mine->end; t++) {
+        float *to = j->y + t * j->n;
+        memset(to, 0, j->n * sizeof(float));
+        for (int u = 0; u < j->used; u++) {
+            const int64_t pair = t * j->used + u;
+            const float *from = j->x + pair * j->n;
+            const float factor = (j->weights ? j->weights[pair] : 1.0f) * (j->scales ? j->scales[j->chosen[pair]] : 1.0f);
+            for (int i = 0; i < j->n; i++) to[i] += factor * from[i];
+        }
+    }
 }
 
 /* y[t][i] = sum over u of weights[t][u] * scales[chosen[t][u]] * x[t][u][i], in the order of u; x [tokens][used][n].
  * Without weights or scales (NULL) these are 1. Returns 0, or 1 if a choice is not below `experts`. */
 EXPORT int caravan_weighted_sum(const float *x, const float *weights, const int64_t *chosen, const float *scales,
                                 int experts, int tokens, int used, int n, float *y, int threads) {
-    const int64_t elements = (int64_t)tokens * used * n;
+    const sum_job j = {x, weights, scales, chosen, y, used, n};
     for (int64_t i = 0; scales && i < (int64_t)tokens * used; i++)
         if (chosen[i] < 0 || chosen[i] >= experts) return 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (elements > WORTH_SHARING)
-    for (int t = 0; t < tokens; t++) {
-        float *to = y + (ptrdiff_t)t * n;
-        memset(to, 0, n * sizeof(float));
-        for (int u = 0; u < used; u++) {
-            const int64_t pair = (int64_t)t * used + u;
-            const float *from = x + pair * n;
-            const float factor = (weights ? weights[pair] : 1.0f) * (scales ? scales[chosen[pair]] : 1.0f);
-            for (int i = 0; i < n; i++) to[i] += factor * from[i];
-        }
-    }
+    share(threads, (int64_t)tokens * used * n > WORTH_SHARING, even(tokens, threads), sum_tokens, &j);
     return 0;
+}
+
+typedef struct {
+    const float *gate, *up;
+    float *y, limit, slope;
+    int64_t n;
+} swiglu_job;
+
+static void swiglu_vectors(const void *job, const items *mine) {
+    const swiglu_job *j = job;
+    for (int64_t at = 16 * mine->begin; at < j->n && at < 16 * mine->end; at += 16) {
+        float lanes[3][16] = {{0}};
+        const int some = j->n - at < 16 ? (int)(j->n - at) : 16;
+        memcpy(lanes[0], j->gate + at, some * sizeof(float));
+        memcpy(lanes[1], j->up + at, some * sizeof(float));
+        const v16 g = v_negative(v_max(v_all(-j->limit), v_negative(v_load(lanes[0]))));
+        const v16 u = v_add(v_clamp(v_load(lanes[1]), j->limit), v_all(1.0f));
+        v_store(lanes[2], v_mul(v_times_logistic(g, v_mul(g, v_all(j->slope))), u));
+        memcpy(j->y + at, lanes[2], some * sizeof(float));
+    }
 }
 
 /* y = g sigmoid(slope g) (u + 1), g = min(gate, limit), u = clamp(up, -limit, limit) */
 EXPORT void caravan_clamped_swiglu(const float *gate, const float *up, float limit, float slope, int64_t n,
                                    float *y, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (n > WORTH_SHARING / 4)
-    for (int64_t at = 0; at < n; at += 16) {
-        float lanes[3][16] = {{0}};
-        const int some = n - at < 16 ? (int)(n - at) : 16;
-        memcpy(lanes[0], gate + at, some * sizeof(float));
-        memcpy(lanes[1], up + at, some * sizeof(float));
-        const v16 g = v_negative(v_max(v_all(-limit), v_negative(v_load(lanes[0]))));
-        const v16 u = v_add(v_clamp(v_load(lanes[1]), limit), v_all(1.0f));
-        v_store(lanes[2], v_mul(v_times_logistic(g, v_mul(g, v_all(slope))), u));
-        memcpy(y + at, lanes[2], some * sizeof(float));
-    }
+    const swiglu_job j = {gate, up, y, limit, slope, n};
+    share(threads, n > WORTH_SHARING / 4, even((n + 15) / 16, threads), swiglu_vectors, &j);
 }

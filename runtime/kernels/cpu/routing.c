@@ -6,6 +6,7 @@
 #include "curves.h"
 #include "jobs.h"
 #include "ranks.h"
+#include "team.h"
 
 #define MOST 4096 /* experts */
 
@@ -99,13 +100,16 @@ static void route(const routing *j, int row) {
     for (int u = 0; u < j->used; u++) weights[u] = (j->renormalised ? weights[u] / total : weights[u]) * j->scale;
 }
 
+static void route_rows(const void *job, const items *mine) {
+    for (int64_t row = mine->begin; row < mine->end; row++) route(job, (int)row);
+}
+
 /* Returns 0, or 1 for sizes that are not supported. */
 EXPORT int caravan_route(const routing *j, int threads) {
     const int supported = j->experts <= MOST && j->used <= j->experts && j->groups > 0 && j->used_groups > 0 &&
                           j->used_groups <= j->groups && j->experts % j->groups == 0;
     if (!supported || (j->scores == SOFTMAX_OF_CHOSEN && (j->bias || j->used_groups < j->groups))) return 1;
-    const int64_t values = (int64_t)j->rows * j->experts;
-#pragma omp parallel for num_threads(threads) schedule(static) if (values > WORTH_SHARING / 16)
-    for (int row = 0; row < j->rows; row++) route(j, row);
+    const int worth = (int64_t)j->rows * j->experts > WORTH_SHARING / 16;
+    share(threads, worth, even(j->rows, threads), route_rows, j);
     return 0;
 }
