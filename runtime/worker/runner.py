@@ -59,18 +59,12 @@ class DeviceRunner:
         self._page_tokens, self._kinds = layout.page_tokens, layout.kinds
         self._limits = limits
         self._device = device
+        slots, vocab_size = limits.slots, model.vocab_size
         self._sampler = Sampler(
-            slots=limits.slots,
-            context_tokens=limits.context_tokens,
-            vocab_size=model.vocab_size,
-            device=device,
+            slots=slots, context_tokens=limits.context_tokens, vocab_size=vocab_size, device=device
         )
-        self._masks = MaskWorker(
-            slots=limits.slots,
-            vocab_size=model.vocab_size,
-            device=device,
-            waits=any(kind.by_sequence for kind in self._kinds),  # no position is computed twice
-        )
+        stateful = any(kind.by_sequence for kind in self._kinds)  # no position is computed twice
+        self._masks = MaskWorker(slots=slots, vocab_size=vocab_size, device=device, waits=stateful)
         self._preparer = InputPreparer(
             layout,
             pool,
@@ -81,16 +75,15 @@ class DeviceRunner:
         )
         self._states: Callable[[Batch], Tensor] = lambda batch: model.states(batch, pool)
         if recorded_bytes:
-            groups = len(layout.groups)
             self._states = RecordedSteps(
                 model,
                 pool,
-                groups=groups,
-                slots=limits.slots,
+                groups=len(layout.groups),
+                slots=slots,
                 nbytes=recorded_bytes,
-                stateful=any(kind.by_sequence for kind in layout.kinds),
+                stateful=stateful,
             ).states
-        self._pooler = Pooler(slots=limits.slots, hidden=model.hidden_size, device=device)
+        self._pooler = Pooler(slots=slots, hidden=model.hidden_size, device=device)
         self._copier = None
         if device.type == "cuda":
             self._copier = ResultCopier(limits, hidden=model.hidden_size, device=device)
