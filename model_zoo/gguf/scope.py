@@ -41,7 +41,7 @@ class ScopeOptions:
     layer_placement: the device of each layer under the prefix `blk`; None: all on one device.
     adapters: change matrices of the file; layers compute their additions beside its products.
     shared: copies of weights that other models of this process use.
-    compute: how activations enter products on a CPU.
+    compute: how activations enter products.
     progress(done, total): called with bytes read.
     """
 

@@ -30,6 +30,7 @@ def expert_products(
     if weight.type.blocks is not None and has_kernels(x.device):
         from runtime.kernels.triton.products import experts_product
 
+        chosen = _all_in_order(x, weight) if chosen is None else chosen
         return experts_product(x, weight, chosen, bias=bias, scale=scale)
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:

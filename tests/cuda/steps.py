@@ -18,6 +18,7 @@ from runtime.engine.scheduler import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
+from runtime.quant.block_types import Compute
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
@@ -37,10 +38,10 @@ class Rows:
 
 
 def load_on_device(path: Path, *, context_tokens: int) -> DecoderModel:
-    """The decoder of a file, computing in bfloat16 on the fake device."""
+    """The decoder of a file on the fake device, in bfloat16 and `fine`, as `auto` chooses."""
     file = UnreadFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    options = ScopeOptions(context_tokens=context_tokens)
+    options = ScopeOptions(context_tokens=context_tokens, compute=Compute.FINE)
     scope = TensorScope(file, device=DEVICE, dtype=torch.bfloat16, options=options)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()

@@ -40,13 +40,9 @@ class Scene:
 
 
 SCENES = {
-    "one stream": Scene(
-        [Rows(CONTEXT - 1)], 32, Budget(500, 1.15), Budget(15_700, 55.2, 65, 1, 64)
-    ),
-    "many streams": Scene(
-        [Rows(CONTEXT - 1)] * 256, 2, Budget(60, 1.15), Budget(2_150, 22.3, 33, 1, 32)
-    ),
-    "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(150, 6), Budget(2_600, 57, 9, 1, 8)),
+    "one stream": Scene([Rows(CONTEXT - 1)], 32, Budget(500, 1.15), Budget(670, 1.15)),
+    "many streams": Scene([Rows(CONTEXT - 1)] * 256, 2, Budget(60, 1.15), Budget(150, 4.9)),
+    "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(150, 6), Budget(170, 6)),
 }
 
 
