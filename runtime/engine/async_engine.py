@@ -75,7 +75,7 @@ class AsyncEngine:
         self._woken = False
         self._death: str | None = None
         self._busy_since: float | None = None  # start of the current step; None while idle
-        self._snapshot, self._counted_ns = engine.statistics(), 0
+        self._snapshot, self._counted_ns, self._counted = engine.statistics(), 0, 0
         self._wakeups: dict[asyncio.AbstractEventLoop, _Wakeups] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._features = engine.features
@@ -119,7 +119,8 @@ class AsyncEngine:
             raise engine_dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
 
     def statistics(self) -> EngineStatistics:
-        """As of the end of a step, at most `STATISTICS_NS` before that of the last one."""
+        """As of the end of a step: the last one with which the number of requests changed, or a
+        later one that is at most `STATISTICS_NS` old."""
         return self._snapshot
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -177,20 +178,24 @@ class AsyncEngine:
                     self._peers.check()
                 self._busy_since = self._clock()
                 busy = self._engine.step()
-                self._count(busy)
+                self._count(busy=busy)
                 self._busy_since = self._clock() if busy else None
                 if not busy:
                     self._sleep()
+            self._count(busy=False)
             self._die("it was closed.")
         except Exception as error:
             logger.exception("the engine loop failed")
             self._die(f"{type(error).__name__}: {error}")
 
-    def _count(self, busy: bool) -> None:
-        """Take a snapshot, unless the last one was of a busy engine and is new."""
-        now = time.monotonic_ns()
-        if not busy or now - self._counted_ns >= STATISTICS_NS:
-            self._snapshot, self._counted_ns = self._engine.statistics(), now if busy else 0
+    def _count(self, *, busy: bool) -> None:
+        """Take a snapshot, unless the last one was of a busy engine with as many requests, and is
+        new."""
+        now, unfinished = time.monotonic_ns(), self._engine.unfinished
+        due = now - self._counted_ns >= STATISTICS_NS or unfinished != self._counted
+        if due or not busy:
+            self._snapshot, self._counted = self._engine.statistics(), unfinished
+            self._counted_ns = now if busy else 0
 
     def _take_commands(self) -> bool:
         with self._changed:

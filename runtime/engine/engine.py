@@ -180,6 +180,11 @@ class Engine:
         for live in list(self._live.values()):
             self._end(live, Delta(error=error), FinishReason.FAILED)
 
+    @property
+    def unfinished(self) -> int:
+        """The number of requests."""
+        return len(self._live)
+
     def statistics(self) -> EngineStatistics:
         scheduler, cache_manager = self._scheduler, self._scheduler.cache_manager
         unfinished = [*scheduler.waiting, *scheduler.running]
