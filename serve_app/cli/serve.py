@@ -119,7 +119,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
         stdout=None if verbose else subprocess.PIPE,
         stderr=None if verbose else subprocess.STDOUT,
         process_group=0,  # Ctrl-C reaches this process only, which passes it on
-        preexec_fn=_end_with_parent,
+        preexec_fn=_prepare_child,
     )
 
     def stop(number: int, frame: object) -> None:
@@ -142,9 +142,11 @@ def _serve(path: Path, *, verbose: bool) -> int:
     return max(status, 1)
 
 
-def _end_with_parent() -> None:
-    """The calling process gets SIGTERM when its parent ends, even if that is killed."""
+def _prepare_child() -> None:
+    """The calling process gets SIGTERM when its parent ends, even if that is killed, and heeds
+    interrupts, which processes that a shell starts in the background ignore."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
