@@ -169,11 +169,10 @@ def add_(x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
     return x
 
 
-def scale_(x: Tensor, scale: float) -> Tensor:
-    """x [tokens, n] * scale in place."""
-    if x.device.type != "cpu" or not x.is_contiguous() or (kernels := library()) is None:
-        return x.mul_(scale)
-    if x.dtype != torch.float32:
+def scale_(x: Tensor, scale: float | Tensor) -> Tensor:
+    """x [tokens, n] * scale in place; on devices, scale may be a tensor, float32 []."""
+    fits = x.is_contiguous() and x.dtype == torch.float32 and isinstance(scale, float)
+    if x.device.type != "cpu" or not fits or (kernels := library()) is None:
         return x.mul_(scale)
     kernels.caravan_add(
         x.data_ptr(), x.shape[-1], None, 0, scale, x.numel() // x.shape[-1], x.shape[-1],

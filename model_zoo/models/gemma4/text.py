@@ -175,7 +175,7 @@ class _ScaledBlock:
 
     def __init__(self, block: Block, gate: LayerInputGate | None, scale: Tensor | None) -> None:
         self._block, self._gate = block, gate
-        self._scale = 1.0 if scale is None or scale.is_meta else float(scale)
+        self._scale = float(scale) if scale is not None and scale.device.type == "cpu" else scale
         self.row_elements, self.matrix_elements = block.row_elements, block.matrix_elements
         if gate is not None:
             self.row_elements = max(self.row_elements, gate.row_elements)
@@ -187,4 +187,4 @@ class _ScaledBlock:
         if self._gate is not None:
             assert step.layer_input is not None
             x = add_(self._gate(x, step.kept(step.layer_input)), x)
-        return x if self._scale == 1.0 else scale_(x, self._scale)
+        return x if self._scale is None else scale_(x, self._scale)
