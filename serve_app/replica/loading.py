@@ -38,7 +38,7 @@ from serve_app.replica.machine import (
     cache_type,
     compute_type,
     computing_device,
-    log_device,
+    log_devices,
     number_type,
     share_threads,
 )
@@ -132,7 +132,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
     member = Member(rank_info, device)
     try:
         share_threads(settings.threads, member.machine_ranks)
-        log_device(device)
+        log_devices(device)
         files = pulled_files(settings, os.environ)
         decoder = load_part(
             files.path,
@@ -160,7 +160,7 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
     with _named_errors(settings):
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
-        log_device(device)
+        log_devices(device)
         # Adapters change text models, which may share an encoder.
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
@@ -200,7 +200,7 @@ def _load_replica(
     shared: SharedWeights | None,
 ) -> ModelReplica:
     started = time.monotonic()
-    log_device(device)
+    log_devices(device)
     dtype = number_type(settings.dtype, device)
     loading = LoadOptions(
         vision_device=device if encoders is None else META,

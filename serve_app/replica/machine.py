@@ -2,12 +2,16 @@
 
 import os
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from runtime.engine.memory_plan import available_bytes
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
+from runtime.kernels.levels import levels_of, machine, processor_features
+from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType, default_cache_type
 from runtime.quant.block_types import Compute
 from serve_app.logs import get_logger
@@ -101,16 +105,65 @@ class LoadingProgress:
         )
 
 
-def log_device(device: torch.device) -> None:
+def log_devices(device: torch.device) -> None:
+    """Logs the devices of this process in order, `device` as the main one, and the versions of the
+    libraries that compute, read files and apply grammars."""
+    packages = ["torch", "llguidance", "gguf"]
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        name = torch.cuda.get_device_name(device)
-        log.info("device", kind="cuda", name=name, free_bytes=free, total_bytes=total)
+        packages.append("triton")
+        for index in range(torch.cuda.device_count()):
+            _log_gpu(index, main=index == device.index)
     else:
-        log.info(
-            "device",
-            kind="cpu",
-            cpus=os.cpu_count(),
-            threads=torch.get_num_threads(),
-            kernels=native.kernel_level(),
-        )
+        _log_processor()
+    log.info("versions", **{name: _version(name) for name in packages})
+
+
+def _log_gpu(index: int, *, main: bool) -> None:
+    """Free memory is read of the main device only: that takes memory of the others."""
+    facts = torch.cuda.get_device_properties(index)
+    free = {"free_bytes": torch.cuda.mem_get_info(index)[0]} if main else {}
+    log.info(
+        "device",
+        index=index,
+        kind="cuda",
+        name=facts.name,
+        main=main,
+        total_bytes=facts.total_memory,
+        **free,
+        compute_capability=f"{facts.major}.{facts.minor}",
+        kernels="triton" if has_kernels(torch.device("cuda", index)) else "torch",
+    )
+
+
+def _log_processor() -> None:
+    """`kernels`: the instruction set of those in use, one of `instruction_sets` or "torch"."""
+    log.info(
+        "device",
+        index=0,
+        kind="cpu",
+        name=processor_name(),
+        free_bytes=available_bytes(torch.device("cpu")),
+        total_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpus=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        instruction_sets=[level.name for level in levels_of(machine(), processor_features())],
+        kernels=native.kernel_level(),
+    )
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """As Linux names the first processor; its architecture where Linux has no name."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, machine())
+
+
+def _version(package: str) -> str | None:
+    """None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

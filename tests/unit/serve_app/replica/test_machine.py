@@ -1,12 +1,17 @@
 """Settings that depend on the processor."""
 
 import json
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from runtime.kernels import native
 from runtime.quant.block_types import Compute
-from serve_app.replica.machine import compute_type
+from serve_app.replica import machine
+from serve_app.replica.machine import compute_type, log_devices, processor_name
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -31,3 +36,49 @@ def test_only_a_requested_rounding_that_the_processor_cannot_use_is_logged(
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     warned = not supported and name in ("fine", "fast")
     assert [line["compute"] for line in lines] == ([name] if warned else [])
+
+
+def test_the_log_states_the_processor_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    log_devices(torch.device("cpu"))
+    device, versions = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (device["event"], device["index"], device["kind"]) == ("device", 0, "cpu")
+    assert device["name"] and 0 < device["free_bytes"] <= device["total_bytes"]
+    assert device["kernels"] in (*device["instruction_sets"], "torch")
+    assert versions["torch"] == torch.__version__
+    assert versions["gguf"] == version("gguf")
+    assert versions["llguidance"] == version("llguidance")
+    assert "triton" not in versions
+
+
+def test_the_log_states_gpus_in_order_and_reads_the_free_memory_of_the_main_one_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def facts(index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=f"GPU {index}", total_memory=80, major=7 + index, minor=5)
+
+    def free(index: int) -> tuple[int, int]:
+        assert index == 1, "reading it takes memory of that device"
+        return 70, 80
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", facts)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    monkeypatch.setattr(machine, "has_kernels", lambda device: device.index == 1)
+    log_devices(torch.device("cuda", 1))
+    *devices, versions = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    found = [(d["index"], d["name"], d["compute_capability"], d["kernels"]) for d in devices]
+    assert found == [(0, "GPU 0", "7.5", "torch"), (1, "GPU 1", "8.5", "triton")]
+    assert [(d["main"], d.get("free_bytes")) for d in devices] == [(False, None), (True, 70)]
+    assert "triton" in versions
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n", "Some CPU @ 2 GHz"), ("", "arm")],
+)
+def test_a_processor_without_a_name_is_named_by_its_architecture(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "machine", lambda: "arm")
+    (tmp_path / "cpuinfo").write_text(text)
+    assert processor_name(tmp_path / "cpuinfo") == expected
