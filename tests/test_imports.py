@@ -16,6 +16,7 @@ PURE_CORE = (
     "runtime.engine.scheduler",
     "runtime.engine.text_stream",
     "runtime.engine.throughput",
+    "runtime.engine.tracing",
     "runtime.kv.spec",
     "runtime.kv.states",
     "runtime.kv.cache_manager",

@@ -13,6 +13,7 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.scheduler import Scheduler
+from runtime.engine.tracing import TraceSink
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
@@ -64,6 +65,7 @@ def assemble(
     options: EngineOptions,
     encoder: ImageEncoder | None = None,
     rank_group: RankGroup | None = None,
+    trace_sink: TraceSink | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that is ready to start, and the memory that it has reserved.
 
@@ -104,6 +106,7 @@ def assemble(
         limits=_request_limits(decoder, layout, options, encoder),
         depth=_depth(options, device),
         features=features,
+        trace_sink=trace_sink,
     )
     return AsyncEngine(engine, peers=rank_group), memory
 

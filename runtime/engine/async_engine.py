@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.engine import Deliver, Engine, EngineStatistics, admissible, engine_dead
+from runtime.engine.engine import Engine, EngineStatistics, admissible, engine_dead
 from runtime.engine.request import Delta, GenerationRequest
+from runtime.engine.tracing import Deliver
 from runtime.errors import (
     CaravanError,
     EngineDeadError,

@@ -24,11 +24,10 @@ from runtime.engine.request import (
 from runtime.engine.scheduler import Advance, ImageNeed, Scheduler, Sequence, StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
+from runtime.engine.tracing import Deliver, Tracer, TraceSink
 from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError, RequestError
 from runtime.vision.encoder import PreparedImage
 from runtime.vision.feature_cache import FeatureStore
-
-Deliver = Callable[[Delta], None]
 
 
 class Runner(Protocol):
@@ -130,6 +129,7 @@ class Engine:
         depth: int,
         features: FeatureStore | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        trace_sink: TraceSink | None = None,
     ) -> None:
         assert depth >= 1
         self.features = features
@@ -144,6 +144,7 @@ class Engine:
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._totals = _Totals()
         self._throughput = Throughput(scheduler.step_tokens)
+        self._tracer = Tracer(trace_sink, clock)
 
     def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
         """Queue a request that `admissible` has returned; `deliver` receives its deltas."""
@@ -153,6 +154,8 @@ class Engine:
             sampled = b"".join(self._bytes_of(request, token) for token in request.resume.tokens)
             text.resume(sampled, request.resume.characters)
         live = _Live(self._scheduler.add(request), text, deliver, arrived)
+        if request.trace or self._tracer.every:
+            live.deliver = self._tracer.begin(live.sequence, deliver)
         self._live[request.id] = live
         self._by_sequence[live.sequence] = live
 
@@ -167,6 +170,8 @@ class Engine:
         """Launch a step if possible, retire one if necessary; False if there was nothing to do,
         which only a new request or new image features can change."""
         plan = self._plan()
+        if self._tracer.live:
+            self._tracer.planned(plan)
         if plan is not None:
             self._note_launch(plan)
             self._in_flight.append((plan, self._runner.launch(plan)))

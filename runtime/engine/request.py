@@ -190,6 +190,8 @@ class GenerationRequest:
 
     `grammar`: allows the tokens of the answer. Each is known to the host before the next one is
     computed, so such a sequence does not take part in consecutive steps in flight.
+
+    `trace`: report its events to the engine's `TraceSink` (runtime/engine/tracing.py).
     """
 
     id: str
@@ -205,6 +207,7 @@ class GenerationRequest:
     markup: Mapping[int, bytes] = field(default_factory=dict)
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    trace: bool = False
 
     @property
     def draws(self) -> bool:
