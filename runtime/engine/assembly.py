@@ -71,8 +71,9 @@ def assemble(
 
     `encoder`: computes image features; closed with the engine. `rank_group`: the ranks, if
     `decoder` is rank 0's part of a divided model; the others call `compute_part` and end with the
-    engine. Raises DoesNotFitError when the device has too little memory, ConfigurationError when
-    the options contradict each other or the model.
+    engine. `trace_sink`: receives the events of traced requests. Raises DoesNotFitError when the
+    device has too little memory, ConfigurationError when the options contradict each other or the
+    model.
     """
     layout, options = _resolved(decoder, device, options, encoder)
     device_ranks = 1 if rank_group is None else rank_group.device_ranks
@@ -80,14 +81,11 @@ def assemble(
     if rank_group is not None:
         memory = rank_group.agree(memory, layout, options.kv_dtype, _rank_options(options))
     features = _feature_store(encoder, options)
-    pool: PagePool = _pool(layout, memory, device, options, decoder.cache_devices)
-    model = decoder
-    if rank_group is not None:
-        pool = RankZeroPool(pool, rank_group.broadcaster)
-        model = RankZeroModel(decoder, rank_group.broadcaster)
+    pool = _pool(layout, memory, device, options, decoder.cache_devices)
+    model, pages = _broadcasting(decoder, pool, rank_group)
     runner = DeviceRunner(
         model,
-        pool,
+        pages,
         layout,
         options.limits,
         device=device,
@@ -109,6 +107,16 @@ def assemble(
         trace_sink=trace_sink,
     )
     return AsyncEngine(engine, peers=rank_group), memory
+
+
+def _broadcasting(
+    decoder: DecoderModel, pool: KVPool, rank_group: RankGroup | None
+) -> tuple[DecoderModel, PagePool]:
+    """Model and pool that also repeat each step on the other ranks, if there are any."""
+    if rank_group is None:
+        return decoder, pool
+    broadcaster = rank_group.broadcaster
+    return RankZeroModel(decoder, broadcaster), RankZeroPool(pool, broadcaster)
 
 
 def plan_engine_memory(

@@ -1,4 +1,4 @@
-"""The API key of a request, and the models that it may use."""
+"""The API key of a request, the models that it may use, and whether it is traced."""
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -6,6 +6,7 @@ from starlette.types import Scope
 from serve_app.api.keys import ALL_MODELS, AllowedModels, ApiKey
 
 _STATE = "api_key"
+_TRACED = "traced"
 
 
 def set_key(scope: Scope, key: ApiKey) -> None:
@@ -20,3 +21,12 @@ def key_of(scope: Scope) -> ApiKey | None:
 def allowed_models(request: Request) -> AllowedModels:
     key = key_of(request.scope)
     return ALL_MODELS if key is None else key.allowed_models
+
+
+def set_traced(scope: Scope) -> None:
+    scope.setdefault("state", {})[_TRACED] = True
+
+
+def is_traced(request: Request) -> bool:
+    """Whether the client has asked for a trace of its request, and may."""
+    return request.scope.get("state", {}).get(_TRACED, False)

@@ -12,7 +12,7 @@ from model_zoo.chat.messages import Message, ToolCall
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
 from serve_app.api import tool_choice
-from serve_app.api.access import allowed_models
+from serve_app.api.access import allowed_models, is_traced
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
@@ -161,6 +161,7 @@ class AnthropicMessages:
             tenant=tenant,
             output=output,
             calls=calls,
+            trace=is_traced(request),
         )
         own = options.stop if body.stop_sequences is not None else None
         encoder = MessageEncoder(body.model, ReplyReader(prompt.tools), own or ())

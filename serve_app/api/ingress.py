@@ -47,6 +47,7 @@ from serve_app.api.responses import OpenAIResponses
 from serve_app.api.responses_history import ResponseHistory
 from serve_app.api.tenant import TenantByAddress
 from serve_app.api.through_proxy import ThroughProxy
+from serve_app.api.traced import PermitTraces
 from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.on_demand.management import ModelManagement
@@ -64,7 +65,7 @@ class IngressOptions:
 
     `api_keys`: None on a server without API keys. `concurrent_requests`: the limit of one tenant,
     over all `processes` of the ingress. `proxy_secret`: the secret that HAProxy adds to each
-    request; None: requests are accepted without it.
+    request; None: requests are accepted without it. `trace_without_keys`: see `PermitTraces`.
     """
 
     api_keys: tuple[ApiKey, ...] | None
@@ -77,6 +78,7 @@ class IngressOptions:
     clock: Callable[[], float] = time.monotonic
     strict_fields: bool = False
     proxy_secret: str | None = None
+    trace_without_keys: bool = False
 
     @classmethod
     def of(
@@ -92,6 +94,7 @@ class IngressOptions:
             processes=settings.ingress_replicas,
             strict_fields=settings.strict_fields,
             proxy_secret=proxy_secret,
+            trace_without_keys=settings.trace_without_keys,
         )
 
 
@@ -123,6 +126,7 @@ def ingress_app(
         middleware=[
             *([] if secret is None else [Middleware(ThroughProxy, secret=secret)]),
             *_middleware(api_keys, limiter, options.allowed_origins, options.allowed_hosts),
+            Middleware(PermitTraces, without_keys=options.trace_without_keys),
         ],
         exception_handlers={CaravanError: on_error, HTTPException: on_http_error},
     )

@@ -54,13 +54,15 @@ ALL_MODELS = AllowedModels()
 class ApiKey(Section):
     """The permissions of one key. `sha256` is the hash of the key in hexadecimal.
 
-    `manage` permits pulling, creating, copying and deleting models. `models` are patterns as in
+    `manage` permits pulling, creating, copying and deleting models, `trace` the header of
+    `serve_app.api.traced`. `models` are patterns as in
     AllowedModels. The limits are those of `serve_app.api.limits`, over all ingress processes.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
     sha256: str
     manage: bool = False
+    trace: bool = False
     models: tuple[Annotated[str, Field(pattern=MODEL_PATTERN)], ...] | None = Field(
         default=None, min_length=1
     )

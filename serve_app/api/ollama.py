@@ -17,7 +17,7 @@ from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
-from serve_app.api.access import allowed_models
+from serve_app.api.access import allowed_models, is_traced
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
 from serve_app.api.json_lines import json_line
 from serve_app.api.json_values import check_value
@@ -219,6 +219,7 @@ class OllamaChat:
             tenant=tenant_id(request),
             truncation=_truncation(body, options.num_keep),
             output=ollama_form(body.format),
+            trace=is_traced(request),
         )
 
     def _reply(

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from model_zoo.grammars.constraint import CallRule, OutputForm
-from serve_app.api.access import allowed_models
+from serve_app.api.access import allowed_models, is_traced
 from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
 from serve_app.api.output_forms import openai_form
 from serve_app.api.refusals import Refusal
+from serve_app.api.tenant import tenant_id
 from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.listing import ListedModel
@@ -141,7 +142,7 @@ def task_for(
     prompt: PromptSource,
     *,
     logprobs: int | None,
-    tenant: str,
+    request: Request,
     output: OutputForm | None = None,
     calls: CallRule | None = None,
 ) -> ChatTask:
@@ -154,9 +155,10 @@ def task_for(
         stop=options.stop or (),
         context_tokens=options.num_ctx,
         penalise_prompt=False,
-        tenant=tenant,
+        tenant=tenant_id(request),
         output=output,
         calls=calls,
+        trace=is_traced(request),
     )
 
 

@@ -174,7 +174,7 @@ class OpenAIChat:
         messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
         task = task_for(
-            model, options, prompt, logprobs=logprobs, tenant=tenant, output=output, calls=calls
+            model, options, prompt, logprobs=logprobs, request=request, output=output, calls=calls
         )
         task = with_extras(task, body)
         choices = [ChatChoice(index, ReplyReader(tools)) for index in range(count)]

@@ -20,7 +20,6 @@ from serve_app.api.openai import (
     task_for,
 )
 from serve_app.api.reply import Reply
-from serve_app.api.tenant import tenant_id
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import LONGEST, OPENAI_BOUNDS, Bounds, number
 from serve_app.gateway.backend import ChatBackend
@@ -69,7 +68,7 @@ class OpenAICompletions:
             configured(body, model, most),
             prompts[0],
             logprobs=0 if best_of is not None and logprobs is None else logprobs,
-            tenant=tenant_id(request),
+            request=request,
             output=body.output_form(),
         )
         task = with_extras(task, body)

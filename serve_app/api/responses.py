@@ -62,7 +62,7 @@ class OpenAIResponses:
         messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, thinking, tools=tools)
         task = task_for(
-            model, options, prompt, logprobs=logprobs, tenant=tenant, output=output, calls=calls
+            model, options, prompt, logprobs=logprobs, request=request, output=output, calls=calls
         )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))

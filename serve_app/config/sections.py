@@ -71,7 +71,8 @@ class EngineSettings(Section):
 
     `max_image_pixels` and `max_image_frames`: limits of one image. `image_cache_bytes`: device
     memory for image features. `image_memory_bytes`: host memory for files and pixels of images, of
-    requests and of recent ones that may recur.
+    requests and of recent ones that may recur. `trace`, `trace_folder`, `trace_bytes`: see
+    `serve_app.replica.trace_file`; with `trace` each request is traced.
     """
 
     context_tokens: int | None = Field(default=None, ge=2)
@@ -90,7 +91,18 @@ class EngineSettings(Section):
     max_image_pixels: int = Field(default=2**26, ge=1)
     max_image_frames: int = Field(default=1000, ge=1)
     threads: int | None = Count
+    trace: bool = False
+    trace_folder: str | None = None
+    trace_bytes: int = Field(default=64 * 2**20, ge=2**16)
     defaults: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _traceable(self) -> Self:
+        if self.trace_folder is not None and not self.trace_folder.startswith("/"):
+            raise ValueError("trace_folder must be an absolute path, because nodes resolve it")
+        if self.trace and self.trace_folder is None:
+            raise ValueError("trace needs trace_folder")
+        return self
 
     @model_validator(mode="after")
     def _known_defaults(self) -> Self:

@@ -215,6 +215,7 @@ class AppSettings(Section):
     that may use the server besides local ones. `allowed_hosts`: host names of the server besides
     names that cannot be registered; None: only these, or any with API keys. See
     `serve_app.api.cross_site`. `share_caches`: whether API keys share cached prefixes and images.
+    `trace_without_keys`: whether clients of a server without API keys may have requests traced.
     `max_text_bytes`, `body_budget_bytes`: see `serve_app.api.bodies.BodyLimits`. `responses` None:
     no response is stored.
     """
@@ -225,6 +226,7 @@ class AppSettings(Section):
     api_keys_file: str | None = Field(default=None, min_length=1)
     concurrent_requests: int | None = Field(default=256, ge=1)
     share_caches: bool = False
+    trace_without_keys: bool = False
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     ingress_replicas: int = Field(default=1, ge=1)

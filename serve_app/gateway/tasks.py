@@ -114,6 +114,8 @@ class ChatTask:
     the answer. With it, `max_tokens` may be 0: nothing is generated.
 
     `output`: the form of the text; `calls`: how tools may be called. None: not constrained.
+
+    `trace`: the replica writes a trace of the request.
     """
 
     id: str
@@ -135,6 +137,7 @@ class ChatTask:
     echo: bool = False
     output: OutputForm | None = None
     calls: CallRule | None = None
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Unconnected
 from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
+from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import (
     CaravanError,
     ConfigurationError,
@@ -31,6 +33,7 @@ from runtime.kernels.native import explain_bus_errors
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.api.refusals import explained
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.gateway.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
 from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
 from serve_app.replica.machine import (
@@ -59,6 +62,7 @@ from serve_app.replica.startup_log import (
     log_unused,
     log_vision,
 )
+from serve_app.replica.trace_file import TraceFile
 from serve_app.vision.encoder_assembly import assemble_encoder
 from serve_app.vision.encoder_pool import PoolEncoder, PoolRules
 from serve_app.vision.encoder_ranking import EncoderSource
@@ -218,6 +222,7 @@ def _load_replica(
     options = _engine_options(settings, files, model, device, image_cache)
     _log_reduced_context(settings, files, options.context_tokens)
     encoder = _image_encoder(settings, model, device, encoders)
+    trace_file = _trace_file(settings, model)
     loaded = time.monotonic()
     engine, memory = assemble(
         model.decoder,
@@ -226,21 +231,42 @@ def _load_replica(
         options=options,
         encoder=encoder,
         rank_group=rank_group,
+        trace_sink=trace_file,
     )
     engine.start()
     log_model(settings.name, model, memory)
     log_vision(settings, encoder, options)
     log_unused(settings.name, files)
     log_ready(settings.name, load_s=loaded - started, warm_up_s=time.monotonic() - loaded)
+    card = _card(settings, ModelPlan(model, files, options, device), memory)
+    return ModelReplica(
+        model, engine, card, files.prompt_defaults, image_cache, served_files, trace_file
+    )
+
+
+def _card(settings: ModelSettings, plan: ModelPlan, memory: MemoryPlan) -> ModelCard:
     card = model_card(
-        model,
+        plan.model,
         name=settings.name,
-        context_tokens=options.context_tokens,
-        device=device.type,
+        context_tokens=plan.options.context_tokens,
+        device=plan.device.type,
         reserved_bytes=memory.reserved_bytes + memory.others_bytes,
     )
-    card = complete_card(card, files)
-    return ModelReplica(model, engine, card, files.prompt_defaults, image_cache, served_files)
+    return complete_card(card, plan.files)
+
+
+def _trace_file(settings: ModelSettings, model: ChatModel) -> TraceFile | None:
+    if settings.trace_folder is None:
+        return None
+    tokenizer = model.tokenizer
+    return TraceFile(
+        Path(settings.trace_folder),
+        settings.name,
+        max_bytes=settings.trace_bytes,
+        every=settings.trace,
+        # A model may compute with more token ids than its file names.
+        spell=lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
+    )
 
 
 def _served_files(

@@ -46,6 +46,7 @@ from serve_app.replica.reply_forms import ReplyForms
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter
+from serve_app.replica.trace_file import TraceFile
 
 log = get_logger()
 
@@ -54,7 +55,7 @@ class ModelReplica:
     """Serves one loaded model.
 
     `card`: its description, without arrays. `image_cache`: leases memory for images of requests.
-    `files`: the mapped model files.
+    `files`: the mapped model files. `trace_file`: the engine's sink of traces.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class ModelReplica:
         prompt_defaults: PromptDefaults | None = None,
         image_cache: ImageCache | None = None,
         files: ServedFiles | None = None,
+        trace_file: TraceFile | None = None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._card = card
         self._prompt_defaults = prompt_defaults or PromptDefaults()
         self._files = files or ServedFiles()
+        self._trace_file = trace_file
         self._preparer = PromptPreparer(model, image_cache, name=card.name)
         self._reply_forms = ReplyForms(model.tokenizer)
         self._embedder = TextEmbedder(model, engine, name=card.name)
@@ -85,6 +88,10 @@ class ModelReplica:
             return
         if isinstance(task, ChatTask) and not self._model.decoder.generates:
             raise RequestError(f'"{self._card.name}" does not support completion')
+        if isinstance(task, ChatTask) and task.trace and self._trace_file is None:
+            raise RequestError(
+                f"model '{self._card.name}' has no `trace_folder` to trace requests in"
+            )
         task = dataclasses.replace(task, prompt=self._prompt_defaults.apply(task.prompt))
         if task.truncation is None:
             self._refuse_oversized(task, limit)
@@ -154,6 +161,8 @@ class ModelReplica:
         self._preparer.close()
         self._reply_forms.close()
         self._engine.close()
+        if self._trace_file is not None:
+            self._trace_file.close()
 
     def _refuse_oversized(self, task: ChatTask | PromptTask, limit: int) -> None:
         """Refuses a prompt that no tokenisation makes fit; tokenising it would hold the GIL."""
@@ -205,6 +214,7 @@ class ModelReplica:
             markup=prompt.markup,
             grammar=grammar,
             prompt_logprobs=task.sampling.logprobs or 0 if scored else None,
+            trace=task.trace,
         )
 
     def _stop_rules(self, task: ChatTask, prompt: Prompt, room: int) -> StopRules:

@@ -128,6 +128,8 @@ def test_defaults_become_options():
             {"models": [MODEL], "image_urls": {"allowed_host": ["a.test"]}},
             ["args.image_urls.allowed_host ", "did you mean allowed_hosts?"],
         ),
+        (with_model(trace=True), ["args.models[0] (model demo)", "trace needs trace_folder"]),
+        (with_model(trace_folder="traces"), ["(model demo)", "absolute path"]),
         ({"models": [MODEL], "max_image_bytes": 2**26}, ["args.max_image_bytes", "33554432"]),
         (
             {"models": [MODEL], "failover": {"retries": 1}},
