@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from runtime.engine.engine import Engine
-from runtime.engine.request import FinishReason, ResumeState
-from runtime.engine.scheduler import Scheduler
-from runtime.engine.tracing import TraceEvent
+from runtime.engine.request import FinishReason, ImageSpan, ResumeState
+from runtime.engine.scheduler import Scheduler, Sequence
+from runtime.engine.tracing import TraceEvent, Tracer
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.unit.runtime.engine.fake_runner import PretendRunner, answer
@@ -117,3 +117,14 @@ def test_a_continued_answer_is_traced_from_its_tokens_on() -> None:
     assert (of[0].tokens, of[0].facts["resumed"]) == ((1, 2, 3), tuple(expected[:4]))
     deltas = [event for event in of if event.kind == "delta"]
     assert [token for event in deltas for token in event.tokens] == expected[4:]
+
+
+def test_the_spans_of_images_are_shown() -> None:
+    events = Events()
+    spans = (ImageSpan(1, 2, True, b"\xab"), ImageSpan(4, 1, False, b"\xcd", cross_rows=7))
+    one = replace(request("a", tuple(range(6)), 2), spans=spans)
+    Tracer(events, lambda: 0).begin(Sequence(one, list(one.prompt)), lambda delta: None)
+    assert events.of["a"][0].facts["spans"] == [
+        {"start": 1, "length": 2, "whole": True, "cross_rows": 0, "digest": "ab"},
+        {"start": 4, "length": 1, "whole": False, "cross_rows": 7, "digest": "cd"},
+    ]
