@@ -215,18 +215,21 @@ class Sampler:
         self, logits: Tensor, draws: Draws, *, first: int
     ) -> list[tuple[Tensor, Tensor]]:
         """Tokens and `Drawn.finite` of the rows from `first` on, block by block, by torch."""
+        greedy, parts = draws.counts[Path.GREEDY], list[tuple[Tensor, Tensor]]()
+        if first < greedy:
+            peak, token = logits[:greedy].max(dim=1)  # NaN above all; of equal ones the first
+            parts.append((token, torch.isfinite(peak)))
+        if greedy == len(logits):
+            return parts
         floats, ints = self._floats[draws.slots], self._ints[draws.slots]
         uniform = uniforms(ints[:, 0], draws.positions)
         temperature, top_p, min_p = (floats[:, i : i + 1] for i in range(3))
-        parts: list[tuple[Tensor, Tensor]] = []
         for path, begin, end in _blocks(draws.counts):
-            if begin < first:
+            if begin < max(first, greedy):
                 continue
             part = slice(begin, end)
             rows, noise = logits[part], uniform[part]
-            if path is Path.GREEDY:
-                peak, token = (column[:, 0] for column in top_tokens(rows, 1))
-            elif path is Path.WHOLE:
+            if path is Path.WHOLE:
                 peak = rows.amax(dim=1)
                 token = _pick_unsorted(rows, peak, temperature[part], min_p[part], noise)
             else:
