@@ -10,7 +10,7 @@ from torch import Tensor
 from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import ALONE, Ranks, Split
 from runtime.kernels.embedding import embedding_rows
-from runtime.kernels.matmul import matmul
+from runtime.kernels.matmul import matmul, matmuls
 from runtime.kernels.pointwise import add_
 from runtime.quant.block_types import Weight
 
@@ -25,7 +25,11 @@ class Linear:
     added: tuple[LowRank, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        result = _with_added(matmul(x, self.weight), x, self.added)
+        return self.completed(matmul(x, self.weight), x)
+
+    def completed(self, product: Tensor, x: Tensor) -> Tensor:
+        """The product of x and the weight, to which the rest is added in place."""
+        result = _with_added(product, x, self.added)
         return result if self.bias is None else add_(result, self.bias)
 
 
@@ -105,10 +109,12 @@ class FusedLinear:
     added: tuple[tuple[LowRank, ...], ...]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        if len(self.parts) == 1:
-            results = self.parts[0](x).split(self.sizes, dim=1)
-        else:
-            results = tuple(part(x) for part in self.parts)
+        products = matmuls(x, [part.weight for part in self.parts])
+        results = tuple(
+            part.completed(product, x) for part, product in zip(self.parts, products, strict=True)
+        )
+        if len(results) == 1:
+            results = results[0].split(self.sizes, dim=1)
         return tuple(
             _with_added(result, x, added) for result, added in zip(results, self.added, strict=True)
         )

@@ -1,6 +1,7 @@
 """Activations times a quantised weight."""
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,15 @@ def matmul(x: Tensor, weight: Weight) -> Tensor:
     else:
         _matmul_expanded(kernels, x.float().contiguous(), weight, result)
     return result.to(x.dtype)
+
+
+def matmuls(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+    """`matmul` by each weight; CUDA devices round x once for all of them."""
+    if has_kernels(x.device) and all(each.type.blocks is not None for each in weights):
+        from runtime.kernels.triton.products import products
+
+        return products(x, weights)
+    return tuple(matmul(x, weight) for weight in weights)
 
 
 def matmul_twin(x: Tensor, weight: Weight) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.experts import expert_products_twin
-from runtime.kernels.triton import products, tiles
+from runtime.kernels.triton import products, tiles, vector
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.products import experts_product, product
 from runtime.kernels.triton.tiles import tile_product
-from runtime.kernels.triton.vector import vector_product
+from runtime.kernels.triton.vector import vector_products
 from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute, Weight, block_type
 from tests.kernels.random_weights import random_weight, relative_error
 from tests.kernels.test_integers import rounded
@@ -46,7 +46,21 @@ def test_one_plane_of_integers_is_what_fast_products_have(name: str) -> None:
 def check_vectors(type: BlockType, compute: Compute, *, rows: int) -> None:
     weight, planar = pair(type, 3, 256 // type.block_elements + 1, compute)
     x = random_rows(rows, weight.shape[1])
-    assert relative_error(vector_product(x, planar), rounded(x, compute), weight) < 1e-6
+    (got,) = vector_products(x, (planar,))
+    assert relative_error(got, rounded(x, compute), weight) < 1e-6
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_products_of_one_input_round_it_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are few rows; more of them are not rounded."""
+    weights = [pair(block_type(name), 3, 1, Compute.FINE)[1] for name in ("Q4_K", "Q6_K", "Q4_K")]
+    x, calls = random_rows(rows, 256), list[int]()
+    expected = [product(x, weight) for weight in weights]
+    round = vector.rounded
+    monkeypatch.setattr(vector, "rounded", lambda *a: calls.append(1) or round(*a))
+    for got, alone in zip(products.products(x, weights), expected, strict=True):
+        assert torch.equal(got, alone)
+    assert len(calls) == (rows <= vector.MOST_ROWS)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])

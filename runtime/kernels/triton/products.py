@@ -4,6 +4,8 @@
 type, to which the weights are rounded as in the twins, by tensor cores.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -12,7 +14,7 @@ from torch import Tensor
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
 from runtime.kernels.triton.tiles import expert_tiles, tile_of, tile_product
-from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_product
+from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_products
 from runtime.quant.block_types import Compute, Weight
 
 # Up to so many rows: beyond, all weights are dequantised before the product. By counts of
@@ -29,11 +31,18 @@ def product(x: Tensor, weight: Weight) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     if not len(x):
         return x.new_empty(0, weight.shape[0])
-    if weight.compute is not Compute.EXACT and len(x) <= MOST_ROWS:
-        return vector_product(x, weight)
+    if _by_vectors(x, weight):
+        return vector_products(x, (weight,))[0]
     if len(x) <= MOST_TILE_ROWS:
         return tile_product(x, weight)
     return _dense_product(x, weight)
+
+
+def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+    """As `matmuls`; weights (out, in) in planes."""
+    if len(x) and all(_by_vectors(x, weight) for weight in weights):
+        return vector_products(x, weights)
+    return tuple(product(x, weight) for weight in weights)
 
 
 def experts_product(
@@ -50,6 +59,10 @@ def experts_product(
     size = tile_of(x.dtype, triton.cdiv(pairs, experts))
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
+
+
+def _by_vectors(x: Tensor, weight: Weight) -> bool:
+    return weight.compute is not Compute.EXACT and len(x) <= MOST_ROWS
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:

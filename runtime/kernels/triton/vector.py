@@ -5,6 +5,8 @@ division of sums depends on the shape of the weight only, so the bits of a row d
 other rows.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -22,16 +24,20 @@ _MOST_WARPS = 4
 OUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 
 
-def vector_product(x: Tensor, weight: Weight) -> Tensor:
-    """x [rows, in], one to MOST_ROWS, weight (out, in) in planes -> [rows, out] in x's type.
+def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+    """x [rows, in], one to MOST_ROWS, weights (out, in) in planes -> [rows, out] each in x's type.
 
-    Activations are rounded as `weight.compute` says.
+    Activations are rounded as `Weight.compute` says, once for all weights with the same.
     """
-    rows, (outs, _) = len(x), weight.shape
-    result = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
-    columns = triton.next_power_of_2(rows)
-    _launch(_rounded(x, weight), weight, result, columns, (triton.cdiv(outs, OUTS[columns]), 1))
-    return result
+    columns = triton.next_power_of_2(len(x))
+    values = {compute: _rounded(x, compute) for compute in {each.compute for each in weights}}
+    results = tuple(
+        torch.empty(len(x), each.shape[0], dtype=x.dtype, device=x.device) for each in weights
+    )
+    for weight, result in zip(weights, results, strict=True):
+        grid = triton.cdiv(weight.shape[0], OUTS[columns]), 1
+        _launch(values[weight.compute], weight, result, columns, grid)
+    return results
 
 
 def expert_vectors(
@@ -42,16 +48,18 @@ def expert_vectors(
     share = chosen.shape[1] if x.dim() == 2 else 1
     factors = None if scale is None else scale.float().flatten()
     result = torch.empty(pairs, outs, dtype=x.dtype, device=x.device)
-    values = _rounded(x.flatten(0, -2), weight, factors, share)
+    values = _rounded(x.flatten(0, -2), weight.compute, factors, share)
     grid = triton.cdiv(outs, OUTS[1]), pairs
     share = share if scale is None else 1
     _launch(values, weight, result, 1, grid, chosen.flatten(), bias, share)
     return result.view(*chosen.shape, outs)
 
 
-def _rounded(x: Tensor, weight: Weight, factors: Tensor | None = None, share: int = 1) -> Rounded:
+def _rounded(
+    x: Tensor, compute: Compute, factors: Tensor | None = None, share: int = 1
+) -> Rounded:
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return rounded(x, 1 if weight.compute is Compute.FAST else 2, factors, share)
+    return rounded(x, 1 if compute is Compute.FAST else 2, factors, share)
 
 
 def _launch(
